@@ -1,0 +1,130 @@
+"""What a kernel file declares about its ops: inputs, cases, cost. Standard library only.
+
+The harness reads these declarations to make inputs, check outputs and turn times into rates; a
+kernel file never reads the harness.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+DTYPES = ("float32", "float16", "bfloat16")
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
+LAYOUTS = ("", "padded", "offset")
+VALUES = ("", "large", "equal", "spike", "inf")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor argument.
+
+    shape: size letters separated by blanks, e.g. "M N"; "" is a tensor without dimensions.
+    dtype: "" is the dtype of the cell, anything else is fixed (e.g. "int64").
+    grad: the backward pass computes its gradient.
+    when: present only in cases that carry this flag; other cases pass None.
+    transposed: in cases that carry this flag the last two dimensions are stored in reverse order,
+        and the argument is a view of that storage.
+    """
+
+    shape: str
+    dtype: str = ""
+    grad: bool = True
+    when: str = ""
+    transposed: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """The sizes, flags, memory layout and kind of values of one problem; made by `case`.
+
+    layout: "" contiguous; "padded" rows lie further apart than they are long; "offset" the first
+        element is one element past an aligned address.
+    values: "" normal; "large" scaled to a hundred; "equal" one value in all places; "spike" one
+        huge value among small ones; "inf" some entries are minus infinity, never a whole row.
+    """
+
+    sizes: Mapping[str, int]
+    flags: tuple[str, ...] = ()
+    layout: str = ""
+    values: str = ""
+    dtypes: tuple[str, ...] = ()
+
+    def __getitem__(self, letter: str) -> int:
+        return self.sizes[letter]
+
+    def __post_init__(self):
+        if self.layout not in LAYOUTS or self.values not in VALUES:
+            raise ValueError(f"case {self.name}: layout {self.layout!r}, values {self.values!r}")
+        if unknown := set(self.dtypes) - set(DTYPES):
+            raise ValueError(f"case {self.name}: unknown dtypes {sorted(unknown)}")
+
+    @property
+    def name(self) -> str:
+        sizes = [f"{letter}{size}" for letter, size in self.sizes.items()]
+        return "-".join([*sizes, *self.flags, *filter(None, (self.layout, self.values))])
+
+
+def case(*flags: str, layout: str = "", values: str = "", dtypes=(), **sizes: int) -> Case:
+    """A `Case` in the order in which its sizes are written: `case("causal", B=1, H=2, S=64)`."""
+    return Case(dict(sizes), flags, layout, values, tuple(dtypes))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The work no implementation can avoid: each input read once, each output written once."""
+
+    bytes_read: int
+    bytes_written: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of the study.
+
+    name: the name of the public function in this file and in every baseline that offers it.
+    reference: plain PyTorch of any dtype, run in float64 as the oracle; never timed.
+    inputs: tensor arguments by name, in the order of the signature.
+    params: keyword arguments common to all cases.
+    flags: keyword arguments that a flag of a case adds, by flag.
+    edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
+    sweep: the cases that are timed, from the shapes of named models; verified on the GPU as well.
+    cost: (case, direction, itemsize) -> Cost, direction "forward" or "backward".
+    deterministic: two runs on the same inputs give the same bits.
+    """
+
+    name: str
+    reference: Callable
+    inputs: Mapping[str, Tensor]
+    cost: Callable[[Case, str, int], Cost]
+    edge: tuple[Case, ...]
+    sweep: tuple[Case, ...]
+    passes: tuple[str, ...] = ("forward",)
+    dtypes: tuple[str, ...] = DTYPES
+    params: Mapping[str, object] = field(default_factory=dict)
+    flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    deterministic: bool = True
+
+    def dtypes_of(self, a_case: Case) -> tuple[str, ...]:
+        return tuple(d for d in self.dtypes if not a_case.dtypes or d in a_case.dtypes)
+
+    def arguments(self, a_case: Case) -> dict[str, object]:
+        """The keyword arguments of a case that are not tensors."""
+        merged = dict(self.params)
+        for flag in a_case.flags:
+            merged |= self.flags.get(flag, {})
+        return merged
+
+
+@dataclass(frozen=True)
+class Configs:
+    """The tile configurations of one `@triton.jit` kernel, as data.
+
+    kernel: the jit function.
+    candidates: meta-parameters, num_warps and num_stages of each configuration; the build stage
+        compiles all of them, the tuner times them.
+    choose: (**key) -> one configuration; the rule used where no tuned table names the case.
+    """
+
+    kernel: object
+    candidates: tuple[Mapping[str, int], ...]
+    choose: Callable[..., Mapping[str, int]]
