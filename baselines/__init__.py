@@ -1,0 +1,1 @@
+"""The libraries the kernels are compared with, one library a file."""

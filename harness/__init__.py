@@ -1,0 +1,1 @@
+"""The commands that build, verify, measure and summarize: `python -m harness.<verb>`."""

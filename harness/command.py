@@ -1,0 +1,69 @@
+"""What every command of the harness shares: errors a user can meet, and files written whole."""
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+class UserError(Exception):
+    """A mistake or a lack that the user can mend: what, where, what to do, in one or two lines."""
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Runs a command's main function; a UserError becomes a short message and exit code 2."""
+    try:
+        sys.exit(main() or 0)
+    except UserError as error:
+        sys.exit(_complain(str(error)))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        sys.exit(_complain(f"{where}{error.strerror or error}"))
+
+
+def _complain(message: str) -> int:
+    print(f"tilewright: {message}", file=sys.stderr)
+    return 2
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """Yields a temporary name beside `path`; renames it to `path` only if the body succeeds."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        yield Path(name)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | Path, text: str) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: object) -> None:
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path, remedy: str) -> dict:
+    """The object in a JSON file; a missing or broken one is a UserError that ends in `remedy`."""
+    try:
+        value = json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; {remedy}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not readable as JSON ({error}); {remedy}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: holds no JSON object; {remedy}")
+    return value

@@ -1,0 +1,76 @@
+"""Kernels and baselines by name, imported late: an absent library is a status, never a crash."""
+
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable
+
+import baselines
+import kernels
+from harness.command import UserError
+from kernels._contract import Op
+
+OURS = "ours"
+TWIN = "ours_twin"
+
+
+class Unavailable(Exception):
+    """The library behind a baseline cannot be imported here; the message says why."""
+
+
+def op(name: str) -> tuple[Op, str]:
+    """The declaration of an op and its family, the stem of its file."""
+    for module in pkgutil.iter_modules(kernels.__path__):
+        if module.name.startswith("_"):
+            continue
+        for value in vars(importlib.import_module(f"kernels.{module.name}")).values():
+            if isinstance(value, Op) and value.name == name:
+                return value, module.name
+    raise UserError(f"kernels/: no file declares an op {name!r}; write Op({name!r}, …) in one")
+
+
+def function(op_name: str, impl: str) -> Callable:
+    """The callable of `impl` ("ours", "ours_twin" or a baseline's stem) for one op.
+
+    Raises Unavailable where the baseline's library is absent, UserError where it lacks the op.
+    """
+    if impl in (OURS, TWIN):
+        module = importlib.import_module(f"kernels.{op(op_name)[1]}")
+    else:
+        module = _baseline(impl)
+    try:
+        return getattr(module, op_name)
+    except AttributeError:
+        raise UserError(f"{module.__name__}: has no function {op_name}") from None
+
+
+def version(impl: str) -> str:
+    """The version of the library behind an implementation; "" where it is absent."""
+    if impl in (OURS, TWIN):
+        return _distribution("triton")
+    try:
+        return _distribution(_baseline(impl).LIBRARY)
+    except Unavailable:
+        return ""
+
+
+def stems() -> list[str]:
+    """The stems of all baseline files, sorted."""
+    found = (module.name for module in pkgutil.iter_modules(baselines.__path__))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def _baseline(impl: str):
+    if impl not in stems():
+        raise UserError(f"baselines/{impl}.py: no such file; implementations are {stems()}")
+    try:
+        return importlib.import_module(f"baselines.{impl}")
+    except ImportError as error:
+        raise Unavailable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def _distribution(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,1 @@
+"""Hand-written Triton kernels for the parts of a transformer, one family a file."""
