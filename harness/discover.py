@@ -1,0 +1,243 @@
+"""Which jobs exist, from file names and syntax trees: imports neither torch, Triton nor a baseline.
+
+A file's presence is its registration. Everything here is read by the Snakefile while it parses.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import settings
+from harness.command import UserError
+
+OURS = "ours"
+PACKAGES = ("harness", "kernels", "baselines")
+MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+
+
+def stems(root: Path, folder: str) -> list[str]:
+    """The public files of a folder, by stem, sorted; `_*.py` is shared code."""
+    found = (path.stem for path in (root / folder).glob("*.py"))
+    return sorted(stem for stem in found if not stem.startswith("_"))
+
+
+def ops(root: Path) -> dict[str, str]:
+    """The family (kernel file) of each op: the literal first argument of each `Op(…)` call."""
+    family = {}
+    for stem in stems(root, "kernels"):
+        for name in _declared_ops(_tree(root, f"kernels/{stem}.py")):
+            if name in family:
+                other = family[name]
+                raise UserError(f"kernels/{stem}.py: op {name!r} is also in {other}.py; rename one")
+            family[name] = stem
+    return family
+
+
+def public_names(root: Path, path: str) -> set[str]:
+    """The names that a file defines at module level, by `def` or by assignment."""
+    names = set()
+    for node in _tree(root, path).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def sources(root: Path, *starts: str) -> list[str]:
+    """The files of this project that the given files import, themselves included, sorted.
+
+    Late imports count, and so do strings that are module names: commands start their workers by
+    name. What is named at run time only (a kernel, a baseline) is the caller's to add.
+    """
+    found, queue = set(), list(starts)
+    while queue:
+        path = queue.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for module in _imports(_tree(root, path)):
+            queue += [file for file in _files(root, path, module) if (root / file).is_file()]
+    return sorted(found)
+
+
+def gpus() -> int:
+    """How many GPUs the driver shows; 0 where there is no driver or they are hidden."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
+        return 0
+    try:
+        import pynvml
+    except ImportError:
+        return 0
+    try:
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetCount()
+    except pynvml.NVMLError:
+        return 0
+
+
+def tree(root: Path) -> str:
+    """The commit, with a "+" where measured code differs from it; "" without history."""
+
+    def git(*words: str) -> str:
+        call = ["git", "-C", str(root), *words]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", *PACKAGES)
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("TILEWRIGHT_COMMIT", "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The jobs of one configuration; methods that take `wildcards` are Snakemake input functions.
+
+    ops: the family of each selected op. rivals: the baselines that offer it, sorted.
+    """
+
+    root: Path
+    config: Mapping
+    ops: Mapping[str, str]
+    rivals: Mapping[str, list[str]]
+
+    @classmethod
+    def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
+        """The study that `config`, merged from `files`, describes; UserError where it is wrong."""
+        settings.check(root, config, files)
+        every_op, every_baseline = ops(root), stems(root, "baselines")
+        chosen = settings.select("ops", sorted(every_op), config, files)
+        libraries = settings.select("baselines", every_baseline, config, files)
+        offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
+        rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
+        return cls(root, config, {op: every_op[op] for op in chosen}, rivals)
+
+    @property
+    def run(self) -> str:
+        return f"results/{self.config['run']}"
+
+    @property
+    def families(self) -> list[str]:
+        return sorted(set(self.ops.values()))
+
+    @property
+    def measures(self) -> bool:
+        """Whether this run times its ops; otherwise it replays the recorded run."""
+        wish = self.config["measure"]
+        return gpus() > 0 if wish == "auto" else wish
+
+    @property
+    def config_sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def tree(self) -> str:
+        return tree(self.root)
+
+    @property
+    def limit(self) -> str:
+        """The option that keeps the first cases of each sweep; empty where all are wanted."""
+        cases = self.config["max_cases"]
+        return "" if cases is None else f"--max-cases {cases}"
+
+    def impls(self, op: str) -> list[str]:
+        return [OURS, *self.rivals[op]]
+
+    def impls_of(self, wildcards) -> list[str]:
+        return self.impls(wildcards.op)
+
+    def stems(self, folder: str) -> list[str]:
+        return stems(self.root, folder)
+
+    def sources(self, *starts: str) -> list[str]:
+        return sources(self.root, *starts)
+
+    def glob(self, *patterns: str) -> list[str]:
+        """Files of the tree that match, relative to its root; names that start with `_` do not."""
+        found = (path for pattern in patterns for path in self.root.glob(pattern))
+        return sorted(
+            path.relative_to(self.root).as_posix() for path in found if path.name[0] not in "._"
+        )
+
+    def build_inputs(self, wildcards) -> list[str]:
+        return self.sources("harness/build.py", f"kernels/{wildcards.family}.py")
+
+    def verify_inputs(self, wildcards) -> list[str]:
+        op, impl = wildcards.op, wildcards.impl
+        kernel = f"kernels/{self.ops[op]}.py"
+        if impl == OURS:
+            built = f"{self.run}/build/{self.ops[op]}.json"
+            return [*self.sources("harness/verify.py", kernel), built]
+        return self.sources("harness/verify.py", kernel, f"baselines/{impl}.py")
+
+    def reports(self, op: str) -> list[str]:
+        return [f"{self.run}/verify/{op}/{impl}.json" for impl in self.impls(op)]
+
+    def gate(self, wildcards) -> list[str]:
+        """No time without a verification report: those of all implementations of the op."""
+        return self.reports(wildcards.op)
+
+    def recorded_inputs(self, wildcards) -> list[str]:
+        return self._recorded(f"raw/{wildcards.op}.csv", f"raw/{wildcards.op}.json")
+
+    @property
+    def recorded_reports(self) -> list[str]:
+        return self._recorded(
+            *(f"verify/{op}/{impl}.json" for op in self.ops for impl in self.impls(op))
+        )
+
+    def _recorded(self, *names: str) -> list[str]:
+        """Files of the recorded run, as far as they exist: the commands name a missing one."""
+        paths = (f"{self.config['recorded']}/{name}" for name in names)
+        return [path for path in paths if (self.root / path).is_file()]
+
+    def script_inputs(self, folder: str) -> Callable:
+        """The input function of the scripts `paper/<folder>/<name>.py`."""
+        return lambda wildcards: self.sources(f"paper/{folder}/{wildcards.name}.py")
+
+
+def _declared_ops(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) == "Op" and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value
+
+
+def _name(node: ast.expr) -> str:
+    return getattr(node, "id", None) or getattr(node, "attr", "")
+
+
+def _tree(root: Path, path: str) -> ast.Module:
+    try:
+        return ast.parse((root / path).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from filter(MODULE_NAME.fullmatch, [node.value])
+
+
+def _files(root: Path, importer: str, module: str) -> Iterator[str]:
+    """Where a module may lie: packages start at the root, scripts see the folders above them."""
+    name = module.replace(".", "/") + ".py"
+    if module.split(".")[0] in PACKAGES:
+        yield name
+    elif importer.split("/")[0] not in PACKAGES:
+        folders = (parent.as_posix() for parent in Path(importer).parents)
+        yield from (f"{folder}/{name}" for folder in folders if folder != ".")

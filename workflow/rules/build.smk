@@ -1,0 +1,18 @@
+"""Every configuration of every kernel, compiled ahead of time for each architecture."""
+
+
+rule build:
+    input:
+        study.build_inputs,
+    output:
+        table="<run>/build/{family}.json",
+        ir=directory("<run>/build/{family}"),
+    log:
+        "<log>/build/{family}.log",
+    params:
+        archs=config["build"]["archs"],
+    message:
+        "Build {wildcards.family}"
+    shell:
+        "python -m harness.build --file {wildcards.family} --archs {params.archs}"
+        " --out {output.table} --ir {output.ir} > {log} 2>&1"

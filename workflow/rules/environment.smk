@@ -1,0 +1,35 @@
+"""The machine: what it is, and how fast its memory and its tensor cores are."""
+
+
+rule environment:
+    input:
+        study.sources("harness/environment.py"),
+    output:
+        "<run>/environment.json",
+    log:
+        "<log>/environment.log",
+    params:
+        config_sha256=study.config_sha256,
+        # A new commit is a new environment, though no input changed.
+        tree=study.tree,
+    message:
+        "Describe this machine"
+    shell:
+        "python -m harness.environment --out {output} --config-sha256 {params.config_sha256}"
+        " > {log} 2>&1"
+
+
+rule ceilings:
+    input:
+        study.sources("harness/ceilings.py"),
+    output:
+        "<run>/ceilings.csv",
+    log:
+        "<log>/ceilings.log",
+    threads: workflow.cores
+    resources:
+        gpu=1,
+    message:
+        "Measure the ceilings of this machine"
+    shell:
+        "python -m harness.ceilings --out {output} > {log} 2>&1"

@@ -1,0 +1,56 @@
+"""The frontier: raw times, measured on this machine's GPU or replayed from a recorded run."""
+
+if study.measures:
+
+    rule measure:
+        input:
+            study.sources("harness/measure.py"),
+            reports=study.gate,
+            environment=ancient("<run>/environment.json"),
+            ceilings="<run>/ceilings.csv",
+        output:
+            csv="<run>/raw/{op}.csv",
+            sidecar="<run>/raw/{op}.json",
+        log:
+            "<log>/measure/{op}.log",
+        # All cores: nothing may run beside a measurement.
+        threads: workflow.cores
+        resources:
+            gpu=1,
+        params:
+            verify=f"{study.run}/verify",
+            seed=config["seed"],
+            dtypes=config["dtypes"],
+            passes=config["passes"],
+            impls=study.impls_of,
+            blocks=config["timing"]["blocks"],
+            block_ms=config["timing"]["block_ms"],
+            timeout=config["timing"]["cell_timeout_s"],
+            limit=study.limit,
+        message:
+            "Measure {wildcards.op}"
+        shell:
+            "python -m harness.measure --op {wildcards.op} --verify {params.verify}"
+            " --environment {input.environment} --ceilings {input.ceilings} --seed {params.seed}"
+            " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
+            " --blocks {params.blocks} --block-ms {params.block_ms}"
+            " --cell-timeout-s {params.timeout} {params.limit} --out {output.csv} > {log} 2>&1"
+
+else:
+
+    rule replay:
+        input:
+            study.sources("harness/replay.py"),
+            study.recorded_inputs,
+        output:
+            csv="<run>/raw/{op}.csv",
+            sidecar="<run>/raw/{op}.json",
+        log:
+            "<log>/replay/{op}.log",
+        params:
+            recorded=config["recorded"],
+        message:
+            "Replay {wildcards.op} from {params.recorded}"
+        shell:
+            "python -m harness.replay --op {wildcards.op} --recorded {params.recorded}"
+            " --out {output.csv} > {log} 2>&1"

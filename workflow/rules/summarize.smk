@@ -1,0 +1,30 @@
+"""From rows to what the paper reads: medians, intervals, verdicts, resources."""
+
+
+rule summarize:
+    input:
+        study.sources("harness/summarize.py"),
+        study.recorded_reports,
+        expand("<run>/build/{family}.json", family=study.families),
+        [study.reports(op) for op in study.ops],
+        expand("<run>/raw/{op}.{kind}", op=study.ops, kind=["csv", "json"]),
+        "<run>/environment.json",
+        "<run>/ceilings.csv",
+    output:
+        "<run>/summary.csv",
+        "<run>/verdicts.csv",
+        "<run>/verification.csv",
+        "<run>/resources.csv",
+        "<run>/ir.csv",
+        "<run>/runs.csv",
+        "<run>/environment.csv",
+        "<run>/shown_ceilings.csv",
+    log:
+        "<log>/summarize.log",
+    params:
+        run=subpath(output[0], parent=True),
+        recorded=config["recorded"],
+    message:
+        "Summarize"
+    shell:
+        "python -m harness.summarize --run {params.run} --recorded {params.recorded} > {log} 2>&1"

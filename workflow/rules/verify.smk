@@ -1,0 +1,21 @@
+"""Every implementation of every op against the oracle; nothing is timed without its report."""
+
+
+rule verify:
+    input:
+        study.verify_inputs,
+    output:
+        "<run>/verify/{op}/{impl}.json",
+    log:
+        "<log>/verify/{op}/{impl}.log",
+    params:
+        seed=config["seed"],
+        dtypes=config["dtypes"],
+        passes=config["passes"],
+        limit=study.limit,
+    message:
+        "Verify {wildcards.op} of {wildcards.impl}"
+    shell:
+        "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
+        " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
+        " --out {output} > {log} 2>&1"
