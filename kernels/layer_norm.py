@@ -137,7 +137,7 @@ def _forward_row_kernel(
     rstd = tl.rsqrt(tl.sum(centred * centred, 1) / N + eps)
     y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
     store_as(y_ptr + rows * stride_ym + offs_n[None, :], y, mask)
-    store_as(mean_ptr + offs_m, mean, mask=offs_m < M)
+    tl.store(mean_ptr + offs_m, mean, mask=offs_m < M)
     tl.store(rstd_ptr + offs_m, rstd, mask=offs_m < M)
 
 

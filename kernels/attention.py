@@ -1,0 +1,223 @@
+"""Scaled dot-product attention, forward: out = softmax(scale q kᵀ + mask) v for each head.
+
+FLOPs: 4 B H S² D, half of that where causal. Bytes: q, k and v read, out written, 4 B H S D items;
+the S by S scores never leave the chip (Dao et al., "FlashAttention", 2022). A program owns a tile
+of query rows and walks the keys in tiles, with the running maximum and sum of an online softmax;
+the maximum and the sum live in base 2, so that scale and log2(e) fold into one multiplication.
+Only tiles that the diagonal or the end of the sequence cuts are masked; all others run without.
+Causal programs start with the longest rows, so that the last ones to finish are short.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._checks import require, same
+from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._tile import store_as
+
+LOG2E = math.log2(math.e)
+HEAD_DIMS = (16, 32, 64, 128)
+
+
+def attention_reference(q, k, v, causal):
+    s, d = q.shape[-2:]
+    mask = torch.ones(s, s, dtype=torch.bool, device=q.device).tril() if causal else None
+    heads = []
+    # One head at a time: all scores of a long sequence at once would not fit.
+    for qh, kh, vh in zip(*(x.reshape(-1, s, d) for x in (q, k, v)), strict=True):
+        scores = qh @ kh.T / math.sqrt(d)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -math.inf)
+        heads.append(torch.softmax(scores, dim=-1) @ vh)
+    return torch.stack(heads).view(q.shape) if heads else torch.empty_like(q)
+
+
+def _cost(a_case, direction, itemsize):
+    b, h, s, d = (a_case[letter] for letter in "BHSD")
+    flops = 4 * b * h * s * s * d
+    return Cost(
+        3 * b * h * s * d * itemsize,
+        b * h * s * d * itemsize,
+        flops // 2 if "causal" in a_case.flags else flops,
+    )
+
+
+def _sweep():
+    """16,384 tokens and a hidden size of 2048 throughout, as the FlashAttention papers do."""
+    for flags in ((), ("causal",)):
+        for d in (64, 128):
+            for s in (512, 1024, 2048, 4096, 8192, 16384):
+                dtypes = ("bfloat16", "float16") if s == 4096 else ("bfloat16",)
+                yield case(*flags, dtypes=dtypes, B=16384 // s, H=2048 // d, S=s, D=d)
+
+
+ROWS = Tensor("B H S D")
+ATTENTION = Op(
+    "attention",
+    attention_reference,
+    {"q": ROWS, "k": ROWS, "v": ROWS},
+    _cost,
+    edge=(
+        case(B=1, H=1, S=1, D=64),
+        case(B=1, H=2, S=127, D=64),
+        case("causal", B=2, H=1, S=129, D=64),
+        case("causal", B=1, H=2, S=256, D=128),
+        case(B=1, H=1, S=200, D=128),
+        case(B=0, H=2, S=64, D=64),
+        case("causal", B=1, H=2, S=70, D=64, layout="padded"),
+        case("causal", B=1, H=2, S=70, D=64, layout="offset"),
+        case("causal", B=1, H=1, S=140, D=64, values="large", dtypes=("float32", "bfloat16")),
+        case(B=1, H=1, S=140, D=64, values="equal"),
+        case(B=1, H=1, S=140, D=64, values="spike"),
+    ),
+    sweep=tuple(_sweep()),
+    params={"causal": False},
+    flags={"causal": {"causal": True}},
+)
+
+
+def _tile(m, n, warps, stages):
+    return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
+
+
+CONFIGS = (
+    _tile(128, 128, 8, 2),
+    _tile(128, 128, 8, 3),
+    _tile(128, 64, 4, 3),
+    _tile(128, 64, 8, 3),
+    _tile(64, 64, 4, 3),
+)
+FLOAT32_CONFIG = _tile(64, 32, 4, 2)
+
+
+def _choose(s, d, itemsize, causal):
+    if itemsize == 4:
+        return FLOAT32_CONFIG
+    return CONFIGS[0] if d == 128 else CONFIGS[1]
+
+
+@triton.jit
+def _walk_keys(
+    acc, total, top, q, k_ptrs, v_ptrs, offs_m, first, last, S, stride_ks, stride_vs, scale,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    offs_n = tl.arange(0, BLOCK_N)
+    k_ptrs += first.to(tl.int64) * stride_ks
+    v_ptrs += first.to(tl.int64) * stride_vs
+    for start in range(first, last, BLOCK_N):
+        inside = start + offs_n < S
+        k = tl.load(k_ptrs, mask=inside[None, :], other=0.0) if MASKED else tl.load(k_ptrs)
+        scores = tl.dot(q, k, input_precision=PRECISION)
+        if MASKED:
+            keep = inside[None, :]
+            if CAUSAL:
+                keep = keep & (offs_m[:, None] >= start + offs_n[None, :])
+            scores = tl.where(keep, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        v = tl.load(v_ptrs, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_ptrs)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        top = new_top
+        k_ptrs += BLOCK_N * stride_ks
+        v_ptrs += BLOCK_N * stride_vs
+    return acc, total, top
+
+
+@triton.jit
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
+    H, S, scale,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    if CAUSAL:
+        tile = tl.num_programs(0) - 1 - tile
+    batch = (tl.program_id(1) // H).to(tl.int64)
+    head = (tl.program_id(1) % H).to(tl.int64)
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    rows = offs_m.to(tl.int64)[:, None]
+    q_ptrs = q_ptr + batch * stride_qb + head * stride_qh + rows * stride_qs + offs_d[None, :]
+    k_ptrs = k_ptr + batch * stride_kb + head * stride_kh
+    k_ptrs += offs_n.to(tl.int64)[None, :] * stride_ks + offs_d[:, None]
+    v_ptrs = v_ptr + batch * stride_vb + head * stride_vh
+    v_ptrs += offs_n.to(tl.int64)[:, None] * stride_vs + offs_d[None, :]
+    q = tl.load(q_ptrs, mask=offs_m[:, None] < S, other=0.0)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    # Keys before `whole` need no mask, keys from there to `last` do.
+    whole = (S // BLOCK_N) * BLOCK_N
+    last = S
+    if CAUSAL:
+        whole = tl.minimum(whole, (tile * BLOCK_M // BLOCK_N) * BLOCK_N)
+        last = tl.minimum(S, (tile + 1) * BLOCK_M)
+    acc, total, top = _walk_keys(
+        acc, total, top, q, k_ptrs, v_ptrs, offs_m, whole * 0, whole, S, stride_ks, stride_vs,
+        scale, CAUSAL, False, PRECISION, BLOCK_N,
+    )  # fmt: skip
+    acc, total, top = _walk_keys(
+        acc, total, top, q, k_ptrs, v_ptrs, offs_m, whole, last, S, stride_ks, stride_vs,
+        scale, CAUSAL, True, PRECISION, BLOCK_N,
+    )  # fmt: skip
+    out_ptrs = out_ptr + batch * stride_ob + head * stride_oh + rows * stride_os + offs_d[None, :]
+    store_as(out_ptrs, acc / total[:, None], offs_m[:, None] < S)
+
+
+FORWARD = Configs(_forward_kernel, CONFIGS, _choose)
+
+
+def attention_fwd(q, k, v, causal):
+    """q, k, v: [B, H, S, D], contiguous in D. Returns out, contiguous."""
+    b, h, s, d = q.shape
+    out = torch.empty((b, h, s, d), dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    config = FORWARD.choose(s=s, d=d, itemsize=q.element_size(), causal=causal)
+    tensors = {"q": q, "k": k, "v": v, "o": out}
+    strides = {
+        f"stride_{name}{letter}": tensor.stride(axis)
+        for name, tensor in tensors.items()
+        for axis, letter in enumerate("bhs")
+    }
+    _forward_kernel[(triton.cdiv(s, config["BLOCK_M"]), b * h)](
+        q_ptr=q,
+        k_ptr=k,
+        v_ptr=v,
+        out_ptr=out,
+        **strides,
+        H=h,
+        S=s,
+        scale=LOG2E / math.sqrt(d),
+        CAUSAL=causal,
+        PRECISION="tf32x3",
+        BLOCK_D=d,
+        **config,
+    )
+    return out
+
+
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False
+) -> torch.Tensor:
+    """softmax(q kᵀ / sqrt(D) + mask) v for each batch and head, softmax in float32.
+
+    q, k, v: [B, H, S, D], one shape and one dtype of float32, float16, bfloat16; D is 16, 32, 64
+    or 128. causal: row i sees the keys 0 to i. Returns [B, H, S, D]. ValueError where shapes,
+    dtypes or D do not fit. Forward only.
+    """
+    require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4")
+    require(q.shape[-1] in HEAD_DIMS, f"q: head dimension {q.shape[-1]}, expected {HEAD_DIMS}")
+    same(q=q, k=k, v=v)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    return attention_fwd(q, k, v, causal)

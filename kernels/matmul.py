@@ -1,0 +1,281 @@
+"""Matrix product with a fused epilogue: out = activation(a b + bias).
+
+FLOPs: 2 M N K. Bytes: M K + K N items read, M N written; at M = N = K = 4096 in bfloat16 that is
+1365 FLOP a byte, so the tensor cores decide. Programs walk the output tiles in groups of rows, so
+that the tiles in flight together share their columns of b in the L2 cache (Triton's matmul
+tutorial). Where every row of a and b starts at a multiple of 16 bytes, tiles travel by tensor
+descriptors (the copy engine of Hopper, plain loads elsewhere), and a fixed number of programs
+stride over the tiles so that the loads of one overlap the epilogue of the one before. All other
+strides and sizes take the pointer kernel with its masks. The epilogue works on the float32
+accumulator, so bias and activation cost no memory traffic. A float32 product is done as three
+tf32 products (tf32x3), which keeps float32 accuracy on the tensor cores.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels._checks import require, shaped
+from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._device import sm_count
+from kernels._tile import store_as
+
+ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu")
+LEAKY_SLOPE = tl.constexpr(0.01)
+SQRT_HALF = tl.constexpr(0.7071067811865476)
+
+
+def matmul_reference(a, b, bias, activation):
+    out = a @ b
+    if bias is not None:
+        out = out + bias
+    if activation == "relu":
+        out = torch.relu(out)
+    elif activation == "leaky_relu":
+        out = torch.where(out > 0, out, out * LEAKY_SLOPE.value)
+    elif activation == "gelu":
+        out = 0.5 * out * (1 + torch.erf(out * SQRT_HALF.value))
+    return out
+
+
+def _cost(a_case, direction, itemsize):
+    m, n, k = a_case["M"], a_case["N"], a_case["K"]
+    bias = n if "bias" in a_case.flags else 0
+    return Cost((m * k + k * n + bias) * itemsize, m * n * itemsize, 2 * m * n * k)
+
+
+HALVES = ("bfloat16", "float16")
+MATMUL = Op(
+    "matmul",
+    matmul_reference,
+    {
+        "a": Tensor("M K"),
+        "b": Tensor("K N", transposed="nt"),
+        "bias": Tensor("N", when="bias"),
+    },
+    _cost,
+    edge=(
+        case(M=1, N=1, K=1),
+        case(M=127, N=129, K=65),
+        case("nt", M=127, N=129, K=65),
+        case(M=128, N=128, K=128),
+        case("nt", M=200, N=136, K=72),
+        case("relu", M=64, N=96, K=80),
+        case("leaky_relu", "bias", M=65, N=96, K=80),
+        case("gelu", "bias", M=64, N=96, K=80),
+        case(M=0, N=16, K=16),
+        case(M=16, N=16, K=0),
+        case(M=40, N=48, K=64, layout="padded"),
+        case(M=40, N=48, K=64, layout="offset"),
+        case(M=40, N=48, K=64, values="large", dtypes=("float32", "bfloat16")),
+    ),
+    sweep=(
+        *(case(M=2**k, N=2**k, K=2**k, dtypes=HALVES) for k in range(9, 14)),
+        *(case(M=2**k, N=2**k, K=2**k, dtypes=("float32",)) for k in range(9, 13)),
+        case("nt", M=8192, N=8192, K=8192, dtypes=("bfloat16",)),
+        case(M=8192, N=14336, K=4096, dtypes=("bfloat16",)),  # Llama 3 8B, MLP up
+        case(M=8192, N=4096, K=14336, dtypes=("bfloat16",)),  # Llama 3 8B, MLP down
+        case("relu", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),
+        case("leaky_relu", M=4096, N=4096, K=4096, dtypes=HALVES),
+        case("gelu", "bias", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),
+    ),
+    params={"bias": None, "activation": "none"},
+    flags={
+        "bias": {},
+        "nt": {},
+        "relu": {"activation": "relu"},
+        "leaky_relu": {"activation": "leaky_relu"},
+        "gelu": {"activation": "gelu"},
+    },
+)
+
+
+def _tile(m, n, k, group, warps, stages):
+    return {
+        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group,
+        "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
+
+
+DESCRIPTOR_CONFIGS = (
+    _tile(128, 256, 64, 8, 8, 3),
+    _tile(128, 128, 64, 8, 8, 4),
+    _tile(128, 128, 64, 8, 4, 4),
+    _tile(64, 128, 64, 8, 4, 4),
+    _tile(64, 64, 64, 8, 4, 6),
+)
+POINTER_CONFIGS = (
+    _tile(128, 128, 32, 8, 8, 3),
+    _tile(128, 64, 32, 8, 4, 4),
+    _tile(64, 64, 32, 8, 4, 4),
+    _tile(128, 256, 64, 8, 8, 3),
+)
+
+
+def _choose_descriptor(m, n, k, sms):
+    # The largest tile that still gives every multiprocessor one.
+    for config in DESCRIPTOR_CONFIGS[:-1]:
+        if triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) >= sms:
+            return config
+    return DESCRIPTOR_CONFIGS[-1]
+
+
+def _choose_pointer(m, n, k, itemsize):
+    if itemsize == 4:
+        return POINTER_CONFIGS[0] if m * n >= 2048 * 2048 else POINTER_CONFIGS[2]
+    return POINTER_CONFIGS[3] if m * n >= 4096 * 4096 else POINTER_CONFIGS[1]
+
+
+@triton.jit
+def _tile_of(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    group = pid // (GROUP_M * tiles_n)
+    first_m = group * GROUP_M
+    rows = tl.minimum(tiles_m - first_m, GROUP_M)
+    within = pid % (GROUP_M * tiles_n)
+    return first_m + within % rows, within // rows
+
+
+@triton.jit
+def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr):
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
+        acc += bias.to(tl.float32)[None, :]
+    if ACTIVATION == "relu":
+        acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACTIVATION == "leaky_relu":
+        acc = tl.where(acc > 0, acc, acc * LEAKY_SLOPE)
+    elif ACTIVATION == "gelu":
+        acc = 0.5 * acc * (1.0 + tl.math.erf(acc * SQRT_HALF))
+    return acc
+
+
+@triton.jit
+def _pointer_kernel(
+    a_ptr, b_ptr, bias_ptr, out_ptr,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_om, M, N, K,
+    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    pid_m, pid_n = _tile_of(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    # Rows and columns past the end wrap around, so only K needs a mask in the loop.
+    rows = (offs_m % M).to(tl.int64)[:, None]
+    columns = (offs_n % N).to(tl.int64)[None, :]
+    a_ptrs = a_ptr + rows * stride_am + offs_k[None, :] * stride_ak
+    b_ptrs = b_ptr + offs_k[:, None] * stride_bk + columns * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        a = tl.load(a_ptrs, mask=start + offs_k[None, :] < K, other=0.0)
+        b = tl.load(b_ptrs, mask=start + offs_k[:, None] < K, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    out = _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION, HAS_BIAS)
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    store_as(out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n[None, :], out, mask)
+
+
+@triton.jit
+def _descriptor_kernel(
+    a_desc, b_desc, out_desc, bias_ptr, M, N, K,
+    B_TRANSPOSED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    for pid in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+        pid_m, pid_n = _tile_of(pid, tiles_m, tiles_n, GROUP_M)
+        first_m = pid_m * BLOCK_M
+        first_n = pid_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start in range(0, K, BLOCK_K):
+            a = a_desc.load([first_m, start])
+            b = b_desc.load([first_n, start]).T if B_TRANSPOSED else b_desc.load([start, first_n])
+            acc = tl.dot(a, b, acc)
+        offs_n = first_n + tl.arange(0, BLOCK_N)
+        out = _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION, HAS_BIAS)
+        out_desc.store([first_m, first_n], out.to(out_desc.dtype))
+
+
+POINTER = Configs(_pointer_kernel, POINTER_CONFIGS, _choose_pointer)
+DESCRIPTOR = Configs(_descriptor_kernel, DESCRIPTOR_CONFIGS, _choose_descriptor)
+
+
+def _describable(x):
+    """Whether the copy engine can walk x: unit last stride, rows at multiples of 16 bytes."""
+    aligned = x.is_meta or x.data_ptr() % 16 == 0
+    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and aligned
+
+
+def matmul_fwd(a, b, bias, activation):
+    """a: [M, K]; b: [K, N]; any strides; bias: [N], contiguous, or None. Returns [M, N]."""
+    (m, k), n = a.shape, b.shape[1]
+    out = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    if out.numel() == 0:
+        return out
+    common = {
+        "bias_ptr": bias, "M": m, "N": n, "K": k,
+        "ACTIVATION": activation, "HAS_BIAS": bias is not None,
+    }  # fmt: skip
+    transposed = b.stride(0) == 1 and n > 1
+    stored_b = b.T if transposed else b
+    walkable = a.element_size() == 2 and k > 0 and _describable(a) and _describable(stored_b)
+    if walkable and _describable(out):
+        sms = sm_count(a.device)
+        config = DESCRIPTOR.choose(m=m, n=n, k=k, sms=sms)
+        block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+        tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
+        _descriptor_kernel[(min(sms, tiles),)](
+            a_desc=TensorDescriptor.from_tensor(a, [block_m, block_k]),
+            b_desc=TensorDescriptor.from_tensor(
+                stored_b, [block_n, block_k] if transposed else [block_k, block_n]
+            ),
+            out_desc=TensorDescriptor.from_tensor(out, [block_m, block_n]),
+            B_TRANSPOSED=transposed,
+            **common,
+            **config,
+        )
+    else:
+        config = POINTER.choose(m=m, n=n, k=k, itemsize=a.element_size())
+        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
+        _pointer_kernel[(tiles,)](
+            a_ptr=a,
+            b_ptr=b,
+            out_ptr=out,
+            stride_am=a.stride(0),
+            stride_ak=a.stride(1),
+            stride_bk=b.stride(0),
+            stride_bn=b.stride(1),
+            stride_om=out.stride(0),
+            PRECISION="tf32x3",
+            **common,
+            **config,
+        )
+    return out
+
+
+def matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: str = "none",
+) -> torch.Tensor:
+    """activation(a b + bias), accumulated in float32.
+
+    a: [M, K]; b: [K, N]; any strides; bias: [N] or None; one dtype of float32, float16, bfloat16.
+    activation: "none", "relu", "leaky_relu" (slope 0.01) or "gelu" (erf form). Returns [M, N].
+    ValueError where shapes or dtypes do not fit or the activation is unknown.
+    """
+    require(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
+    require(
+        b.dim() == 2 and b.shape[0] == a.shape[1], f"b: {tuple(b.shape)} after {tuple(a.shape)}"
+    )
+    require(a.dtype == b.dtype, f"b: {b.dtype}, expected {a.dtype} as a has")
+    require(activation in ACTIVATIONS, f"activation: {activation!r}, expected one of {ACTIVATIONS}")
+    if bias is not None:
+        shaped("bias", bias, b.shape[1:])
+        bias = bias.contiguous()
+    return matmul_fwd(a, b, bias, activation)
