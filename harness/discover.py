@@ -15,8 +15,11 @@ from pathlib import Path
 
 from harness import settings
 from harness.command import UserError
+from harness.nvml import gpus
 
 OURS = "ours"
+# Every error is judged by that of PyTorch in the same dtype.
+YARDSTICK = "baselines/torch_eager.py"
 PACKAGES = ("harness", "kernels", "baselines")
 MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
@@ -62,24 +65,10 @@ def sources(root: Path, *starts: str) -> list[str]:
         if path in found:
             continue
         found.add(path)
-        for module in _imports(_tree(root, path)):
-            queue += [file for file in _files(root, path, module) if (root / file).is_file()]
+        if (root / path).is_file():  # Snakemake names a missing one better
+            for module in _imports(_tree(root, path)):
+                queue += [file for file in _files(root, path, module) if (root / file).is_file()]
     return sorted(found)
-
-
-def gpus() -> int:
-    """How many GPUs the driver shows; 0 where there is no driver or they are hidden."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1"):
-        return 0
-    try:
-        import pynvml
-    except ImportError:
-        return 0
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetCount()
-    except pynvml.NVMLError:
-        return 0
 
 
 def tree(root: Path) -> str:
@@ -131,7 +120,7 @@ class Study:
     def measures(self) -> bool:
         """Whether this run times its ops; otherwise it replays the recorded run."""
         wish = self.config["measure"]
-        return gpus() > 0 if wish == "auto" else wish
+        return bool(gpus()) if wish == "auto" else wish
 
     @property
     def config_sha256(self) -> str:
@@ -171,11 +160,10 @@ class Study:
 
     def verify_inputs(self, wildcards) -> list[str]:
         op, impl = wildcards.op, wildcards.impl
-        kernel = f"kernels/{self.ops[op]}.py"
+        judges = ("harness/verify.py", f"kernels/{self.ops[op]}.py", YARDSTICK)
         if impl == OURS:
-            built = f"{self.run}/build/{self.ops[op]}.json"
-            return [*self.sources("harness/verify.py", kernel), built]
-        return self.sources("harness/verify.py", kernel, f"baselines/{impl}.py")
+            return [*self.sources(*judges), f"{self.run}/build/{self.ops[op]}.json"]
+        return self.sources(*judges, f"baselines/{impl}.py")
 
     def reports(self, op: str) -> list[str]:
         return [f"{self.run}/verify/{op}/{impl}.json" for impl in self.impls(op)]

@@ -1,0 +1,45 @@
+# The verbs of the house; `make study` is the one command.
+BIN := .venv/bin
+READY := .venv/ready
+LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet
+# A set-up without bytecode makes every later import slow.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: study smoke paper report test lint image record lock setup latex clean
+
+study: setup
+	$(BIN)/snakemake --cores all
+
+smoke: setup
+	$(BIN)/snakemake --cores all --configfile config/smoke.yaml
+
+paper report: setup
+	$(BIN)/snakemake --cores all $@
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
+	$(BIN)/snakefmt --check Snakefile workflow && $(BIN)/snakemake --lint && $(BIN)/lint-imports
+
+image:
+	docker build --build-arg TILEWRIGHT_COMMIT=$$(git rev-parse HEAD) --tag tilewright .
+
+record: $(READY)
+	$(BIN)/python -m harness.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))
+
+lock: $(READY)
+	$(BIN)/python -m pip install --quiet uv
+	cd requirements && for set in study cuda; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
+
+setup: $(READY) latex
+
+$(READY): requirements/setup.sh $(wildcard requirements/*.txt)
+	requirements/setup.sh python .venv && touch $@
+
+latex:
+	@requirements/setup.sh latex
+
+clean:
+	find results -mindepth 1 -maxdepth 1 ! -name recorded -exec rm -rf {} +
