@@ -8,85 +8,81 @@ wrong is a row of the paper, not an error.
 
 import argparse
 import contextlib
-import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
+from harness import discover
 from harness.command import UserError, run, write_json
+from harness.process import Worker
 
+BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
 # From the best to the worst; a report's status is that of its worst cell.
-STATUSES = ("ok", "unsupported", "oom", "inaccurate", "hung", "crashed")
+SEVERITY = ("ok", "unsupported", "oom", "inaccurate", "hung", "crashed")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
-HANG_S = 600
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a child process does; `skip` units are done already. A unit is a case in a dtype."""
-
-    op: str
-    impl: str
-    mode: str
-    seed: int
-    dtypes: tuple[str, ...]
-    passes: tuple[str, ...]
-    edge_only: bool
-    max_cases: int | None
-    skip: int = 0
-
-    @property
-    def ours(self) -> bool:
-        return self.impl in OURS
+HANG_S = 600.0
 
 
 def main() -> int:
     arguments = _arguments()
-    if arguments.mode == "gpu":
+    ours = arguments.impl in OURS
+    mode = "gpu" if discover.gpus() else "interpreter" if ours else "cpu"
+    with _surroundings(mode):
+        report = verify(arguments, mode)
+    write_json(arguments.out, report)
+    print(summary(report))
+    return int(ours and report["status"] not in ("ok", "unsupported"))
+
+
+@contextlib.contextmanager
+def _surroundings(mode: str) -> Iterator[None]:
+    """A lease on a GPU that other verifications share, or the interpreter for our kernels alone:
+    Inductor's own kernels would break under its variable.
+    """
+    os.environ.pop("TRITON_INTERPRET", None)
+    if mode == "gpu":
         from harness import lease
 
-        held = lease.hold(exclusive=False)
-    else:
-        held = contextlib.nullcontext()
-    # Only our kernels are interpreted: Inductor's own kernels would break under the variable.
-    os.environ.pop("TRITON_INTERPRET", None)
-    if arguments.mode == "interpreter":
+        with lease.hold(exclusive=False):
+            yield
+        return
+    if mode == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"
-    plan = Plan(
-        **{name: getattr(arguments, name) for name in Plan.__annotations__ if name != "skip"}
-    )
-    with held:
-        report = verify(plan)
-    write_json(arguments.out, {"run_id": arguments.run_id} | report)
-    print(summary(report))
-    return int(plan.ours and report["status"] not in ("ok", "unsupported"))
+    yield
 
 
-def verify(plan: Plan) -> dict:
-    """Runs the plan in child processes, a new one after each that is lost; returns the report."""
-    header, units, cells, done = None, [], [], 0
-    while header is None or done < len(units):
-        for kind, message in _listen(replace(plan, skip=done)):
-            if kind == "error":
-                raise UserError(message)
-            if kind == "unavailable":
-                header = {"impl_version": "", "device": ""}
-                return _report(plan, header, [], "unavailable", message)
-            if kind == "header":
-                header, units = message
-            elif kind == "cells":
-                cells += message
+def verify(arguments: argparse.Namespace, mode: str) -> dict:
+    """Runs all cells, in a new process after each that is lost, and returns the report."""
+    report = {name: vars(arguments)[name] for name in ("op", "impl", "run_id", "seed")}
+    report |= {"mode": mode, "impl_version": "", "device": ""}
+    cells, done, left = [], 0, True
+    while left:
+        with _worker(arguments) as worker:
+            hello = worker.answer(HANG_S)
+            if hello["status"] == "unavailable":
+                return report | {"status": "unavailable", "reason": hello["reason"], "cells": []}
+            plan = hello
+            if hello["status"] == "ok":
+                plan = hello | worker.ask(HANG_S, "prepare", **_plan(arguments, mode))
+            if plan["status"] != "ok":
+                if plan["status"] != "unsupported":
+                    print(worker.last_words(), file=sys.stderr)
+                raise UserError(f"verify {arguments.op} {arguments.impl}: {plan['reason']}")
+            report |= {"impl_version": plan["impl_version"], "device": plan["device"]}
+            units = plan["units"]
+            alive = True
+            while alive and done < len(units):
+                answer = worker.ask(HANG_S, "check", unit=done)
+                lost = {key: answer[key] for key in ("status", "reason") if key in answer}
+                cells += answer.get("cells") or [blank | lost for blank in units[done]]
+                alive = answer.get("alive", False)
                 done += 1
-            elif header is None:
-                raise UserError(f"verify: the worker of {plan.op} {plan.impl} {message}; see above")
-            else:
-                status = "hung" if kind == "hung" else "crashed"
-                cells += [row | {"status": status, "reason": message} for row in units[done]]
-                done += 1
-    status, reason = _overall(cells)
-    return _report(plan, header, cells, status, reason)
+            left = done < len(units)
+            if any(cell["status"] == "crashed" for cell in cells):
+                print(worker.last_words(), file=sys.stderr)
+    return report | _overall(cells) | {"cells": cells}
 
 
 def summary(report: dict) -> str:
@@ -102,57 +98,38 @@ def summary(report: dict) -> str:
     return "\n".join([*lines, f"{name}: {passed} of {len(report['cells'])} cells ok; {verdict}"])
 
 
-def _listen(plan: Plan) -> Iterator[tuple[str, object]]:
-    """The messages of a child process; a last one of kind "hung" or "died" if it is lost."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_work, args=(theirs, plan), daemon=False)
-    child.start()
-    theirs.close()
+@contextlib.contextmanager
+def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
+    worker = Worker(arguments.op, arguments.impl, arguments.seed, BENCH)
     try:
-        while True:
-            if not ours.poll(HANG_S):
-                yield "hung", f"no result within {HANG_S} s"
-                return
-            message = ours.recv()
-            if message[0] == "end":
-                return
-            yield message
-    except EOFError:
-        child.join()
-        signal = -child.exitcode
-        yield "died", f"ended by signal {signal}" if signal > 0 else f"ended with code {-signal}"
+        yield worker
     finally:
-        child.kill()
-        child.join()
+        worker.kill()
 
 
-def _work(connection, plan: Plan) -> None:
-    """The child process: sends its units, then the cells of each, then "end"."""
-    from harness import load, verify_worker
+def _plan(arguments: argparse.Namespace, mode: str) -> dict:
+    edge_only = arguments.edge_only or mode != "gpu"
+    dtypes = arguments.dtypes
+    if mode != "gpu":
+        # A study of bfloat16 alone is still verified where there is no GPU: in float32.
+        dtypes = [name for name in dtypes if name in INTERPRETED] or list(INTERPRETED[:1])
+    return {
+        "gpu": mode == "gpu",
+        "dtypes": dtypes,
+        "passes": arguments.passes,
+        "kinds": ["edge"] if edge_only else ["edge", "sweep"],
+        "most": arguments.max_cases,
+    }
 
-    try:
-        verify_worker.work(plan, lambda *message: connection.send(message))
-    except load.Unavailable as error:
-        connection.send(("unavailable", str(error)))
-    except UserError as error:
-        connection.send(("error", str(error)))
-    connection.send(("end", None))
 
-
-def _overall(cells: list[dict]) -> tuple[str, str]:
-    offered = [cell for cell in cells if cell["status"] != "unsupported"]
+def _overall(cells: list[dict]) -> dict[str, str]:
     if not cells:
-        return "unsupported", "no case in these dtypes and passes"
-    worst = max(offered or cells, key=lambda cell: (STATUSES.index(cell["status"]), _ratio(cell)))
+        return {"status": "unsupported", "reason": "no case in these dtypes and passes"}
+    offered = [cell for cell in cells if cell["status"] != "unsupported"]
+    worst = max(offered or cells, key=lambda cell: (SEVERITY.index(cell["status"]), _ratio(cell)))
     if worst["status"] == "ok":
-        return "ok", ""
-    return worst["status"], f"{_cell_name(worst)}: {worst['reason']}"
-
-
-def _report(plan: Plan, header: dict, cells: list[dict], status: str, reason: str) -> dict:
-    identity = {"op": plan.op, "impl": plan.impl, "mode": plan.mode, "seed": plan.seed}
-    return identity | header | {"status": status, "reason": reason, "cells": cells}
+        return {"status": "ok", "reason": ""}
+    return {"status": worst["status"], "reason": f"{_cell_name(worst)}: {worst['reason']}"}
 
 
 def _ratio(cell: dict) -> float:
@@ -171,30 +148,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--impl", required=True, help="ours, or the stem of a baseline's file")
     parser.add_argument("--out", required=True, help="the report, JSON")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtypes", type=_names, nargs="+", default=[("float32", "float16")])
-    parser.add_argument("--passes", type=_names, nargs="+", default=[("forward", "backward")])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
+    parser.add_argument("--passes", nargs="+", default=["forward", "backward"])
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--run-id", default="")
     arguments = parser.parse_args()
-    arguments.dtypes = tuple(name for names in arguments.dtypes for name in names)
-    arguments.passes = tuple(name for names in arguments.passes for name in names)
-
-    from harness import discover
-
-    if discover.gpus():
-        arguments.mode = "gpu"
-        return arguments
-    arguments.mode = "interpreter" if arguments.impl in OURS else "cpu"
-    arguments.edge_only = True
-    # A study of bfloat16 alone is still verified where there is no GPU, in float32.
-    interpreted = [dtype for dtype in arguments.dtypes if dtype in INTERPRETED]
-    arguments.dtypes = tuple(interpreted or INTERPRETED[:1])
+    for key in ("dtypes", "passes"):
+        # Blanks or commas: a list of the configuration, or one word of a command line.
+        words = ",".join(getattr(arguments, key))
+        setattr(arguments, key, [word for word in words.split(",") if word])
     return arguments
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ MATMUL = Op(
         case("leaky_relu", M=4096, N=4096, K=4096, dtypes=HALVES),
         case("gelu", "bias", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),
     ),
-    params={"bias": None, "activation": "none"},
+    params={"activation": "none"},
     flags={
         "bias": {},
         "nt": {},

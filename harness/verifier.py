@@ -1,0 +1,116 @@
+"""The verification of one implementation in a process of its own, as `harness.worker` drives it."""
+
+import traceback
+from collections.abc import Callable
+
+import torch
+
+from harness import load, oracle, statuses
+from harness.command import UserError
+from kernels._contract import Case
+
+EAGER = "torch_eager"
+
+
+class Bench:
+    """The cells of one implementation by unit: a case in a dtype, all its passes.
+
+    Raises Unavailable or UserError as `load.function` does.
+    """
+
+    def __init__(self, op: str, impl: str, seed: int):
+        self.op, _ = load.op(op)
+        self.function = load.function(op, impl)
+        self.version = load.version(impl)
+        self.ours = impl in (load.OURS, load.TWIN)
+        self.seed = seed
+        self.device = "cpu"
+        self.units: list[tuple[Case, str]] = []
+        self.blanks: list[list[dict]] = []
+        try:
+            self.eager = load.function(op, EAGER)
+        except (load.Unavailable, UserError):
+            self.eager = self.op.reference
+
+    def prepare(
+        self, gpu: bool, dtypes: list[str], passes: list[str], kinds: list[str], most: int | None
+    ) -> dict:
+        """Chooses the device and the units, `most` cases of each kind ("edge", "sweep").
+
+        Returns the device and the rows of each unit as they stand before it has run.
+        """
+        self.device = "cuda" if gpu else "cpu"
+        passes = [name for name in passes if name in self.op.passes]
+        chosen = [
+            (kind, case, dtype)
+            for kind in kinds
+            for case in getattr(self.op, kind)[:most]
+            for dtype in self.op.dtypes_of(case)
+            if dtype in dtypes
+        ]
+        self.units = [(case, dtype) for _, case, dtype in chosen]
+        self.blanks = [[_blank(*unit, name) for name in passes] for unit in chosen]
+        device = torch.cuda.get_device_name() if gpu else "cpu"
+        return {"device": device, "units": self.blanks}
+
+    def check(self, unit: int) -> dict:
+        """The rows of a unit. `alive` is false where it cost this process its GPU context."""
+        case, dtype = self.units[unit]
+        rows = _rows(self, case, dtype, self.blanks[unit])
+        alive = _context_lives()
+        if alive and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return {"cells": rows, "alive": alive}
+
+
+def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
+    try:
+        problem = oracle.problem(bench.op, case, dtype, bench.seed, bench.device, bench.eager)
+    except Exception as error:
+        fault = _fault(error, ours=True)
+        fault["reason"] = f"oracle: {fault['reason']}"
+        return [blank | fault for blank in blanks]
+    return [blank | _cell(bench.function, problem, blank["pass"], bench.ours) for blank in blanks]
+
+
+def _cell(function: Callable, problem: oracle.Problem, direction: str, ours: bool) -> dict:
+    try:
+        reason, tensors = oracle.check(function, problem, direction, ours)
+    except Exception as error:
+        return _fault(error, ours)
+    return {"status": "inaccurate" if reason else "ok", "reason": reason, "tensors": tensors}
+
+
+def _fault(error: Exception, ours: bool) -> dict[str, str]:
+    if statuses.out_of_memory(error):
+        status = "oom"
+    elif ours or not _context_lives():
+        status = "crashed"
+        traceback.print_exception(error)
+    else:
+        status = "unsupported"
+    return {"status": status, "reason": _first_line(error)}
+
+
+def _first_line(error: Exception) -> str:
+    """The first line of the message, and the next where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[: statuses.REASON_LENGTH]
+
+
+def _blank(kind: str, case: Case, dtype: str, direction: str) -> dict:
+    cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
+    return cell | {"status": "ok", "reason": "", "tensors": []}
+
+
+def _context_lives() -> bool:
+    """False after an illegal access: from then on each call of this process fails."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
