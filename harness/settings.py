@@ -1,6 +1,7 @@
 """The configuration, checked before any job exists; each mistake is one line with its remedy."""
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,8 +17,8 @@ def check(root: Path, config: Mapping, files: Sequence[str]) -> None:
     """Raises UserError for the first mistake in `config`, which was merged from `files`."""
     schema = yaml.safe_load((root / SCHEMA).read_text(encoding="utf-8"))
     errors = jsonschema.Draft202012Validator(schema).iter_errors(config)
-    for error in sorted(errors, key=lambda error: (len(error.path), list(map(str, error.path)))):
-        raise UserError(_explain(schema, error, files))
+    for error in sorted(errors, key=lambda error: [str(part) for part in error.path]):
+        raise UserError(_explain(schema, error, config, files))
 
 
 def select(key: str, names: Sequence[str], config: Mapping, files: Sequence[str]) -> list[str]:
@@ -27,29 +28,34 @@ def select(key: str, names: Sequence[str], config: Mapping, files: Sequence[str]
         return list(names)
     for name in wish:
         if name not in names:
-            where = _origin([key], files)
-            raise UserError(f"{where}: {key}: {name!r} does not exist; {_hint(name, names)}")
+            problem = f"{key}: {name!r} does not exist; {_hint(name, names)}"
+            raise UserError(f"{_origin([key], config, files)}: {problem}")
     return [name for name in names if name in wish]
 
 
-def _explain(schema: Mapping, error: jsonschema.ValidationError, files: Sequence[str]) -> str:
+def _explain(
+    schema: Mapping, error: jsonschema.ValidationError, config: Mapping, files: Sequence[str]
+) -> str:
     path = list(error.path)
     if error.validator == "additionalProperties":
         known = list(error.schema["properties"])
-        key = next(key for key in error.instance if key not in known)
-        dotted = ".".join([*path, str(key)])
-        return f"{_origin([*path, key], files)}: unknown key {dotted}; {_hint(str(key), known)}"
+        path.append(next(key for key in error.instance if key not in known))
+        problem = f"unknown key {_dotted(path)}; {_hint(str(path[-1]), known)}"
+        return f"{_origin(path, config, files)}: {problem}"
     if error.validator == "required":
-        key = next(key for key in error.validator_value if key not in error.instance)
-        dotted = ".".join([*path, key])
-        meaning = error.schema["properties"][key]["description"]
-        return f"{_origin(path, files)}: key {dotted} is missing; expected {meaning}"
-    keys = [part for part in path if isinstance(part, str)]
-    meaning = schema
-    for key in keys:
-        meaning = meaning["properties"][key]
-    problem = f"{'.'.join(keys)}: {error.instance!r} does not fit"
-    return f"{_origin(path, files)}: {problem}; expected {meaning['description']}"
+        path.append(next(key for key in error.validator_value if key not in error.instance))
+        meaning = error.schema["properties"][path[-1]]["description"]
+        return f"{files[0]}: key {_dotted(path)} is missing; expected {meaning}"
+    where = _origin(path, config, files)
+    path = [part for part in path if isinstance(part, str)]
+    for key in path:
+        schema = schema["properties"][key]
+    meaning = schema["description"]
+    return f"{where}: {_dotted(path)}: {error.instance!r} does not fit; expected {meaning}"
+
+
+def _dotted(path: Sequence[str]) -> str:
+    return ".".join(map(str, path))
 
 
 def _hint(name: str, known: Sequence[str]) -> str:
@@ -58,18 +64,19 @@ def _hint(name: str, known: Sequence[str]) -> str:
     return f"there are: {', '.join(known)}"
 
 
-def _origin(path: Sequence[str | int], files: Sequence[str]) -> str:
-    """The last of the files that holds the key; what none holds came from the command line."""
+def _origin(path: Sequence[str | int], config: Mapping, files: Sequence[str]) -> str:
+    """The last of the files that gives this value; what none gives came from the command line."""
     for file in reversed(files):
-        if _holds(yaml.safe_load(Path(file).read_text(encoding="utf-8")), path):
-            return str(file)
+        given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        try:
+            if _value(given, path) == _value(config, path):
+                return os.path.relpath(file)
+        except (KeyError, IndexError, TypeError):
+            continue
     return "--config"
 
 
-def _holds(value: object, path: Sequence[str | int]) -> bool:
-    try:
-        for part in path:
-            value = value[part]
-    except (KeyError, IndexError, TypeError):
-        return False
-    return True
+def _value(tree, path: Sequence[str | int]):
+    for part in path:
+        tree = tree[part]
+    return tree

@@ -1,0 +1,240 @@
+"""The workflow as a user meets it: dry runs, one file more, one file changed, mistakes.
+
+A dry run names each job by its message ("Verify softmax of ours"); these tests compare the sets.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness import discover
+from harness.command import UserError
+
+ROOT = Path(__file__).parents[1]
+CODE = ("workflow", "profiles", "config", "harness", "kernels", "baselines", "paper")
+MEASURE = ("--config", "measure=True")
+REPLAY = ("--config", "measure=False")
+
+KERNEL = """
+from kernels._contract import Op, case
+
+SHIFT = Op("shift", None, {}, None, (case(M=1),), (case(M=1),))
+"""
+BASELINE = """
+import shiny
+
+LIBRARY = "shiny"
+softmax = shiny.softmax
+
+
+def add(x, y):
+    return shiny.add(x, y)
+
+
+def helper(x):
+    return x
+"""
+BLOCKER = """
+import sys
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton"):
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of the code, without history, results or Snakemake's memory."""
+    for folder in CODE:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    return tmp_path
+
+
+def snakemake(tree, *words, **environment):
+    command = [sys.executable, "-m", "snakemake", "--nocolor", *words]
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
+
+
+def jobs(tree, *words, **environment):
+    """The messages of the jobs of a dry run."""
+    done = snakemake(tree, "--dry-run", *words, **environment)
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.MULTILINE))
+
+
+def mended(tree, *words):
+    """The tree with every output there and up to date, as after a whole run."""
+    listed = snakemake(tree, "--summary", *words).stdout.splitlines()
+    outputs = [tree / line.split("\t")[0] for line in listed if line.startswith("results/")]
+    assert outputs
+    for path in sorted(outputs, reverse=True):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.touch()
+    assert snakemake(tree, "--touch", *words).returncode == 0
+    return tree
+
+
+def edit(path):
+    path.write_text(path.read_text() + "\n# edited\n")
+    later = time.time() + 10
+    os.utime(path, (later, later))
+
+
+@pytest.mark.parametrize("config", ["config/config.yaml", "config/smoke.yaml"])
+def test_every_op_reaches_the_paper(tree, config):
+    found = jobs(tree, "--configfile", config, *MEASURE)
+    run = yaml.safe_load((ROOT / config).read_text())["run"]
+    assert f"Typeset results/{run}/paper.pdf" in found
+    for op, family in discover.ops(ROOT).items():
+        assert {f"Build {family}", f"Verify {op} of ours", f"Measure {op}"} <= found
+
+
+def test_without_a_gpu_the_recorded_run_is_replayed(tree):
+    found = jobs(tree)
+    assert not any(
+        message.startswith("Measure ") and "ceilings" not in message for message in found
+    )
+    assert {f"Replay {op} from results/recorded/h200" for op in discover.ops(ROOT)} <= found
+
+
+@pytest.mark.parametrize(
+    ("mode", "raw"),
+    [(MEASURE, "Measure shift"), (REPLAY, "Replay shift from results/recorded/h200")],
+)
+def test_a_kernel_file_adds_its_own_jobs(tree, mode, raw):
+    before = jobs(tree, *mode)
+    (tree / "kernels" / "shift.py").write_text(KERNEL)
+    assert jobs(tree, *mode) - before == {"Build shift", "Verify shift of ours", raw}
+
+
+def test_a_baseline_file_adds_its_own_jobs(tree):
+    before = jobs(tree, *MEASURE)
+    (tree / "baselines" / "shiny.py").write_text(BASELINE)
+    assert jobs(tree, *MEASURE) - before == {"Verify softmax of shiny", "Verify add of shiny"}
+
+
+def test_an_edit_reruns_what_depends_on_it(tree):
+    mended(tree)
+    assert jobs(tree) == set()
+
+    figure = tree / "paper" / "figures" / f"{discover.stems(ROOT, 'paper/figures')[0]}.py"
+    edit(figure)
+    assert jobs(tree) == {
+        f"Draw figure {figure.stem}",
+        "Typeset results/study/paper.pdf",
+        "Write results/study/report.html",
+    }
+
+    edit(tree / "baselines" / "sdpa_flash.py")
+    rerun = {message for message in jobs(tree) if message.startswith(("Verify", "Build", "Replay"))}
+    assert rerun == {"Verify attention of sdpa_flash"}
+
+
+def test_shared_code_of_kernels_is_a_source(tree):
+    mended(tree)
+    (tree / "kernels" / "_late.py").write_text("")
+    kernel = tree / "kernels" / "softmax.py"
+    kernel.write_text(kernel.read_text().replace("import ", "import kernels._late\nimport ", 1))
+    assert "kernels/_late.py" in discover.sources(tree, "kernels/softmax.py")
+    edit(kernel)
+    assert {"Build softmax", "Verify softmax of ours"} <= jobs(tree)
+    assert "Build vector" not in jobs(tree)
+
+
+def test_a_new_commit_describes_the_machine_anew_and_measures_nothing(tree):
+    mended(tree, *MEASURE)
+    rerun = jobs(tree, *MEASURE, TILEWRIGHT_COMMIT="1a2b3c4")
+    assert {"Describe this machine", "Summarize"} <= rerun
+    assert not any(message.startswith(("Measure", "Verify", "Build")) for message in rerun)
+
+
+def test_the_workflow_parses_without_torch(tree, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("blocker")
+    (folder / "sitecustomize.py").write_text(BLOCKER)
+    environment = {"PYTHONPATH": str(folder)}
+    torch = [sys.executable, "-c", "import torch"]
+    assert subprocess.run(torch, env=os.environ | environment, capture_output=True).returncode
+    assert "Verify softmax of ours" in jobs(tree, **environment)
+
+
+def study(folder, **changes):
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text()) | changes
+    mine = folder / "mine.yaml"
+    mine.write_text(yaml.safe_dump(changes))
+    return discover.Study.load(ROOT, config, [str(ROOT / "config" / "config.yaml"), str(mine)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"measure": "false"}, "measure: 'false' does not fit; expected auto .*True or False"),
+        ({"measure": 1}, "measure: 1 does not fit"),
+        ({"sed": 1}, "unknown key sed; did you mean 'seed'"),
+        ({"seed": "x"}, "seed: 'x' does not fit; expected an integer"),
+        ({"ops": ["sofmax"]}, "ops: 'sofmax' does not exist; did you mean 'softmax'"),
+        ({"ops": []}, "ops: .* expected all, or a list"),
+        ({"baselines": ["torch_eagre"]}, "baselines: .* did you mean 'torch_eager'"),
+        ({"dtypes": ["float8"]}, "dtypes: 'float8' does not fit"),
+        ({"run": "recorded"}, "run: 'recorded' does not fit; expected a folder name"),
+        ({"run": "../up"}, "run: '../up' does not fit"),
+        ({"build": {"archs": [70]}}, "build.archs: 70 does not fit"),
+        ({"timing": {"blocks": 2, "block_ms": 1}}, "timing.cell_timeout_s is missing"),
+        ({"timing": {"blocks": 2, "block_ms": 1, "cell_timeout": 1}}, "timing.cell_timeout"),
+    ],
+)
+def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        study(tmp_path, **changes)
+    assert str(caught.value).partition(": ")[0].endswith(".yaml")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('measure: "false"', "tilewright: config/mine.yaml: measure: 'false' does not fit"),
+        ("ops: [sofmax]", "tilewright: config/mine.yaml: ops: 'sofmax' does not exist"),
+    ],
+)
+def test_a_mistake_ends_the_command_without_a_traceback(tree, line, message):
+    (tree / "config" / "mine.yaml").write_text(line + "\n")
+    done = snakemake(tree, "--dry-run", "--configfile", "config/mine.yaml")
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+
+
+def test_a_mistake_on_the_command_line_is_named(tree):
+    done = snakemake(tree, "--dry-run", "--config", "measure=false")
+    assert done.returncode != 0
+    assert "tilewright: --config: measure: 'false' does not fit; expected auto" in done.stderr
+
+
+def test_a_broken_kernel_file_is_named(tree):
+    (tree / "kernels" / "broken.py").write_text("def broken(:\n")
+    with pytest.raises(UserError, match=r"kernels/broken.py:1: "):
+        discover.ops(tree)
+
+
+def test_an_op_has_one_file(tree):
+    shutil.copy(tree / "kernels" / "softmax.py", tree / "kernels" / "softmax_again.py")
+    with pytest.raises(UserError, match="'softmax' is also in softmax"):
+        discover.ops(tree)
