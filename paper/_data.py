@@ -1,0 +1,74 @@
+"""What the scripts of the paper share: a run's CSV files, errors, options, files written whole.
+
+These scripts know the CSV files of docs/architecture.md and nothing of the code that wrote them.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+OURS = "ours"
+TWIN = "ours_twin"
+TEXT = ("flags", "reason", "status", "bound", "worst_case", "gpu", "impl_version", "value", "ops")
+
+
+class PaperError(Exception):
+    """What is wrong, where, and what to do, in one or two lines."""
+
+
+def run(main: Callable[[argparse.Namespace], None], description: str) -> None:
+    """Runs a script that makes `--out` from `--run`; a PaperError ends it with exit code 2."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--run", type=Path, required=True, help="folder of the run")
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    try:
+        main(parser.parse_args())
+    except PaperError as error:
+        print(f"tilewright: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def read(folder: Path, name: str) -> pd.DataFrame:
+    """One CSV file of a run; columns of text hold "" where the file holds nothing."""
+    path = folder / f"{name}.csv"
+    try:
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype={"value": str})
+    except FileNotFoundError:
+        raise PaperError(f"{path}: missing; run the summarize stage first") from None
+    except ValueError as error:
+        raise PaperError(f"{path}: not readable as CSV ({error}); summarize again") from None
+    return frame.assign(**{name: frame[name].fillna("") for name in TEXT if name in frame})
+
+
+def summary(folder: Path) -> pd.DataFrame:
+    """summary.csv without the A/A twin, which measures the noise and is no rival."""
+    frame = read(folder, "summary")
+    return frame[frame["impl"] != TWIN]
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary name of the same kind beside `path`; renames it if the body succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path: Path, text: str) -> None:
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,255 @@
+"""What the figures share: style, one colour for each implementation, panels of rate over size."""
+
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+
+sys.path.append(str(Path(__file__).parents[1]))
+from _data import OURS, whole_file
+
+mpl.use("agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH = 6.3
+OURS_COLOUR, OURS_MARKER = "#c8102e", "o"
+PALETTE = (
+    "#0072b2", "#e69f00", "#009e73", "#8e4585", "#56b4e9", "#7a5c00",
+    "#5f6b73", "#d98cb3", "#2f4b26", "#4b3fa7", "#a3b300", "#00a6a6",
+)  # fmt: skip
+MARKERS = "sD^vP<>Xhp*8"
+HOLES = {
+    "unsupported": "x",
+    "unavailable": "+",
+    "inaccurate": "1",
+    "oom": "2",
+    "crashed": "3",
+    "hung": "4",
+    "throttled": "|",
+    "impossible": "_",
+}
+STYLE = {
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "legend.fontsize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "tilewright",
+}
+
+
+def looks(impls: Iterable[str]) -> dict[str, dict]:
+    """Colour and marker of each implementation, from its name; a taken one gives way to the next.
+
+    Hand it all implementations of a run, so that all figures of the run agree.
+    """
+    found, taken = {}, set()
+    for impl in sorted(set(impls)):
+        if impl == OURS:
+            found[impl] = {"color": OURS_COLOUR, "marker": OURS_MARKER, "zorder": 4}
+            continue
+        index = zlib.crc32(impl.encode()) % len(PALETTE)
+        while index in taken and len(taken) < len(PALETTE):
+            index = (index + 1) % len(PALETTE)
+        taken.add(index)
+        found[impl] = {"color": PALETTE[index], "marker": MARKERS[index], "zorder": 3}
+    return found
+
+
+def in_order(impls: Iterable[str]) -> list[str]:
+    """Ours first, the others by name."""
+    return sorted(set(impls), key=lambda impl: (impl != OURS, impl))
+
+
+def save(figure: Figure, out: Path) -> None:
+    """Writes the PDF and the SVG beside it, without dates: the same data gives the same bytes."""
+    for path, metadata in (
+        (out.with_suffix(".pdf"), {"CreationDate": None}),
+        (out.with_suffix(".svg"), {"Date": None}),
+    ):
+        with whole_file(path) as temporary:
+            figure.savefig(temporary, format=path.suffix[1:], metadata=metadata)
+    plt.close(figure)
+
+
+def nothing(out: Path, message: str) -> None:
+    """A figure of a run that has no rows for it: says so; the paper does not include it."""
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(WIDTH, 0.5))
+        figure.text(0.5, 0.5, message, ha="center", va="center")
+        save(figure, out)
+
+
+def family(
+    every: pd.DataFrame,
+    rows: pd.DataFrame,
+    out: Path,
+    *,
+    x: Callable[[pd.DataFrame], pd.Series],
+    label: str,
+    rate: str,
+    down: str,
+    across: str,
+    fixed: tuple[str, ...] = (),
+) -> None:
+    """Rate over size, a panel for each value of the columns `down` and `across`.
+
+    every: the summary of all families, for the colours. rows: those to draw. x: the size of each
+    row on a log2 axis, NaN where a case is not on the curve. rate: "gbps" or "tflops". fixed:
+    columns that must agree along a curve; their most frequent values are drawn. Cases that are on
+    no curve of at least three sizes are drawn below, one a line.
+    """
+    if rows.empty:
+        nothing(out, "This run holds no rows for this figure.")
+        return
+    rows = rows.assign(x=x(rows), sol=rows[rate] * rows["pct_sol"].rdiv(100))
+    curves = _on_a_curve(rows, [down, across], list(fixed))
+    lone = rows.drop(curves.index)
+    styles = looks(every["impl"])
+    names = {row: sorted(curves[row].unique()) for row in (down, across)}
+    lines = lone.groupby(["op", "pass", "dtype", "case"], sort=False).ngroups
+    heights = [
+        1.55 * len(names[down]) + 0.25 if len(curves) else 0.01,
+        0.155 * lines + 0.55 if lines else 0.01,
+        0.42,
+    ]
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(WIDTH, sum(heights)), layout="constrained")
+        top, middle, bottom = figure.subfigures(3, 1, height_ratios=heights)
+        unit = {"gbps": "GB/s", "tflops": "TFLOP/s"}[rate]
+        if len(curves):
+            grid = top.subplots(
+                len(names[down]), len(names[across]), sharex=True, sharey=True, squeeze=False
+            )
+            for axes_row, row in zip(grid, names[down], strict=True):
+                for axes, column in zip(axes_row, names[across], strict=True):
+                    panel = curves[(curves[down] == row) & (curves[across] == column)]
+                    _curves(axes, panel, rate, styles)
+                axes_row[-1].annotate(
+                    _name(down, row), (1.02, 0.5), xycoords="axes fraction", rotation=270, va="center"
+                )
+            for axes, column in zip(grid[0], names[across], strict=True):
+                axes.set_title(_name(across, column), pad=4)
+            top.supxlabel(label, fontsize=7.5)
+            top.supylabel(unit, fontsize=7.5)
+        if lines:
+            _lone(middle.subplots(), lone, rate, unit, styles)
+        _legend(bottom, rows, styles)
+        save(figure, out)
+
+
+def _on_a_curve(rows: pd.DataFrame, panel: list[str], fixed: list[str]) -> pd.DataFrame:
+    keep = []
+    for _, cells in rows[rows["x"].notna()].groupby(["op", *panel], sort=True):
+        groups = cells.groupby(fixed, sort=True) if fixed else [((), cells)]
+        _, longest = max(groups, key=lambda group: group[1]["x"].nunique())
+        if longest["x"].nunique() >= 3:
+            keep.append(longest)
+    return pd.concat(keep) if keep else rows.iloc[:0]
+
+
+def _curves(axes: Axes, panel: pd.DataFrame, rate: str, styles: Mapping[str, dict]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2, numticks=5))
+    axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
+    limit = panel.groupby("x")["sol"].max().dropna()
+    axes.plot(limit.index, limit, color="#333333", linestyle="--", linewidth=0.8, zorder=2)
+    holes = 0
+    for impl in reversed(in_order(panel["impl"])):
+        cells = panel[panel["impl"] == impl].sort_values("x")
+        timed = cells[cells["status"] == "ok"]
+        width = 1.6 if impl == OURS else 1.1
+        axes.plot(timed["x"], timed[rate], linewidth=width, **styles[impl])
+        axes.fill_between(
+            timed["x"],
+            timed[rate] * timed["device_us"] / timed["ci_hi"],
+            timed[rate] * timed["device_us"] / timed["ci_lo"],
+            color=styles[impl]["color"],
+            alpha=0.25,
+            linewidth=0,
+        )
+        untimed = cells[cells["status"] != "ok"]
+        for status, found in untimed.groupby("status"):
+            axes.plot(
+                found["x"],
+                [0.04 + 0.07 * holes] * len(found),
+                transform=axes.get_xaxis_transform(),
+                **_mark(status, styles[impl]["color"]),
+            )
+        holes += len(untimed) > 0
+    axes.set_ylim(bottom=0)
+
+
+def _lone(
+    axes: Axes, rows: pd.DataFrame, rate: str, unit: str, styles: Mapping[str, dict]
+) -> None:
+    varying = [name for name in ("op", "pass", "dtype") if rows[name].nunique() > 1]
+    labels = []
+    for _, cells in rows.groupby(["op", "pass", "dtype", "case"], sort=False):
+        line = len(labels)
+        first = cells.iloc[0]
+        labels.append(" ".join([*(first[name] for name in varying), first["case"]]))
+        if cells["sol"].notna().any():
+            axes.vlines(cells["sol"].max(), line - 0.4, line + 0.4, color="#333333", linewidth=0.8)
+        holes = 0
+        for impl in reversed(in_order(cells["impl"])):
+            row = cells[cells["impl"] == impl].iloc[0]
+            if row["status"] == "ok":
+                axes.plot(row[rate], line, linestyle="none", **(styles[impl] | {"ms": 4}))
+                continue
+            mark = _mark(row["status"], styles[impl]["color"])
+            holes += 1
+            axes.plot(0.015 * holes, line, transform=axes.get_yaxis_transform(), **mark)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    axes.set_xlim(left=0)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(unit)
+
+
+def _mark(status: str, colour: str) -> dict:
+    return {
+        "marker": HOLES[status],
+        "color": colour,
+        "linestyle": "none",
+        "markersize": 5,
+        "markeredgewidth": 1.1,
+        "clip_on": False,
+    }
+
+
+def _legend(figure: Figure, rows: pd.DataFrame, styles: Mapping[str, dict]) -> None:
+    handles = [mpl.lines.Line2D([], [], label=i, **styles[i]) for i in in_order(rows["impl"])]
+    if rows["sol"].notna().any():
+        limit = {"color": "#333333", "linestyle": "--", "linewidth": 0.8}
+        handles.append(mpl.lines.Line2D([], [], label="speed of light", **limit))
+    for status in sorted(set(rows["status"]) - {"ok"}):
+        handles.append(mpl.lines.Line2D([], [], label=status, **_mark(status, "#333333")))
+    figure.legend(handles=handles, loc="center", ncols=min(len(handles), 6), columnspacing=1.2)
+
+
+def _name(column: str, value: object) -> str:
+    if column == "flags":
+        return str(value) or "plain"
+    if column.startswith("size_"):
+        return f"{column[5:]} = {value:g}"
+    return str(value)

@@ -1,0 +1,27 @@
+"""Families without a figure of their own: GB/s or TFLOP/s of each case, one a line."""
+
+from pathlib import Path
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    drawn = {path.stem for path in Path(__file__).parent.glob("*.py")}
+    rows = every[~every["family"].isin(drawn)]
+    compute = not rows.empty and (rows["bound"] == "compute").mean() > 0.5
+    _figure.family(
+        every,
+        rows,
+        arguments.out,
+        x=lambda cells: cells["pct_sol"].where(False),
+        label="",
+        rate="tflops" if compute else "gbps",
+        down="pass",
+        across="dtype",
+    )
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,24 @@
+"""Softmax: GB/s over the row length, a row of panels for each pass and a column for each dtype."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    rows = every[every["family"] == "softmax"]
+    _figure.family(
+        every,
+        rows,
+        arguments.out,
+        x=lambda cells: cells["size_N"],
+        label="row length N",
+        rate="gbps",
+        down="pass",
+        across="dtype",
+        fixed=("size_M",),
+    )
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,22 @@
+"""Vector ops: GB/s over the length, a row of panels for each dtype and a column for each op."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    _figure.family(
+        every,
+        every[every["family"] == "vector"],
+        arguments.out,
+        x=lambda cells: cells["size_N"],
+        label="length N",
+        rate="gbps",
+        down="dtype",
+        across="op",
+    )
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
