@@ -1,0 +1,31 @@
+# The study in one image: `make image`, then
+# docker run --gpus all -v "$PWD/out:/tilewright/results/study" tilewright
+# Without --gpus it replays the recorded run. No step needs the network once the image is built.
+ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
+FROM ${BASE_IMAGE}
+
+ENV DEBIAN_FRONTEND=noninteractive
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends \
+        ca-certificates g++ gcc make python3 python3-dev python3-venv \
+        texlive-latex-recommended texlive-pictures texlive-latex-extra texlive-science latexmk \
+ && rm -rf /var/lib/apt/lists/*
+
+RUN useradd --create-home --uid 1001 tilewright && install -d -o tilewright /tilewright
+USER tilewright
+WORKDIR /tilewright
+
+# The environment before the code: an edit of a kernel does not install torch again.
+COPY --chown=tilewright requirements/cuda.txt requirements/
+RUN python3 -m venv .venv \
+ && .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-deps \
+        -r requirements/cuda.txt
+
+COPY --chown=tilewright . .
+
+# The image holds no history; this is its commit.
+ARG TILEWRIGHT_COMMIT=""
+ENV TILEWRIGHT_COMMIT=${TILEWRIGHT_COMMIT} PATH=/tilewright/.venv/bin:${PATH}
+
+ENTRYPOINT ["snakemake"]
+CMD ["--cores", "all"]
