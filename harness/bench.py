@@ -1,0 +1,217 @@
+"""One implementation of one op on the leased GPU, as `harness.worker` drives it.
+
+A cell is prepared once: inputs in several copies, the outputs that the calls must give, and a
+CUDA graph for each copy. Then it is timed in blocks, and checked at the end: the outputs of the
+timed calls must be those from before the timing.
+"""
+
+import contextlib
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch._functorch import config as functorch
+
+from harness import inputs, load, statuses
+from harness.timing import Timer
+from kernels._contract import Case
+
+COPIES = 3
+# Share of the GPU's memory that the inputs of one worker may take; all rivals hold theirs at once.
+INPUT_SHARE = 1 / 64
+# Differences allowed between runs that are not bitwise equal, relative to the largest entry.
+CLOSE_IN_EPS, CLOSE_AT_LEAST = 4, 1e-5
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Bench:
+    """See the module; raises as its parts do, and `harness.statuses` reads the exceptions."""
+
+    def __init__(self, op: str, impl: str, seed: int):
+        self._op, _ = load.op(op)
+        self._function = load.function(op, impl)
+        self._ours = impl in (load.OURS, load.TWIN)
+        self._seed = seed
+        self.version = load.version(impl)
+        self._timer = Timer()
+        # Else a compiled function's backward pass may run but once for each forward pass.
+        functorch.donated_buffer = False
+        self._forget()
+
+    def prepare(self, case: str, dtype: str, direction: str) -> dict[str, object]:
+        """Compiles, warms up and captures a cell; "reason" says why where a graph is impossible.
+
+        `peak_mem_bytes`: inputs, what the forward pass saved, outputs and workspace of one call.
+        """
+        the_case = next(each for each in self._op.sweep if each.name == case)
+        with torch.cuda.stream(self._timer.stream):
+            copies = COPIES
+            while len(self._calls) < copies:
+                before = torch.cuda.memory_allocated()
+                seed = self._seed + len(self._calls)
+                call, given = self._call(the_case, dtype, direction, seed)
+                with self._declining():
+                    call()
+                torch.cuda.reset_peak_memory_stats()
+                outputs = call()
+                peak = torch.cuda.max_memory_allocated() - before
+                self._calls.append(call)
+                self._given.append(given)
+                self._expected.append(tuple(output.clone() for output in outputs))
+                del outputs
+                copies = min(COPIES, max(1, int(_budget() / max(1, _size(given)))))
+            reason = self._capture()
+            torch.cuda.synchronize()
+        return {"reason": reason, "peak_mem_bytes": peak, "l2_bytes": self._timer.l2_bytes}
+
+    def block(self, calls: int) -> dict[str, object]:
+        """Times `calls` calls: `device_us`, `call_us`, `energy_uj`, readings; `busy_s` in all."""
+        began = time.perf_counter()
+        device_us, reading = self._timer.cold(self._timed, calls)
+        call_us, energy_uj = self._timer.eager(self._calls, calls)
+        busy = time.perf_counter() - began
+        times = {"device_us": device_us, "call_us": call_us, "energy_uj": energy_uj}
+        return times | reading | {"busy_s": busy}
+
+    def check(self) -> None:
+        """Raises Inaccurate unless the timed calls, and one more, gave the expected outputs."""
+        with torch.cuda.stream(self._timer.stream):
+            for outputs, expected in zip(self._outputs, self._expected, strict=True):
+                self._compare("a timed call", outputs, expected)
+            self._compare("the last call", self._calls[-1](), self._expected[-1])
+
+    def release(self) -> None:
+        """Gives the cell's memory back, and what torch.compile learned from its shapes."""
+        self._forget()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _forget(self) -> None:
+        self._calls: list[Callable[[], Tensors]] = []
+        self._timed: list[Callable[[], object]] = []
+        self._given: list[Tensors] = []
+        self._expected: list[Tensors] = []
+        self._outputs: list[Tensors] = []
+
+    def _call(self, case: Case, dtype: str, direction: str, seed: int):
+        """The call that is timed, without arguments, and the tensors that it reads."""
+        tensors = inputs.make(self._op, case, dtype, seed, "cuda")
+        arguments = self._op.arguments(case)
+        given = tuple(tensor for tensor in tensors.values() if tensor is not None)
+
+        def forward() -> Tensors:
+            result = self._function(**tensors, **arguments)
+            return result if isinstance(result, tuple) else (result,)
+
+        if direction == "forward":
+            return forward, given
+        wanted = [
+            tensors[name].requires_grad_()
+            for name, spec in self._op.inputs.items()
+            if spec.grad and tensors[name] is not None and tensors[name].is_floating_point()
+        ]
+        with self._declining():
+            outputs = [output for output in forward() if output.requires_grad]
+        gradients = inputs.gradients(outputs, seed)
+
+        def backward() -> Tensors:
+            return torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
+
+        return backward, (*given, *outputs, *gradients)
+
+    def _capture(self) -> str:
+        pool = torch.cuda.graph_pool_handle()
+        try:
+            for call in self._calls:
+                replay, outputs = self._timer.capture(call, pool)
+                self._timed.append(replay)
+                self._outputs.append(outputs)
+        except Exception as error:
+            torch.cuda.synchronize()
+            self._outputs = list(self._expected)
+            self._timed = [self._kept(index) for index in range(len(self._calls))]
+            return f"events: {statuses.reason(error)}"
+        for given, outputs in zip(self._given, self._outputs, strict=True):
+            _poison(outputs, given)
+        return ""
+
+    def _kept(self, index: int) -> Callable[[], None]:
+        """A call that keeps its outputs, so that the ones that were timed can be checked."""
+
+        def timed() -> None:
+            self._outputs[index] = self._calls[index]()
+
+        return timed
+
+    @contextlib.contextmanager
+    def _declining(self) -> Iterator[None]:
+        """A library that raises declines the case; ours, or a fault of the GPU, is a crash."""
+        try:
+            yield
+        except Exception as error:
+            fault = statuses.out_of_memory(error) or "CUDA error" in str(error)
+            if self._ours or fault:
+                raise
+            raise statuses.Unsupported(statuses.reason(error)) from error
+
+    def _compare(self, which: str, outputs: Tensors, expected: Tensors) -> None:
+        exact = self._ours and self._op.deterministic
+        for index, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
+            if not (_same_bits if exact else _close)(got, wanted):
+                how = "bitwise equal to" if exact else "close to"
+                raise statuses.Inaccurate(
+                    f"output {index} of {which} is not {how} that from before the timing"
+                )
+
+
+def _budget() -> float:
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory * INPUT_SHARE
+
+
+def _size(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _poison(outputs: Tensors, given: Tensors) -> None:
+    """Fills outputs with NaN: what no replay writes is found by the check.
+
+    An output that lies in the memory of an input is left alone, and so is one whose entries share
+    memory, as the gradient of a sum does.
+    """
+    taken = {tensor.untyped_storage().data_ptr() for tensor in given}
+    for output in outputs:
+        storage = output.untyped_storage()
+        own = storage.data_ptr() not in taken
+        if own and output.is_floating_point() and output.numel() == _span(output):
+            output.fill_(float("nan"))
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """How many elements of memory lie under a tensor if no two of its entries share one."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    kind = INTEGERS[a.element_size()]
+    return torch.equal(a.detach().contiguous().view(kind), b.detach().contiguous().view(kind))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    if not a.numel():
+        return True
+    largest = b.detach().nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    tolerance = max(CLOSE_IN_EPS * torch.finfo(a.dtype).eps, CLOSE_AT_LEAST) * largest
+    return torch.isclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True).all().item()

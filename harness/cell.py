@@ -1,0 +1,100 @@
+"""A cell is what is timed at one go: a case in one dtype and one direction; and its rows."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from harness import nvml, raw
+from kernels._contract import ITEMSIZE, Case, Cost, Op
+
+# Faster than this share of the floor is more than the uncertainty of the ceilings.
+FLOOR_SHARE = 0.9
+# Traffic, in sizes of the L2, from which on what stays in the cache no longer counts.
+BEYOND_L2 = 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    case: Case
+    dtype: str
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.case.name} {self.dtype} {self.direction}"
+
+
+def sweep(
+    op: Op, dtypes: Iterable[str], directions: Iterable[str], max_cases: int | None
+) -> Iterator[Cell]:
+    """The cells of an op's sweep in these dtypes and directions, first cases first."""
+    for case in op.sweep[:max_cases]:
+        for dtype in op.dtypes_of(case):
+            for direction in op.passes:
+                if dtype in dtypes and direction in directions:
+                    yield Cell(case, dtype, direction)
+
+
+def floor_us(cost: Cost, dtype: str, ceilings: Mapping[str, float], l2_bytes: int) -> float:
+    """The least time that the ceilings allow, in µs; 0 where they say nothing.
+
+    ceilings: GB/s and TFLOP/s by quantity. Traffic that the L2 could hide sets no floor.
+    """
+    seconds = cost.flops / (ceilings[dtype] * 1e12) if dtype in ceilings else 0.0
+    streams = cost.bytes_read + cost.bytes_written > BEYOND_L2 * l2_bytes
+    if streams and {"read", "write"} <= set(ceilings):
+        reading = cost.bytes_read / (ceilings["read"] * 1e9)
+        seconds = max(seconds, reading + cost.bytes_written / (ceilings["write"] * 1e9))
+    return seconds * 1e6
+
+
+class Rows:
+    """The rows of one cell, in the order in which they were taken."""
+
+    def __init__(self, op: Op, family: str, cell: Cell, ceilings: Mapping[str, float]):
+        self.taken: list[dict[str, object]] = []
+        self._cell, self._ceilings = cell, ceilings
+        self._cost = op.cost(cell.case, cell.direction, ITEMSIZE[cell.dtype])
+        self._common = {
+            "op": op.name,
+            "family": family,
+            "case": cell.case.name,
+            "dtype": cell.dtype,
+            "pass": cell.direction,
+            "bytes_read": self._cost.bytes_read,
+            "bytes_written": self._cost.bytes_written,
+            "flops": self._cost.flops,
+        }
+
+    def failed(self, impl: str, version: str, answer: Mapping, block: int, order: int) -> None:
+        """A row without times, for a failure in this block; block 0 also if none had begun."""
+        what = {"status": answer["status"], "reason": answer["reason"]}
+        self._add(impl, version, block, order, **what)
+
+    def timed(
+        self, impl: str, version: str, prepared: Mapping, answer: Mapping, block: int, order: int
+    ) -> None:
+        """A row from what the worker said of the cell when it was prepared, and of this block."""
+        throttle = answer.get("throttle") or ""
+        floor = floor_us(self._cost, self._cell.dtype, self._ceilings, prepared["l2_bytes"])
+        status, reason = "ok", prepared["reason"]
+        if nvml.slowed(throttle):
+            status, reason = "throttled", throttle
+        if answer["device_us"] < FLOOR_SHARE * floor:
+            status, reason = "impossible", f"faster than the floor of {floor:.2f} us"
+        measured = {name: _rounded(answer.get(name)) for name in (*raw.TIMES, *raw.READINGS)}
+        measured |= {"calls": answer["calls"], "throttle": throttle}
+        measured |= {"peak_mem_bytes": prepared["peak_mem_bytes"]}
+        self._add(impl, version, block, order, **measured, status=status, reason=reason)
+
+    def condemn(self, impl: str, answer: Mapping) -> None:
+        """The times of an implementation stand, with the reason why they count for nothing."""
+        for row in self.taken:
+            if row["impl"] == impl:
+                row.update(status=answer["status"], reason=answer["reason"])
+
+    def _add(self, impl: str, version: str, block: int, order: int, **more: object) -> None:
+        place = {"impl": impl, "impl_version": version, "block": block, "order": order}
+        self.taken.append(self._common | place | more)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

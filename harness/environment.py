@@ -1,0 +1,152 @@
+"""The machine, as text: what a reader needs to know to judge or repeat a measurement.
+
+`python -m harness.environment --out environment.json --config-sha256 …`; imports neither torch nor
+Triton nor a baseline.
+"""
+
+import argparse
+import ast
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+from harness import command, nvml
+from harness.command import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+ALWAYS = ("torch", "triton")
+GIB = 2**30
+NO_MODEL = {"nvidia", "geforce", "tesla"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--config-sha256", required=True, help="digest of the configuration")
+    options = parser.parse_args()
+    command.write_json(options.out, describe(ROOT, options.config_sha256))
+
+
+def describe(root: Path, config_sha256: str) -> dict[str, object]:
+    """The record of docs/architecture.md for the tree at `root` and this machine."""
+    now = datetime.datetime.now(datetime.UTC)
+    commit, dirty = revision(root)
+    gpu = first_gpu()
+    machine = model(gpu["name"]) if gpu else "nogpu"
+    return {
+        "run_id": f"{now:%Y%m%dT%H%MZ}-{commit[:7]}-{machine}",
+        "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "commit": commit,
+        "dirty": dirty,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
+        "gpu": gpu,
+        "versions": {name: version(name) for name in [*ALWAYS, *libraries(root)]},
+        "config_sha256": config_sha256,
+    }
+
+
+def revision(root: Path) -> tuple[str, bool]:
+    """The commit of the tree, and whether files differ from it.
+
+    Without history the commit is TILEWRIGHT_COMMIT, taken at its word, or "unknown", which is
+    dirty: nothing shows that the tree is as committed.
+    """
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is not None and Path(top).resolve() == root.resolve():
+        commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+        if commit is not None:
+            return commit, status != ""
+    stated = os.environ.get("TILEWRIGHT_COMMIT", "")
+    return (stated, False) if stated else ("unknown", True)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    call = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def model(name: str) -> str:
+    """The GPU's model as part of a file name: "NVIDIA H200" is "h200"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "-".join(word for word in words if word not in NO_MODEL)
+
+
+def libraries(root: Path) -> list[str]:
+    """The LIBRARY of each baseline, from its syntax tree, each once and sorted."""
+    found = set()
+    for path in sorted((root / "baselines").glob("[!_]*.py")):
+        name = _library(path)
+        if name is None:
+            raise UserError(f"baselines/{path.name}: has no LIBRARY; name the distribution in it")
+        found.add(name)
+    return sorted(found - set(ALWAYS))
+
+
+def _library(path: Path) -> str | None:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        named = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        if named and [getattr(target, "id", "") for target in node.targets] == ["LIBRARY"]:
+            return node.value.value
+    return None
+
+
+def version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def first_gpu() -> dict[str, object] | None:
+    """The first visible GPU by NVML; a value that its driver does not tell is null."""
+    visible = nvml.gpus()
+    if not visible:
+        return None
+    driver = nvml.library()
+    device = driver.nvmlDeviceGetHandleByUUID(visible[0].uuid)
+
+    def ask(function: str, *arguments):
+        return nvml.ask(driver, function, device, *arguments)
+
+    capability = ask("nvmlDeviceGetCudaComputeCapability")
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    power = ask("nvmlDeviceGetEnforcedPowerLimit")
+    ecc, mig = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+    cuda = nvml.ask(driver, "nvmlSystemGetCudaDriverVersion_v2")
+    return {
+        "name": visible[0].name,
+        "uuid": visible[0].uuid,
+        "sm": capability and "sm_{}{}".format(*capability),
+        "memory_gib": memory and round(memory.total / GIB, 1),
+        "driver": nvml.ask(driver, "nvmlSystemGetDriverVersion"),
+        "vbios": ask("nvmlDeviceGetVbiosVersion"),
+        "cuda": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "power_limit_w": power and power / 1000,
+        "max_sm_mhz": ask("nvmlDeviceGetMaxClockInfo", driver.NVML_CLOCK_SM),
+        "max_mem_mhz": ask("nvmlDeviceGetMaxClockInfo", driver.NVML_CLOCK_MEM),
+        "ecc": ecc and bool(ecc[0]),
+        "mig": mig and bool(mig[0]),
+    }
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,47 @@
+"""No time without a verification: what the reports of `harness.verify` say of each cell."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.cell import Cell
+from harness.command import UserError, read_json
+from harness.load import OURS, TWIN
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: str
+    reason: str
+    impl_version: str
+
+
+class Gate:
+    """The reports `<folder>/<op>/<impl>.json` of the implementations that are to be timed.
+
+    Raises UserError where one is missing or was not made on a GPU.
+    """
+
+    def __init__(self, folder: Path, op: str, impls: list[str]):
+        self._reports, self._cells = {}, {}
+        for impl in impls:
+            path = folder / op / f"{OURS if impl == TWIN else impl}.json"
+            remedy = f"make it with python -m harness.verify --op {op}"
+            report = read_json(path, remedy)
+            if absent := {"status", "reason", "mode", "impl_version", "cells"} - set(report):
+                raise UserError(f"{path}: has no {min(absent)!r}; {remedy}")
+            if report["mode"] != "gpu" and report["status"] != "unavailable":
+                raise UserError(f"{path}: made without a GPU; {remedy} on the machine that times")
+            self._reports[impl] = report
+            self._cells[impl] = {
+                (cell["case"], cell["dtype"], cell["pass"]): cell for cell in report["cells"]
+            }
+
+    def verdict(self, impl: str, cell: Cell) -> Verdict:
+        """The status of a cell; that of the whole report where verification never reached it."""
+        report = self._reports[impl]
+        found = self._cells[impl].get((cell.case.name, cell.dtype, cell.direction))
+        if found is None:
+            found = report
+            if report["status"] == "ok":
+                found = {"status": "inaccurate", "reason": "never verified"}
+        return Verdict(found["status"], found["reason"] or "", report["impl_version"] or "")

@@ -1,0 +1,152 @@
+"""One GPU for one job: an advisory lock per device, held for as long as the job runs.
+
+The kernel drops the lock when its holder dies, so a crash never leaves a GPU leased. Timing holds
+it alone; verification shares it. The lock binds all Tilewright jobs of a machine, however they
+were started; programs that know nothing of it are found by asking the driver.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness import nvml
+from harness.command import UserError
+from harness.nvml import Gpu, gpus
+
+# Longest wait for other Tilewright jobs.
+WAIT_S = 4 * 3600.0
+# The driver lists a process for a moment after its death.
+SETTLE_S = 5.0
+PAUSE_S = (0.02, 0.2)
+
+
+@contextlib.contextmanager
+def hold(exclusive: bool, wait_s: float = WAIT_S) -> Iterator[Gpu]:
+    """Leases a free GPU; meanwhile the processes started from here see that one alone.
+
+    exclusive: alone, for timing; otherwise shared with other such holders, for verifying.
+    wait_s: how long to wait for other jobs of this project.
+    Raises UserError where no GPU is visible, where another program uses every visible GPU (for an
+    exclusive lease), or where the wait was in vain.
+    """
+    lock, gpu = _acquire(exclusive, wait_s)
+    wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield gpu
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+        os.close(lock)
+
+
+def _acquire(exclusive: bool, wait_s: float) -> tuple[int, Gpu]:
+    devices = gpus()
+    if not devices:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
+        raise UserError(f"no GPU is visible{where}; set measure to false to replay a recorded run")
+    began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
+    while True:
+        strangers = {}
+        for gpu in devices:
+            lock = _try_lock(gpu, exclusive)
+            if lock is None:
+                continue
+            users = _users(gpu) if exclusive else []
+            if not users:
+                return lock, gpu
+            os.close(lock)
+            strangers[gpu] = users
+        now = time.monotonic()
+        if len(strangers) < len(devices):
+            free_of_strangers = now
+        elif now - free_of_strangers > SETTLE_S:
+            raise UserError(_complaint(strangers))
+        if now - began > wait_s:
+            raise UserError(
+                f"{devices[0]}: still leased by {_holder(devices[0])} after {wait_s:g} s; "
+                "wait for that job or end it"
+            )
+        if not told and not strangers:
+            print(f"waiting for {devices[0]}, leased by {_holder(devices[0])}", file=sys.stderr)
+            told = True
+        time.sleep(random.uniform(*PAUSE_S))
+
+
+def _complaint(strangers: dict[Gpu, list[tuple[int, str]]]) -> str:
+    used = (
+        f"{gpu}: process {pid} ({program}) is using it"
+        for gpu, users in strangers.items()
+        for pid, program in users[:1]
+    )
+    return f"{', '.join(used)}; end it, or choose another GPU by CUDA_VISIBLE_DEVICES"
+
+
+def _users(gpu: Gpu) -> list[tuple[int, str]]:
+    """Process number and program of everything that computes on a GPU, except this process."""
+    driver = nvml.library()
+    device = driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    found = nvml.ask(driver, "nvmlDeviceGetComputeRunningProcesses", device) or []
+    return [(each.pid, _program(driver, each.pid)) for each in found if each.pid != os.getpid()]
+
+
+def _program(driver, pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return nvml.ask(driver, "nvmlSystemGetProcessName", pid) or "unknown program"
+
+
+def _path(gpu: Gpu) -> Path:
+    safe = re.sub(r"[^\w-]", "_", gpu.uuid)
+    return Path(tempfile.gettempdir()) / f"tilewright-{safe}.lock"
+
+
+def _try_lock(gpu: Gpu, exclusive: bool) -> int | None:
+    """A descriptor that holds the device's lock, with this process named in the file."""
+    descriptor = _open(_path(gpu))
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    # The file of another user may be readable only; the lock holds all the same.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"pid": os.getpid()}).encode(), 0)
+    return descriptor
+
+
+def _open(path: Path) -> int:
+    """Opens the lock file, made on first use and writable by every user of the machine."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        os.fchmod(descriptor, 0o666)
+        return descriptor
+    except FileExistsError:
+        pass
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except PermissionError:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def _holder(gpu: Gpu) -> str:
+    try:
+        return f"process {json.loads(_path(gpu).read_text())['pid']}"
+    except (OSError, ValueError, LookupError):
+        return "another job"

@@ -1,0 +1,138 @@
+"""The raw measurements of one op: `raw/<op>.csv`, a row a block, and its sidecar in JSON."""
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.command import UserError, read_json
+from harness.statuses import STATUSES
+
+TEXT = ("op", "family", "case", "dtype", "pass", "impl", "impl_version")
+INTEGERS = ("block", "order", "calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes")
+READINGS = ("sm_mhz", "temp_c", "power_w", "energy_uj")
+TIMES = ("device_us", "call_us")
+HEADER = (
+    *TEXT,
+    *("block", "order"),
+    *TIMES,
+    *("calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes"),
+    *READINGS,
+    *("throttle", "status", "reason"),
+)
+# Never empty; a row of a TIMED status has its times as well.
+FILLED = (*TEXT[:-1], "block", "order", "bytes_read", "bytes_written", "flops")
+TIMED = ("ok", "throttled", "impossible")
+SIDECAR_KEYS = ("op", "run_id", "mode", "rows", "csv_sha256", "environment", "ceilings")
+
+
+def line(row: Mapping[str, object]) -> str:
+    """The CSV line of a row; raises ValueError for an unknown column or a number not finite."""
+    if unknown := set(row) - set(HEADER):
+        raise ValueError(f"unknown columns {sorted(unknown)}")
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerow(_cell(row.get(name)) for name in HEADER)
+    return buffer.getvalue()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{value} is no measurement")
+        return repr(value)
+    # One row is one line of plain text: a reason is whatever a library said.
+    return "".join(letter if letter.isprintable() else " " for letter in str(value))
+
+
+def header_line() -> str:
+    return ",".join(HEADER) + "\n"
+
+
+def parse(text: str, where: str, remedy: str) -> list[dict[str, object]]:
+    """The rows of a raw CSV's text: numbers as int or float, None where empty.
+
+    Raises UserError that names `where`, the line, what is wrong, and `remedy`.
+    """
+
+    def refuse(number: int, problem: str):
+        raise UserError(f"{where}:{number}: {problem}; {remedy}")
+
+    if not text.endswith("\n"):
+        refuse(text.count("\n") + 1, "the file ends inside a line: it is truncated")
+    try:
+        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        refuse(1, f"not CSV ({error})")
+    if tuple(lines[0]) != HEADER:
+        refuse(1, "the header is not that of a raw measurement")
+    rows = []
+    for number, fields in enumerate(lines[1:], start=2):
+        if len(fields) != len(HEADER):
+            refuse(number, f"{len(fields)} fields where the header has {len(HEADER)}")
+        try:
+            rows.append(_typed(dict(zip(HEADER, fields, strict=True))))
+        except ValueError as error:
+            refuse(number, str(error))
+    return rows
+
+
+def _typed(fields: dict[str, str]) -> dict[str, object]:
+    row: dict[str, object] = dict(fields)
+    for name in HEADER:
+        if name in INTEGERS or name in READINGS or name in TIMES:
+            row[name] = _number(name, fields[name])
+    if fields["status"] not in STATUSES:
+        raise ValueError(f"status {fields['status']!r} is none of {', '.join(STATUSES)}")
+    if fields["pass"] not in ("forward", "backward"):
+        raise ValueError(f"pass {fields['pass']!r} is neither forward nor backward")
+    filled = FILLED + TIMES if fields["status"] in TIMED else FILLED
+    if empty := [name for name in filled if not fields[name]]:
+        raise ValueError(f"{empty[0]} is empty")
+    return row
+
+
+def _number(name: str, text: str) -> int | float | None:
+    if text == "":
+        return None
+    kind = int if name in INTEGERS else float
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, no number") from None
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {text}, no measurement")
+    return value
+
+
+def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
+    """The rows of a raw CSV and its sidecar, which must belong together.
+
+    Raises UserError where either is missing, broken, or not what the other says.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; {remedy}") from None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8 text; {remedy}") from None
+    rows = parse(text, str(path), remedy)
+    beside = path.with_suffix(".json")
+    sidecar = read_json(beside, remedy)
+    if missing := [key for key in SIDECAR_KEYS if key not in sidecar]:
+        raise UserError(f"{beside}: has no {missing[0]!r}; {remedy}")
+    if sidecar["rows"] != len(rows):
+        said = sidecar["rows"]
+        raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
+    if sidecar["csv_sha256"] != sha256(content):
+        raise UserError(f"{path}: its SHA-256 is not the one in {beside.name}; {remedy}")
+    return rows, sidecar
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

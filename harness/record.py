@@ -1,0 +1,71 @@
+"""Copies the ops that a run measured, with their verification, to where git keeps them.
+
+`python -m harness.record --run results/study --into results/recorded/h200`; an op is replaced
+whole: CSV, sidecar and reports of all its implementations come from one run.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import command, raw
+from harness.command import UserError
+from harness.load import TWIN
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code too")
+    options = parser.parse_args()
+    for op in record(options.run, options.into, options.allow_dirty):
+        print(f"recorded {op}", file=sys.stderr)
+
+
+def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
+    """Copies every op of `run`, or none; returns their names.
+
+    Raises UserError where a file is missing or broken, was replayed, or, unless allowed, comes
+    from a tree with changes that no commit holds.
+    """
+    remedy = "measure it again: python -m harness.measure"
+    sources = {path.stem: path for path in sorted((run / "raw").glob("*.csv"))}
+    if not sources:
+        raise UserError(f"{run}/raw: holds no measurement; {remedy}")
+    reports = {}
+    for op, path in sources.items():
+        rows, sidecar = raw.read(path, remedy)
+        if sidecar["mode"] != "measured":
+            raise UserError(f"{path}: was {sidecar['mode']}, not measured; {remedy}")
+        if sidecar.get("dirty", True) and not allow_dirty:
+            raise UserError(f"{path}: measured on uncommitted code; commit it and {remedy}")
+        impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
+        reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
+        for report in reports[op]:
+            command.read_json(report, f"verify it again: python -m harness.verify --op {op}")
+    for op, path in sources.items():
+        _replace_folder(into / "verify" / op, reports[op])
+        for source in (path.with_suffix(".json"), path):
+            with command.whole_file(into / "raw" / source.name) as temporary:
+                shutil.copyfile(source, temporary)
+    return list(sources)
+
+
+def _replace_folder(folder: Path, files: list[Path]) -> None:
+    """Puts a folder with copies of these files in the place of the old one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
+        fresh, old = Path(name) / "fresh", Path(name) / "old"
+        fresh.mkdir()
+        for file in files:
+            shutil.copyfile(file, fresh / file.name)
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+
+
+if __name__ == "__main__":
+    command.run(main)

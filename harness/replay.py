@@ -1,0 +1,34 @@
+"""Copies the recorded measurement of one op into a run, in place of measuring it.
+
+`python -m harness.replay --op softmax --recorded results/recorded/h200 --out raw/softmax.csv`
+"""
+
+import argparse
+from pathlib import Path
+
+from harness import command, raw
+from harness.command import UserError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--op", required=True)
+    parser.add_argument("--recorded", type=Path, required=True, help="folder of a recorded run")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    replay(options.op, options.recorded, options.out)
+
+
+def replay(op: str, recorded: Path, out: Path) -> None:
+    """Writes both files of an op; UserError where the recorded ones are missing or broken."""
+    source = recorded / "raw" / f"{op}.csv"
+    remedy = f"record {op} on a GPU machine or take it out of ops in config/config.yaml"
+    rows, sidecar = raw.read(source, remedy)
+    if {op} != {sidecar["op"], *(row["op"] for row in rows)}:
+        raise UserError(f"{source}: is about another op than {op}; {remedy}")
+    command.write_text(out, source.read_text(encoding="utf-8"))
+    command.write_json(out.with_suffix(".json"), sidecar | {"mode": "replayed"})
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,49 @@
+"""What can become of a cell, and which of these an exception stands for."""
+
+from harness.command import UserError
+
+STATUSES = (
+    "ok",
+    "inaccurate",
+    "unavailable",
+    "unsupported",
+    "oom",
+    "crashed",
+    "hung",
+    "throttled",
+    "impossible",
+)
+REASON_LENGTH = 240
+
+
+class Unsupported(Exception):
+    """A library declined a case; the message is the first line of what it said."""
+
+
+class Inaccurate(Exception):
+    """A timed call gave another result than the call before the timing."""
+
+
+def of(error: BaseException) -> str:
+    """The status of a cell that ended with this exception."""
+    if isinstance(error, Inaccurate):
+        return "inaccurate"
+    if out_of_memory(error):
+        return "oom"
+    if isinstance(error, (Unsupported, UserError)):
+        return "unsupported"
+    return "unavailable" if type(error).__name__ == "Unavailable" else "crashed"
+
+
+def out_of_memory(error: BaseException) -> bool:
+    # By name, so that this needs no torch; CUDA's own error carries the words only.
+    memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return memory or "out of memory" in str(error).lower()
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an exception, after its type unless its own message suffices."""
+    lines = str(error).strip().splitlines() or [""]
+    own = isinstance(error, (Unsupported, Inaccurate, UserError))
+    text = lines[0] if own else f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+    return text[:REASON_LENGTH]
