@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from harness import discover
+from harness import nvml
 from harness.command import UserError, run, write_json
 from harness.process import Worker
 
@@ -28,7 +28,7 @@ HANG_S = 600.0
 def main() -> int:
     arguments = _arguments()
     ours = arguments.impl in OURS
-    mode = "gpu" if discover.gpus() else "interpreter" if ours else "cpu"
+    mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
     with _surroundings(mode):
         report = verify(arguments, mode)
     write_json(arguments.out, report)
