@@ -23,7 +23,7 @@ ENVIRONMENT_REMEDY = "make it with python -m harness.environment on the machine 
 
 def main() -> None:
     options = _options()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     began = time.monotonic()
     op, family = load.op(options.op)

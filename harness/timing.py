@@ -38,15 +38,17 @@ class Timer:
         The call must have run on `stream` before: compilation and lazy set-up cannot be captured.
         Raises whatever made the capture fail.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, cause = torch.cuda.CUDAGraph(), None
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-                result = call()
+                try:
+                    result = call()
+                except Exception as error:
+                    cause = error
+                    raise
         except Exception as error:
-            # Ending an invalid capture fails as well; the first error is the cause.
-            while error.__context__ is not None:
-                error = error.__context__
-            raise error from None
+            # Ending an invalid capture fails as well, and would hide what made it invalid.
+            raise cause or error from None
         return graph.replay, result
 
     def cold(self, calls: Sequence[Call], count: int) -> tuple[float, dict[str, object]]:

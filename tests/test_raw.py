@@ -1,0 +1,193 @@
+"""A raw measurement is read as it was written, or not at all."""
+
+import json
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import raw
+from harness.command import UserError
+from harness.statuses import STATUSES
+
+REMEDY = "measure it again"
+NAME = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12)
+COUNT = st.integers(0, 2**62)
+TIME = st.floats(0, 1e12)
+
+
+@st.composite
+def any_row(draw) -> dict[str, object]:
+    row: dict[str, object] = {name: draw(NAME) for name in raw.TEXT}
+    row["pass"] = draw(st.sampled_from(["forward", "backward"]))
+    row |= {name: draw(COUNT) for name in raw.INTEGERS}
+    row |= {name: draw(TIME) for name in raw.TIMES}
+    row |= {name: draw(st.none() | TIME) for name in raw.READINGS}
+    row["throttle"] = draw(st.sampled_from(["", "power cap; power brake"]))
+    row["status"] = draw(st.sampled_from(STATUSES))
+    row["reason"] = draw(st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=40))
+    if row["status"] not in raw.TIMED:
+        row |= {name: None for name in (*raw.TIMES, "calls", "peak_mem_bytes")}
+    return row
+
+
+PLAIN = {
+    "op": "softmax",
+    "family": "softmax",
+    "case": "M4096-N256",
+    "dtype": "float16",
+    "pass": "forward",
+    "impl": "ours",
+    "impl_version": "3.6.0",
+    "block": 0,
+    "order": 0,
+    "device_us": 12.5,
+    "call_us": 20.25,
+    "calls": 200,
+    "bytes_read": 10,
+    "bytes_written": 10,
+    "flops": 5,
+    "peak_mem_bytes": 20,
+    "throttle": "",
+    "status": "ok",
+    "reason": "",
+}
+
+
+def text_of(rows) -> str:
+    return raw.header_line() + "".join(map(raw.line, rows))
+
+
+def save(path, rows, /, **changes):
+    """A CSV and the sidecar that belongs to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text_of(rows), encoding="utf-8")
+    sidecar = {
+        "op": "softmax",
+        "run_id": "r",
+        "mode": "measured",
+        "dirty": False,
+        "rows": len(rows),
+        "csv_sha256": raw.sha256(path.read_bytes()),
+        "environment": {},
+        "ceilings": [],
+    }
+    path.with_suffix(".json").write_text(json.dumps(sidecar | changes))
+    return path
+
+
+@given(st.lists(any_row(), max_size=4))
+def test_what_is_written_is_read(rows):
+    full = [{name: row.get(name) for name in raw.HEADER} for row in rows]
+    read = raw.parse(text_of(rows), "raw.csv", REMEDY)
+    for got, wanted in zip(read, full, strict=True):
+        plain = "".join(letter if letter.isprintable() else " " for letter in wanted["reason"])
+        assert got == wanted | {"reason": plain}
+
+
+@given(st.text(max_size=80))
+def test_any_reason_stays_on_its_line(reason):
+    assert len(text_of([PLAIN | {"reason": reason}]).splitlines()) == 2
+    text_of([PLAIN | {"reason": reason}]).encode()
+    raw.parse(text_of([PLAIN | {"reason": reason}]), "raw.csv", REMEDY)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(any_row(), min_size=1, max_size=4), data=st.data())
+def test_a_truncated_file_is_refused(tmp_path, rows, data):
+    path = save(tmp_path / "softmax.csv", rows)
+    content = path.read_bytes()
+    assert raw.read(path, REMEDY)[0]
+    path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(UserError, match=r"softmax\.csv.*measure it again"):
+        raw.read(path, REMEDY)
+
+
+def test_every_truncation_inside_a_line_is_seen_without_the_sidecar():
+    text = text_of([PLAIN, PLAIN | {"block": 1}])
+    for length in range(len(text)):
+        if not text[:length].endswith("\n"):
+            with pytest.raises(UserError, match="truncated"):
+                raw.parse(text[:length], "raw.csv", REMEDY)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_changed_byte_is_refused(tmp_path, data):
+    path = save(tmp_path / "softmax.csv", [PLAIN])
+    content = bytearray(path.read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    with pytest.raises(UserError):
+        raw.read(path, REMEDY)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"status": "fine"}, "status 'fine' is none of"),
+        ({"pass": "sideways"}, "neither forward nor backward"),
+        ({"device_us": -1.0}, "device_us is -1.0, no measurement"),
+        ({"device_us": "fast"}, "device_us is 'fast', no number"),
+        ({"device_us": None}, "device_us is empty"),
+        ({"calls": "1.5"}, "calls is '1.5', no number"),
+        ({"power_w": "nan"}, "power_w is nan"),
+        ({"impl": ""}, "impl is empty"),
+        ({"block": None}, "block is empty"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(change, problem):
+    with pytest.raises(UserError, match=r"raw\.csv:3: .*measure it again") as error:
+        raw.parse(text_of([PLAIN, PLAIN | change]), "raw.csv", REMEDY)
+    assert problem in str(error.value)
+
+
+def test_a_row_without_times_needs_none():
+    row = PLAIN | {"status": "oom", "device_us": None, "call_us": None, "calls": None}
+    assert raw.parse(text_of([row]), "raw.csv", REMEDY)[0]["device_us"] is None
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "\n", '"open\n', raw.header_line() + "1,2\n"])
+def test_an_alien_table_is_refused(text):
+    with pytest.raises(UserError, match=r"raw\.csv:\d+: .*measure it again"):
+        raw.parse(text, "raw.csv", REMEDY)
+
+
+def test_a_picture_is_refused(tmp_path):
+    path = tmp_path / "softmax.csv"
+    path.write_bytes(b"\x89PNG\r\n\xff\xfe\n")
+    with pytest.raises(UserError, match="not UTF-8"):
+        raw.read(path, REMEDY)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"softmax\.csv: missing; measure it again"):
+        raw.read(tmp_path / "softmax.csv", REMEDY)
+
+
+def test_a_missing_sidecar_is_named(tmp_path):
+    path = save(tmp_path / "softmax.csv", [PLAIN])
+    path.with_suffix(".json").unlink()
+    with pytest.raises(UserError, match=r"softmax\.json: missing"):
+        raw.read(path, REMEDY)
+
+
+def test_a_sidecar_of_other_rows_is_refused(tmp_path):
+    path = save(tmp_path / "softmax.csv", [PLAIN], rows=2)
+    with pytest.raises(UserError, match=r"1 rows where softmax\.json says 2"):
+        raw.read(path, REMEDY)
+
+
+def test_a_sidecar_without_a_key_is_refused(tmp_path):
+    path = save(tmp_path / "softmax.csv", [PLAIN])
+    path.with_suffix(".json").write_text("{}")
+    with pytest.raises(UserError, match=r"softmax\.json: has no 'op'"):
+        raw.read(path, REMEDY)
+
+
+@pytest.mark.parametrize("change", [{"device_us": math.inf}, {"power_w": math.nan}, {"speed": 1}])
+def test_what_no_reader_would_take_is_not_written(change):
+    with pytest.raises(ValueError):
+        raw.line(PLAIN | change)
