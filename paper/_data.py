@@ -15,7 +15,12 @@ import pandas as pd
 
 OURS = "ours"
 TWIN = "ours_twin"
-TEXT = ("flags", "reason", "status", "bound", "worst_case", "gpu", "impl_version", "value", "ops")
+# Columns that stay text even where they look like numbers; "" where the file holds nothing.
+TEXT = (
+    *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
+    *("status", "reason", "verdict", "worst_case", "run_id", "commit", "date", "machine", "gpu"),
+    *("ops", "key", "file", "kernel", "arch", "config", "stage"),
+)
 
 
 class PaperError(Exception):
@@ -35,15 +40,16 @@ def run(main: Callable[[argparse.Namespace], None], description: str) -> None:
 
 
 def read(folder: Path, name: str) -> pd.DataFrame:
-    """One CSV file of a run; columns of text hold "" where the file holds nothing."""
+    """One CSV file of a run."""
     path = folder / f"{name}.csv"
     try:
-        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype={"value": str})
+        text = dict.fromkeys((*TEXT, *(["value"] if name == "environment" else [])), str)
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
     except FileNotFoundError:
         raise PaperError(f"{path}: missing; run the summarize stage first") from None
     except ValueError as error:
         raise PaperError(f"{path}: not readable as CSV ({error}); summarize again") from None
-    return frame.assign(**{name: frame[name].fillna("") for name in TEXT if name in frame})
+    return frame.assign(**{column: frame[column].fillna("") for column in text if column in frame})
 
 
 def summary(folder: Path) -> pd.DataFrame:

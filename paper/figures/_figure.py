@@ -144,7 +144,11 @@ def family(
                     panel = curves[(curves[down] == row) & (curves[across] == column)]
                     _curves(axes, panel, rate, styles)
                 axes_row[-1].annotate(
-                    _name(down, row), (1.02, 0.5), xycoords="axes fraction", rotation=270, va="center"
+                    _name(down, row),
+                    (1.02, 0.5),
+                    xycoords="axes fraction",
+                    rotation=270,
+                    va="center",
                 )
             for axes, column in zip(grid[0], names[across], strict=True):
                 axes.set_title(_name(across, column), pad=4)
@@ -199,9 +203,7 @@ def _curves(axes: Axes, panel: pd.DataFrame, rate: str, styles: Mapping[str, dic
     axes.set_ylim(bottom=0)
 
 
-def _lone(
-    axes: Axes, rows: pd.DataFrame, rate: str, unit: str, styles: Mapping[str, dict]
-) -> None:
+def _lone(axes: Axes, rows: pd.DataFrame, rate: str, unit: str, styles: Mapping[str, dict]) -> None:
     varying = [name for name in ("op", "pass", "dtype") if rows[name].nunique() > 1]
     labels = []
     for _, cells in rows.groupby(["op", "pass", "dtype", "case"], sort=False):

@@ -35,7 +35,7 @@ def main(arguments):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set_yticks(list(ticks), list(ticks.values()))
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(line - 1, -1)

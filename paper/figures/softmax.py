@@ -1,4 +1,4 @@
-"""Softmax: GB/s over the row length, a row of panels for each pass and a column for each dtype."""
+"""Softmax: GB/s over the row length, by pass and dtype."""
 
 import _figure
 from _data import run, summary

@@ -39,7 +39,7 @@ rule table:
 
 rule numbers:
     input:
-        study.sources("paper/numbers.py"),
+        study.sources("paper/claims.py"),
         "paper/claims.yaml",
         rules.summarize.output,
         rules.survey.output,
@@ -52,4 +52,4 @@ rule numbers:
     message:
         "Derive the numbers of the text"
     shell:
-        "python paper/numbers.py --run {params.run} --out {output} > {log} 2>&1"
+        "python paper/claims.py --run {params.run} --out {output} > {log} 2>&1"
