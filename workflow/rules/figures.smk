@@ -13,6 +13,8 @@ rule figure:
         "<log>/figures/{name}.log",
     params:
         run=subpath(output[0], ancestor=2),
+        # Which families have a figure of their own decides what some scripts show.
+        drawn=study.stems("paper/figures"),
     message:
         "Draw figure {wildcards.name}"
     shell:
@@ -31,6 +33,8 @@ rule table:
         "<log>/tables/{name}.log",
     params:
         run=subpath(output[0], ancestor=2),
+        # Which families have a figure of their own decides what some scripts show.
+        drawn=study.stems("paper/figures"),
     message:
         "Set table {wildcards.name}"
     shell:
