@@ -12,7 +12,7 @@ complain() {
 set_up_python() {
     python=${PYTHON:-python3}
     supported='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
-    if ! "$python" -c "$supported"; then
+    if ! "$python" -c "$supported" 2>/dev/null; then
         complain "$python is missing or not Python 3.11 to 3.13; name one: make PYTHON=python3.12 …"
         exit 2
     fi

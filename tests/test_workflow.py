@@ -237,6 +237,27 @@ def test_a_mistake_on_the_command_line_is_named(tree):
     assert "tilewright: --config: measure: 'false' does not fit; expected auto" in done.stderr
 
 
+def test_the_message_of_a_failed_command_stands_at_the_end(tree):
+    raw = "results/study/raw/dot.csv"
+    done = snakemake(tree, raw, "--config", "measure=False", "recorded=nowhere")
+    assert done.returncode != 0
+    assert "\ntilewright: nowhere/raw/dot.csv: missing; " in "\n".join(
+        done.stderr.splitlines()[-6:]
+    )
+    assert not (tree / raw).exists()
+
+
+def test_set_up_names_what_it_lacks(tmp_path):
+    call = [str(ROOT / "requirements" / "setup.sh"), "python", str(tmp_path / "venv")]
+    done = subprocess.run(
+        call, env=os.environ | {"PYTHON": "no-such-python"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("tilewright: no-such-python is missing or not Python 3.11")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "venv").exists()
+
+
 def test_a_broken_kernel_file_is_named(tree):
     (tree / "kernels" / "broken.py").write_text("def broken(:\n")
     with pytest.raises(UserError, match=r"kernels/broken.py:1: "):
