@@ -1,14 +1,11 @@
 """What a launcher may ask of the device, with an answer where there is none."""
 
-import functools
-
 import torch
 
 # Meta tensors (ahead-of-time builds) and CPU tensors (the interpreter) plan for this many.
 NOMINAL_SM_COUNT = 132
 
 
-@functools.cache
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors of `device`; a nominal number for devices that have none."""
     if device.type != "cuda":

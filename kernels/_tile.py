@@ -3,9 +3,12 @@
 import triton
 import triton.language as tl
 
+# As a default argument a bare string is not taken for a constant.
+NO_POLICY = tl.constexpr("")
+
 
 @triton.jit
-def load_f32(ptrs, mask, POLICY: tl.constexpr = ""):
+def load_f32(ptrs, mask, POLICY: tl.constexpr = NO_POLICY):
     """The tile in float32, zero where the mask is false; POLICY is its eviction policy."""
     return tl.load(ptrs, mask=mask, other=0.0, eviction_policy=POLICY).to(tl.float32)
 

@@ -84,11 +84,11 @@ def _tile(m, n, warps, stages):
 
 
 CONFIGS = (
-    _tile(128, 128, 8, 2),
-    _tile(128, 128, 8, 3),
-    _tile(128, 64, 4, 3),
     _tile(128, 64, 8, 3),
     _tile(64, 64, 4, 3),
+    _tile(128, 64, 8, 4),
+    _tile(128, 64, 4, 2),
+    _tile(128, 128, 8, 2),
 )
 FLOAT32_CONFIG = _tile(64, 32, 4, 2)
 
@@ -96,7 +96,7 @@ FLOAT32_CONFIG = _tile(64, 32, 4, 2)
 def _choose(s, d, itemsize, causal):
     if itemsize == 4:
         return FLOAT32_CONFIG
-    return CONFIGS[0] if d == 128 else CONFIGS[1]
+    return CONFIGS[1] if d == 128 and s <= 4096 else CONFIGS[0]
 
 
 @triton.jit
@@ -105,8 +105,9 @@ def _walk_keys(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     offs_n = tl.arange(0, BLOCK_N)
-    k_ptrs += first.to(tl.int64) * stride_ks
-    v_ptrs += first.to(tl.int64) * stride_vs
+    # A sequence length of one is a compile-time constant, and so is what follows from it.
+    k_ptrs += tl.cast(first, tl.int64) * stride_ks
+    v_ptrs += tl.cast(first, tl.int64) * stride_vs
     for start in range(first, last, BLOCK_N):
         inside = start + offs_n < S
         k = tl.load(k_ptrs, mask=inside[None, :], other=0.0) if MASKED else tl.load(k_ptrs)
@@ -163,7 +164,7 @@ def _forward_kernel(
         whole = tl.minimum(whole, (tile * BLOCK_M // BLOCK_N) * BLOCK_N)
         last = tl.minimum(S, (tile + 1) * BLOCK_M)
     acc, total, top = _walk_keys(
-        acc, total, top, q, k_ptrs, v_ptrs, offs_m, whole * 0, whole, S, stride_ks, stride_vs,
+        acc, total, top, q, k_ptrs, v_ptrs, offs_m, 0, whole, S, stride_ks, stride_vs,
         scale, CAUSAL, False, PRECISION, BLOCK_N,
     )  # fmt: skip
     acc, total, top = _walk_keys(

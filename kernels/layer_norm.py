@@ -76,8 +76,7 @@ FORWARD_TILES = (
     (256, 4, 4),
     (512, 2, 4),
     (1024, 1, 2),
-    (4096, 1, 4),
-    (8192, 1, 8),
+    (16384, 1, 4),
     (FORWARD_ROW_LIMIT, 1, 16),
 )
 BACKWARD_TILES = ((256, 8, 4), (512, 4, 4), (1024, 2, 4), (4096, 1, 4), (BACKWARD_ROW_LIMIT, 1, 8))
@@ -94,11 +93,11 @@ def _choose_backward_row(n):
 
 
 def _choose_loop(n):
-    return {"BLOCK_N": 4096, "num_warps": 8}
+    return {"BLOCK_N": 4096 if n <= 16384 else 16384, "num_warps": 16}
 
 
 def _choose_columns(n):
-    return {"BLOCK_M": 32, "BLOCK_N": 256, "num_warps": 8}
+    return {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4}
 
 
 def _choose_sum(n):
@@ -109,12 +108,13 @@ ROW_CONFIGS = tuple(
     {"BLOCK_M": rows, "num_warps": warps} for rows in (1, 2, 4) for warps in (4, 8, 16)
 )
 LOOP_CONFIGS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (2048, 4096, 8192) for warps in (8, 16)
+    {"BLOCK_N": block, "num_warps": warps} for block in (4096, 8192, 16384) for warps in (8, 16)
 )
 COLUMN_CONFIGS = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": 8}
-    for rows in (16, 32, 64)
+    {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": warps}
+    for rows in (16, 32)
     for columns in (128, 256)
+    for warps in (4, 8)
 )
 
 

@@ -106,16 +106,19 @@ DESCRIPTOR_CONFIGS = (
     _tile(64, 64, 64, 8, 4, 6),
 )
 POINTER_CONFIGS = (
-    _tile(128, 128, 32, 8, 8, 3),
     _tile(128, 64, 32, 8, 4, 4),
-    _tile(64, 64, 32, 8, 4, 4),
+    _tile(128, 64, 64, 8, 8, 3),
+    _tile(64, 64, 64, 8, 4, 2),
+    _tile(128, 128, 32, 8, 8, 3),
     _tile(128, 256, 64, 8, 8, 3),
 )
 
 
-def _choose_descriptor(m, n, k, sms):
-    # The largest tile that still gives every multiprocessor one.
-    for config in DESCRIPTOR_CONFIGS[:-1]:
+def _choose_descriptor(m, n, k, sms, activation):
+    # erf needs registers that the widest tile does not leave.
+    usable = DESCRIPTOR_CONFIGS[activation == "gelu" : -1]
+    for config in usable:
+        # The largest tile that still gives every multiprocessor one.
         if triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) >= sms:
             return config
     return DESCRIPTOR_CONFIGS[-1]
@@ -123,8 +126,8 @@ def _choose_descriptor(m, n, k, sms):
 
 def _choose_pointer(m, n, k, itemsize):
     if itemsize == 4:
-        return POINTER_CONFIGS[0] if m * n >= 2048 * 2048 else POINTER_CONFIGS[2]
-    return POINTER_CONFIGS[3] if m * n >= 4096 * 4096 else POINTER_CONFIGS[1]
+        return POINTER_CONFIGS[0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 2]
+    return POINTER_CONFIGS[4 if m * n >= 4096 * 4096 else 2]
 
 
 @triton.jit
@@ -206,8 +209,12 @@ DESCRIPTOR = Configs(_descriptor_kernel, DESCRIPTOR_CONFIGS, _choose_descriptor)
 
 def _describable(x):
     """Whether the copy engine can walk x: unit last stride, rows at multiples of 16 bytes."""
-    aligned = x.is_meta or x.data_ptr() % 16 == 0
-    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and aligned
+    if x.is_meta or torch.compiler.is_compiling():
+        # No address to look at; allocators start storages at multiples of 16 bytes.
+        address = x.storage_offset() * x.element_size()
+    else:
+        address = x.data_ptr()
+    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and address % 16 == 0
 
 
 def matmul_fwd(a, b, bias, activation):
@@ -225,7 +232,7 @@ def matmul_fwd(a, b, bias, activation):
     walkable = a.element_size() == 2 and k > 0 and _describable(a) and _describable(stored_b)
     if walkable and _describable(out):
         sms = sm_count(a.device)
-        config = DESCRIPTOR.choose(m=m, n=n, k=k, sms=sms)
+        config = DESCRIPTOR.choose(m=m, n=n, k=k, sms=sms, activation=activation)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
         tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
         _descriptor_kernel[(min(sms, tiles),)](

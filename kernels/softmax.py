@@ -83,15 +83,19 @@ def _choose_row(n):
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
-def _choose_loop(n):
-    return {"BLOCK_N": 8192, "num_warps": 16}
+def _choose_forward_loop(n):
+    return {"BLOCK_N": 8192, "num_warps": 32}
+
+
+def _choose_backward_loop(n):
+    return {"BLOCK_N": 16384, "num_warps": 32}
 
 
 ROW_CONFIGS = tuple(
     {"BLOCK_M": rows, "num_warps": warps} for rows in (1, 2, 4) for warps in (4, 8, 16)
 )
 LOOP_CONFIGS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (4096, 8192, 16384) for warps in (8, 16)
+    {"BLOCK_N": block, "num_warps": warps} for block in (8192, 16384) for warps in (8, 16, 32)
 )
 
 
@@ -185,9 +189,9 @@ def _backward_loop_kernel(
 
 
 FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_row)
-FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_loop)
+FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
 BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_row)
-BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CONFIGS, _choose_loop)
+BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CONFIGS, _choose_backward_loop)
 
 
 def softmax_fwd(x: torch.Tensor) -> torch.Tensor:

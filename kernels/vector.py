@@ -81,13 +81,21 @@ MINIMUM = Op("minimum", minimum_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 
 DOT = Op("dot", dot_reference, {"x": VECTOR, "y": VECTOR}, _dot_cost, EDGE[:-1], SWEEP)
 
 
-def _choose_block(n):
-    # A small vector must still spread over all multiprocessors.
-    return {"BLOCK_N": 1024 if n < 2**21 else 4096, "num_warps": 4 if n < 2**21 else 8}
+def _choose_block(n, itemsize):
+    # One 16-byte access for each of 128 threads, and as many programs as that takes.
+    return {"BLOCK_N": 2048 // itemsize, "num_warps": 4}
+
+
+def _choose_dot(n, itemsize):
+    # A short vector must still spread over all multiprocessors.
+    return {"BLOCK_N": 1024, "num_warps": 4} if n < 2**22 else {"BLOCK_N": 4096, "num_warps": 16}
 
 
 BLOCKS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)
+    {"BLOCK_N": block, "num_warps": warps} for block in (512, 1024, 2048, 4096) for warps in (4, 8)
+)
+DOT_BLOCKS = tuple(
+    {"BLOCK_N": block, "num_warps": warps} for block in (1024, 4096, 8192) for warps in (4, 8, 16)
 )
 
 
@@ -151,7 +159,7 @@ def _dot_final_kernel(partial_ptr, out_ptr, P, BLOCK_P: tl.constexpr):
 
 
 ELEMENTWISE = Configs(_elementwise_kernel, BLOCKS, _choose_block)
-DOT_PARTIAL = Configs(_dot_partial_kernel, BLOCKS, _choose_block)
+DOT_PARTIAL = Configs(_dot_partial_kernel, DOT_BLOCKS, _choose_dot)
 
 
 def _elementwise(op, x, y, alpha=0.0):
@@ -160,7 +168,7 @@ def _elementwise(op, x, y, alpha=0.0):
     n = x.numel()
     if n == 0:
         return out
-    config = ELEMENTWISE.choose(n=n)
+    config = ELEMENTWISE.choose(n=n, itemsize=x.element_size())
     _elementwise_kernel[(triton.cdiv(n, config["BLOCK_N"]),)](
         x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config
     )
@@ -207,7 +215,7 @@ def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     same(x=x, y=y)
     x, y = x.contiguous(), y.contiguous()
     n = x.numel()
-    config = DOT_PARTIAL.choose(n=n)
+    config = DOT_PARTIAL.choose(n=n, itemsize=x.element_size())
     programs = max(1, min(triton.cdiv(n, config["BLOCK_N"]), 4 * sm_count(x.device)))
     partial = torch.empty(programs, dtype=torch.float32, device=x.device)
     out = torch.empty((), dtype=x.dtype, device=x.device)
