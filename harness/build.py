@@ -1,0 +1,88 @@
+"""Ahead-of-time build of a kernel file: `python -m harness.build --file softmax --archs 90 …`.
+
+No GPU takes part. The ops' own launchers say what to compile: they run on tensors without data,
+and a recorder stands where Triton would launch. Each recorded launch is compiled in its default
+configuration, for sm_90 also in every candidate. Exit code 1: a default does not build for sm_90.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.command import UserError, run, write_json, write_text
+
+# The architecture whose every candidate is compiled and whose IR is kept.
+HOME = "90"
+ARCHS = (HOME, "80", "100", "120", "gfx942")
+# Candidates are compiled in the first; launchers may branch on the dtype, so defaults in both.
+DTYPES = ("bfloat16", "float32")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="harness.build", description=__doc__.split("\n")[0])
+    parser.add_argument("--file", required=True, help="stem of a kernel file")
+    parser.add_argument("--archs", nargs="+", default=ARCHS, help="80, 90, … or gfx942, …")
+    parser.add_argument("--out", required=True, help="the table, JSON")
+    parser.add_argument("--ir", required=True, help="folder for the IR of every stage")
+    arguments = parser.parse_args()
+    archs = [arch for arch in ",".join(arguments.archs).split(",") if arch]
+    if odd := next((a for a in archs if not re.fullmatch(r"\d+|gfx\w+", a)), None):
+        raise UserError(f"--archs: {odd!r} is no architecture; write 90 for sm_90, or gfx942")
+    if not Path(f"kernels/{arguments.file}.py").is_file():
+        raise UserError(f"kernels/{arguments.file}.py: no such file")
+    # Triton reads both while it is imported; line numbers would put this folder into the binaries.
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    import triton
+
+    from harness import compiled, launches
+
+    found = launches.of_file(arguments.file, DTYPES)
+    rows = table(found, archs)
+    stages = []
+    for name, launch in sorted(launches.models(found, DTYPES).items()):
+        texts = compiled.stages(launch, HOME)
+        for stage, text in texts.items():
+            path = Path(arguments.ir) / f"{name}.{stage}"
+            write_text(path, text)
+            size = {"bytes": len(text.encode()), "lines": len(text.splitlines())}
+            where = os.path.relpath(path, Path(arguments.out).parent)
+            stages.append({"kernel": name, "stage": stage} | size | {"path": where})
+    identity = {"file": arguments.file, "triton": triton.__version__}
+    write_json(arguments.out, identity | {"kernels": rows, "ir": stages})
+    return _verdict(arguments.file, rows)
+
+
+def table(found: Sequence, archs: Sequence[str]) -> list[dict]:
+    """A row for each launch and architecture that gives another binary."""
+    from harness import compiled
+
+    rows = {}
+    for arch in archs:
+        for launch in found if arch == HOME else _abroad(found):
+            row = compiled.row(launch, arch)
+            rows.setdefault((launch.name, arch, launch.dtype, launch.config, row["sha256"]), row)
+    return list(rows.values())
+
+
+def _abroad(found: Sequence) -> list:
+    """Of the default launches the last for each kernel, op and dtype."""
+    defaults = (launch for launch in found if launch.default)
+    return list({(x.name, x.op.name, x.dtype): x for x in defaults}.values())
+
+
+def _verdict(file: str, rows: Sequence[Mapping]) -> int:
+    faults = [row for row in rows if row["status"] != "ok" or row["fits"] is False]
+    for row in faults:
+        why = row["reason"] or f"{row['shared_bytes']} bytes of shared memory do not fit"
+        print(f"build {file}: {row['kernel']} {row['arch']} {row['dtype']} {row['config']}: {why}")
+    fatal = [row for row in faults if row["default"] and row["arch"] == HOME]
+    kernels = len({row["kernel"] for row in rows})
+    print(f"build {file}: {kernels} kernels, {len(rows)} binaries, {len(faults)} faults")
+    return int(bool(fatal))
+
+
+if __name__ == "__main__":
+    run(main)
