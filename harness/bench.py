@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch._functorch import config as functorch
 
 from harness import inputs, load, statuses
 from harness.timing import Timer
@@ -38,8 +37,6 @@ class Bench:
         self._seed = seed
         self.version = load.version(impl)
         self._timer = Timer()
-        # Else a compiled function's backward pass may run but once for each forward pass.
-        functorch.donated_buffer = False
         self._forget()
 
     def prepare(self, case: str, dtype: str, direction: str) -> dict[str, object]:

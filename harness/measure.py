@@ -23,13 +23,11 @@ ENVIRONMENT_REMEDY = "make it with python -m harness.environment on the machine 
 
 def main() -> None:
     options = _options()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
     began = time.monotonic()
     op, family = load.op(options.op)
     cells = list(cell.sweep(op, options.dtypes, options.passes, options.max_cases))
     if not cells:
-        wanted = f"dtypes {options.dtypes} and passes {options.passes}"
+        wanted = f"dtypes {', '.join(options.dtypes)}, passes {', '.join(options.passes)}"
         raise UserError(f"op {op.name}: no case of its sweep in {wanted}; widen these or drop it")
     impls = _with_twin(options.impls)
     environment = command.read_json(options.environment, ENVIRONMENT_REMEDY)
@@ -49,6 +47,8 @@ def main() -> None:
     gate = Gate(options.verify, op.name, impls)
     with lease.hold(exclusive=True) as gpu:
         _same_gpu(gpu, environment, options.environment)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
         measure(plan, gate, environment, limits, options.out, began)
 
 

@@ -1,4 +1,8 @@
-"""Implementations whose behaviour is known, in place of a GPU: their name says what they do."""
+"""Implementations whose behaviour is known, in place of a GPU: their name says what they do.
+
+`<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
+named LAST_CASE all behave.
+"""
 
 import ctypes
 import os
@@ -6,7 +10,9 @@ import signal
 import sys
 import time
 
-US = {"ours": 100.0, "ours_twin": 100.0, "slow": 103.0, "fast": 1.0, "hot": 100.0}
+from harness.statuses import Inaccurate, Unsupported
+
+US = {"slow": 103.0, "fast": 1.0}
 LAST_CASE = "M2"
 
 
@@ -14,28 +20,29 @@ class OutOfMemoryError(RuntimeError):
     """Has the name of torch's own."""
 
 
+class Unavailable(Exception):
+    """Has the name of the loader's own."""
+
+
 class Bench:
     version = "1.0"
 
     def __init__(self, op, impl, seed):
         if impl == "absent":
-            raise ImportError("No module named 'absent'")
-        self.impl, self.blocks = impl, 0
+            raise Unavailable("No module named 'absent'")
+        self.impl, self.blocks, self.case = impl, 0, ""
 
     def prepare(self, case, dtype, direction):
-        self.case = case
-        self._act(f"{self.impl}_in_prepare")
-        if self.impl == "declines":
-            from harness.statuses import Unsupported
-
-            raise Unsupported("only even sizes")
+        self.case, self.blocks = case, 0
+        if case != LAST_CASE and self.impl.endswith("_at_once"):
+            self._fail(self.impl.removesuffix("_at_once"))
         return {"reason": "", "peak_mem_bytes": 7, "l2_bytes": 1000}
 
     def block(self, calls):
         self.blocks += 1
-        # The first block is warm-up: what fails in the second fails after a row was taken.
+        # The first block is warm-up.
         if self.case != LAST_CASE and self.blocks == 3:
-            self._act(self.impl)
+            self._fail(self.impl)
         throttle = "thermal slowdown" if self.impl == "hot" else "power cap"
         reading = {"sm_mhz": 1980, "temp_c": 40, "power_w": 123.4, "throttle": throttle}
         time_us = US.get(self.impl, 100.0)
@@ -43,14 +50,15 @@ class Bench:
 
     def check(self):
         if self.impl == "wrong_later" and self.case != LAST_CASE:
-            from harness.statuses import Inaccurate
-
             raise Inaccurate("output 0 changed")
 
     def release(self):
-        self.blocks = 0
+        if self.impl == "keeps_memory":
+            raise RuntimeError("cannot free")
 
-    def _act(self, what):
+    def _fail(self, what):
+        if what == "declines":
+            raise Unsupported("only even sizes")
         if what == "raises":
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
         if what == "exhausts_memory":
@@ -60,12 +68,18 @@ class Bench:
         if what == "is_killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "exits":
+            print("last words", file=sys.stderr)
             sys.exit(3)
         if what == "hangs":
+            time.sleep(600)
+        if what == "closes_its_pipes":
+            os.closerange(3, 20)
             time.sleep(600)
         if what == "prints":
             os.write(1, b'{"status": "ok", "device_us": 0.001}\n' * 50_000)
             print('{"status": "crashed"}', flush=True)
+        if what == "reads":
+            sys.stdin.read()
         if what == "garbles":
             for descriptor in range(3, 20):
                 try:

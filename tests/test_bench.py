@@ -1,0 +1,243 @@
+"""The checks around the clock, on the CPU: a stand-in for CUDA graphs replays by calling again."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+
+from harness import bench, load, statuses
+from kernels._contract import Cost, Op, Tensor, case
+
+SWEEP = (case(M=64),)
+CELL = {"case": "M64", "dtype": "float32"}
+
+
+class Timer:
+    """Copies a repeated call into the outputs of the first, as the replay of a graph does."""
+
+    stream = None
+    l2_bytes = 100
+
+    def capture(self, call, pool=None):
+        first = call()
+
+        def replay():
+            for output, again in zip(first, call(), strict=True):
+                output.data.copy_(again)
+
+        return replay, first
+
+    def cold(self, calls, count):
+        for index in range(count):
+            calls[index % len(calls)]()
+        return 1.0, {}
+
+    def eager(self, calls, count):
+        return self.cold(calls, count)[0], None
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Makes the bench of a function, on the CPU; `ours` unless another name is given."""
+    memory = {"memory_allocated": 10, "max_memory_allocated": 30}
+    cuda = {name: lambda value=value: value for name, value in memory.items()}
+    cuda |= {name: lambda: None for name in ("synchronize", "empty_cache", "graph_pool_handle")}
+    cuda |= {"reset_peak_memory_stats": lambda: None, "current_device": lambda: 0}
+    cuda["stream"] = lambda stream: contextlib.nullcontext()
+    cuda["get_device_properties"] = lambda device: types.SimpleNamespace(total_memory=2**30)
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(bench, "Timer", Timer)
+    original = bench.inputs.make
+    monkeypatch.setattr(bench.inputs, "make", lambda *a: original(*a[:-1], "cpu"))
+    monkeypatch.setattr(load, "version", lambda impl: "1.0")
+
+    def build(function, impl="ours", deterministic=True, passes=("forward", "backward")):
+        op = Op(
+            "op",
+            reference=None,
+            inputs={"x": Tensor("M"), "bias": Tensor("M", when="bias")},
+            cost=lambda *_: Cost(1, 1, 1),
+            edge=(),
+            sweep=SWEEP,
+            passes=passes,
+            deterministic=deterministic,
+        )
+        monkeypatch.setattr(load, "op", lambda name: (op, "family"))
+        monkeypatch.setattr(load, "function", lambda name, impl: function)
+        return bench.Bench("op", impl, 5)
+
+    return build
+
+
+def cell(made, direction="forward", calls=4):
+    prepared = made.prepare(**CELL, direction=direction)
+    made.block(calls)
+    made.check()
+    return prepared
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_right_function_passes(make, direction):
+    made = make(lambda x, bias: torch.sin(x))
+    prepared = cell(made, direction)
+    assert prepared == {"reason": "", "peak_mem_bytes": 20, "l2_bytes": 100}
+    made.release()
+    assert cell(made, direction)["reason"] == ""
+
+
+def test_a_tuple_of_outputs_passes(make):
+    cell(make(lambda x, bias: (x + 1, x.amax())))
+    cell(make(lambda x, bias: (x + 1, x.argmax())), "backward")
+
+
+def test_calls_rotate_through_inputs_of_different_values(make):
+    seen = {}
+
+    def function(x, bias):
+        seen[x.data_ptr()] = x.clone()
+        return x + 1
+
+    cell(make(function))
+    copies = list(seen.values())
+    assert len(copies) == bench.COPIES
+    assert not torch.equal(copies[0], copies[1])
+    assert all(copy.abs().sum() > 0 for copy in copies)
+
+
+def test_large_inputs_have_fewer_copies(make, monkeypatch):
+    monkeypatch.setattr(bench, "INPUT_SHARE", 1e-9)
+    seen = set()
+
+    def function(x, bias):
+        seen.add(x.data_ptr())
+        return x + 1
+
+    cell(make(function))
+    assert len(seen) == 1
+
+
+def later(change, calls=8):
+    """A function that is right in its first calls and then spoilt by `change`."""
+    count = iter(range(10**6))
+
+    def function(x, bias):
+        result = x + 1
+        return result if next(count) < calls else change(x, result)
+
+    return function
+
+
+def tail(x, result):
+    result = result.clone()
+    result[-1] = float("nan")
+    return result
+
+
+FAULTS = {
+    "zeros": lambda x, result: torch.zeros_like(result),
+    "nan": lambda x, result: result * float("nan"),
+    "tail": tail,
+    "its input": lambda x, result: x,
+    "shuffled": lambda x, result: result.flip(0),
+    "another shape": lambda x, result: result[:1],
+}
+
+
+@pytest.mark.parametrize("impl", ["ours", "rival"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_later_is_inaccurate(make, fault, impl):
+    made = make(later(FAULTS[fault]), impl)
+    made.prepare(**CELL, direction="forward")
+    with pytest.raises((statuses.Inaccurate, RuntimeError)):
+        made.block(12)
+        made.check()
+
+
+def test_one_bit_is_too_much_for_a_deterministic_op_of_ours(make):
+    def nudge(x, result):
+        return torch.nextafter(result, torch.full_like(result, 9e9))
+
+    made = make(later(nudge))
+    made.prepare(**CELL, direction="forward")
+    made.block(12)
+    with pytest.raises(statuses.Inaccurate, match="not bitwise equal"):
+        made.check()
+    for options in ({"impl": "rival"}, {"deterministic": False}):
+        made = make(later(nudge), **options)
+        made.prepare(**CELL, direction="forward")
+        made.block(12)
+        made.check()
+
+
+def test_a_replay_that_writes_nothing_is_found(make, monkeypatch):
+    monkeypatch.setattr(Timer, "capture", lambda self, call, pool: (lambda: None, call()))
+    with pytest.raises(statuses.Inaccurate, match="a timed call"):
+        cell(make(lambda x, bias: x + 1))
+
+
+def test_an_input_that_is_overwritten_is_found(make):
+    with pytest.raises(statuses.Inaccurate):
+        cell(make(lambda x, bias: x.add_(1) + 0))
+
+
+def test_gradients_may_share_memory_with_what_was_given(make):
+    cell(make(lambda x, bias: x + x.sum()), "backward")
+    cell(make(lambda x, bias: x.view(-1)), "backward")
+    cell(make(lambda x, bias: x.sum()), "backward")
+
+
+def test_without_a_graph_events_time_the_calls(make, monkeypatch):
+    def capture(self, call, pool):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(Timer, "capture", capture)
+    made = make(lambda x, bias: x + 1)
+    assert cell(made)["reason"] == (
+        "events: RuntimeError: operation not permitted when stream is capturing"
+    )
+    made = make(later(FAULTS["zeros"]))
+    made.prepare(**CELL, direction="forward")
+    made.block(12)
+    with pytest.raises(statuses.Inaccurate):
+        made.check()
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("impl", "error", "status"),
+    [
+        ("rival", ValueError("head_dim must be 64\nmore"), "unsupported"),
+        ("ours", ValueError("head_dim must be 64\nmore"), "crashed"),
+        ("rival", torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "oom"),
+        ("rival", RuntimeError("CUDA error: an illegal memory access"), "crashed"),
+    ],
+)
+def test_what_an_exception_stands_for(make, direction, impl, error, status):
+    def function(x, bias):
+        raise error
+
+    with pytest.raises(Exception) as raised:
+        make(function, impl).prepare(**CELL, direction=direction)
+    assert statuses.of(raised.value) == status
+    assert str(error).splitlines()[0] in statuses.reason(raised.value)
+
+
+def test_special_values_compare_by_place():
+    a = torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])
+    assert bench._close(a, a.clone()) and bench._same_bits(a, a.clone())
+    for index in range(4):
+        b = a.clone()
+        b[index] = 5.0
+        assert not bench._close(a, b) and not bench._same_bits(a, b)
+    assert not bench._same_bits(torch.zeros(1), -torch.zeros(1))
+    assert not bench._close(a, a.half())
+    assert bench._close(torch.empty(0, 3), torch.empty(0, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_bits_are_compared_in_every_dtype(dtype):
+    a = torch.arange(6).to(dtype).view(2, 3)
+    assert bench._same_bits(a.mT, a.mT.contiguous())
+    assert not bench._same_bits(a, a + 1)

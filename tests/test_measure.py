@@ -1,0 +1,400 @@
+"""Whatever an implementation does, the others keep their numbers and it gets its status."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_lease import FAKE, driver  # noqa: F401, a fixture
+
+from harness import engine, load, measure, process, raw
+from harness.cell import Cell, floor_us, sweep
+from harness.command import UserError
+from harness.gate import Gate
+from kernels._contract import Cost, Op, Tensor, case
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = "tests.fake_bench"
+BLOCKS = 4
+LIMIT_S = 2.0
+OP = Op(
+    "fake",
+    reference=None,
+    inputs={"x": Tensor("M")},
+    cost=lambda a_case, direction, itemsize: Cost(10**6 * a_case["M"], 10**6, 10**3),
+    edge=(),
+    sweep=(case(M=1), case(M=2)),
+)
+CELLS = list(sweep(OP, ["float32"], ["forward"], None))
+ENVIRONMENT = {"run_id": "r", "date": "d", "commit": "c", "dirty": False, "gpu": {"name": "H"}}
+
+
+def plan(impls, **changes) -> engine.Plan:
+    settings = {
+        "op": OP,
+        "family": "family",
+        "impls": impls,
+        "cells": CELLS,
+        "seed": 1,
+        "blocks": BLOCKS,
+        "block_ms": 10.0,
+        "timeout_s": LIMIT_S,
+        "ceilings": {},
+        "bench": BENCH,
+    }
+    return engine.Plan(**settings | changes)
+
+
+def report(folder, op, impl, cells, /, **changes):
+    path = folder / op / f"{impl}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"case": c.case.name, "dtype": c.dtype, "pass": c.direction, "status": "ok", "reason": ""}
+        for c in cells
+    ]
+    content = {"status": "ok", "reason": "", "mode": "gpu", "impl_version": "0.9", "cells": rows}
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.fixture
+def timed(tmp_path):
+    """Runs a plan whose implementations are all verified; the rows as they are read back."""
+
+    def run(impls, **changes) -> list[dict]:
+        for impl in impls:
+            report(tmp_path, "fake", impl.replace("ours_twin", "ours"), CELLS)
+        out = tmp_path / "raw" / "fake.csv"
+        gate = Gate(tmp_path, "fake", impls)
+        measure.measure(plan(impls, **changes), gate, ENVIRONMENT, [], out, time.monotonic())
+        return raw.read(out, "")[0]
+
+    return run
+
+
+def of(rows, impl, case_name="M1"):
+    return [row for row in rows if (row["impl"], row["case"]) == (impl, case_name)]
+
+
+# Implementation -> the statuses of its rows in the first case, and the reason of the last one.
+FAULTS = {
+    "raises": (["ok", "crashed"], "RuntimeError: CUDA error: an illegal memory access"),
+    "exhausts_memory": (["ok", "oom"], "OutOfMemoryError: CUDA out of memory"),
+    "segfaults": (["ok", "crashed"], "died by SIGSEGV"),
+    "is_killed": (["ok", "crashed"], "died by SIGKILL"),
+    "exits": (["ok", "crashed"], "exited with code 3"),
+    "hangs": (["ok", "hung"], "no answer within 2 s"),
+    "closes_its_pipes": (["ok", "crashed"], "closed the pipe of its answers"),
+    "garbles": (["ok", "crashed"], "wrote into the pipe of its answers"),
+    "declines_at_once": (["unsupported"], "only even sizes"),
+    "exits_at_once": (["crashed"], "exited with code 3"),
+    "hangs_at_once": (["hung"], "no answer within 2 s"),
+    "exhausts_memory_at_once": (["oom"], "OutOfMemoryError: CUDA out of memory"),
+    "wrong_later": (["inaccurate"] * BLOCKS, "output 0 changed"),
+    "prints": (["ok"] * BLOCKS, ""),
+    "reads": (["ok"] * BLOCKS, ""),
+    "keeps_memory": (["ok"] * BLOCKS, ""),
+}
+
+
+def test_every_fault_has_its_status_and_harms_nobody_else(timed, monkeypatch):
+    monkeypatch.setattr(process, "EXIT_S", 0.5)
+    rows = timed(["ours", "ours_twin", "slow", *FAULTS])
+    for impl, (statuses, reason) in FAULTS.items():
+        first = of(rows, impl)
+        assert [row["status"] for row in first] == statuses, impl
+        assert first[-1]["reason"].startswith(reason), impl
+        # In the next case a fresh process takes the place of a lost one.
+        assert [row["status"] for row in of(rows, impl, "M2")] == ["ok"] * BLOCKS, impl
+    for impl, time_us in {"ours": 100.0, "ours_twin": 100.0, "slow": 103.0}.items():
+        for name in ("M1", "M2"):
+            taken = of(rows, impl, name)
+            assert [row["device_us"] for row in taken] == [time_us] * BLOCKS
+            assert [row["block"] for row in taken] == list(range(BLOCKS))
+    assert not children()
+
+
+def test_a_library_that_cannot_be_imported_is_unavailable(timed):
+    rows = timed(["ours", "absent"])
+    assert [row["status"] for row in rows if row["impl"] == "absent"] == ["unavailable"] * 2
+    assert {row["impl_version"] for row in rows if row["impl"] == "absent"} == {"0.9"}
+    assert {row["impl_version"] for row in rows if row["impl"] == "ours"} == {"1.0"}
+
+
+def test_a_throttled_block_is_marked_and_keeps_its_time(timed):
+    rows = of(timed(["ours", "hot"]), "hot")
+    assert {(row["status"], row["reason"]) for row in rows} == {("throttled", "thermal slowdown")}
+    assert {row["device_us"] for row in rows} == {100.0}
+
+
+def test_a_power_cap_is_noted_and_no_fault(timed):
+    rows = timed(["ours"])
+    assert {(row["status"], row["throttle"]) for row in rows} == {("ok", "power cap")}
+
+
+def test_faster_than_light_is_impossible(timed):
+    # 2 MB in 1 us is 2 TB/s where a tenth of that is read and written at most.
+    limits = {"read": 200.0, "write": 200.0, "float32": 50.0}
+    rows = timed(["ours", "fast"], ceilings=limits)
+    assert {row["status"] for row in of(rows, "fast")} == {"impossible"}
+    assert of(rows, "fast")[0]["reason"] == "faster than the floor of 10.00 us"
+    assert {row["status"] for row in of(rows, "ours")} == {"ok"}
+
+
+def test_the_floor_is_the_slower_of_traffic_and_arithmetic():
+    cost = Cost(bytes_read=4_000_000, bytes_written=2_000_000, flops=50_000_000)
+    limits = {"read": 4000.0, "write": 2000.0, "float32": 50.0}
+    assert floor_us(cost, "float32", limits, l2_bytes=1000) == pytest.approx(2.0)
+    assert floor_us(cost, "float32", limits | {"float32": 5.0}, 1000) == pytest.approx(10.0)
+    assert floor_us(cost, "float32", limits, l2_bytes=10**7) == pytest.approx(1.0)
+    assert floor_us(cost, "float16", {}, l2_bytes=1000) == 0.0
+
+
+def test_the_order_is_drawn_anew_and_stored(timed):
+    names = ["ours", "ours_twin", "slow", "other"]
+    rows = timed(names, blocks=12)
+    assert [(row["block"], row["order"]) for row in rows] == [
+        (block, order) for _ in CELLS for block in range(12) for order in range(4)
+    ]
+    visits = [tuple(row["impl"] for row in rows[at : at + 4]) for at in range(0, len(rows), 4)]
+    assert all(sorted(visit) == sorted(names) for visit in visits)
+    assert len(set(visits)) > 6
+    assert [row["impl"] for row in timed(names, blocks=12)] == [row["impl"] for row in rows]
+    assert [row["impl"] for row in timed(names, blocks=12, seed=2)] != [row["impl"] for row in rows]
+
+
+@pytest.mark.parametrize(("block_ms", "calls"), [(0.001, 3), (1.0, 10), (10.0, 100), (1000.0, 200)])
+def test_a_block_fills_its_time_within_bounds(timed, block_ms, calls):
+    assert {row["calls"] for row in timed(["ours"], block_ms=block_ms, blocks=1)} == {calls}
+
+
+def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
+    report(tmp_path, "fake", "ours", CELLS)
+    bad = {"case": "M1", "dtype": "float32", "pass": "forward"}
+    cells = [bad | {"status": "inaccurate", "reason": "out: 3 x the bound"}]
+    report(tmp_path, "fake", "wrong", CELLS, status="inaccurate", cells=cells)
+    report(tmp_path, "fake", "partial", CELLS[:1])
+    gone = {"status": "unavailable", "reason": "no such library", "mode": "cpu"}
+    report(tmp_path, "fake", "absent", [], **gone)
+    impls = ["ours", "wrong", "partial", "absent"]
+    out = tmp_path / "raw/fake.csv"
+    gate = Gate(tmp_path, "fake", impls)
+    measure.measure(plan(impls), gate, ENVIRONMENT, [], out, time.monotonic())
+    rows, _ = raw.read(out, "")
+    assert [(row["status"], row["reason"]) for row in of(rows, "wrong")] == [
+        ("inaccurate", "out: 3 x the bound")
+    ]
+    assert of(rows, "wrong", "M2")[0]["status"] == "inaccurate"
+    assert len(of(rows, "partial")) == BLOCKS
+    assert [(row["status"], row["reason"]) for row in of(rows, "partial", "M2")] == [
+        ("inaccurate", "never verified")
+    ]
+    assert [(row["status"], row["reason"]) for row in of(rows, "absent")] == [
+        ("unavailable", "no such library")
+    ]
+    assert all(row["device_us"] is None for row in rows if row["status"] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_text(path.read_text()[:-5]), "not readable as JSON"),
+        (lambda path: path.write_text("{}"), "has no 'cells'"),
+    ],
+)
+def test_a_bad_report_is_named(tmp_path, spoil, problem):
+    report(tmp_path, "fake", "ours", CELLS)
+    spoil(tmp_path / "fake/ours.json")
+    with pytest.raises(UserError, match=rf"ours\.json.*{problem}.*harness\.verify --op fake"):
+        Gate(tmp_path, "fake", ["ours"])
+
+
+def test_a_report_from_the_interpreter_opens_no_gate(tmp_path):
+    report(tmp_path, "fake", "ours", CELLS, mode="interpreter")
+    with pytest.raises(UserError, match=r"ours\.json: made without a GPU"):
+        Gate(tmp_path, "fake", ["ours", "ours_twin"])
+
+
+def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
+    rows = timed(["ours", "slow"])
+    sidecar = json.loads((tmp_path / "raw/fake.json").read_text())
+    assert sidecar["rows"] == len(rows) == 2 * BLOCKS * len(CELLS)
+    assert sidecar["environment"] == ENVIRONMENT
+    assert [sidecar[key] for key in ("op", "run_id", "mode", "dirty")] == [
+        "fake",
+        "r",
+        "measured",
+        False,
+    ]
+    assert sidecar["schedule"]["seed"] == 1
+    overhead = sidecar["overhead"]
+    blocks = (BLOCKS + 1) * len(CELLS) * 2
+    assert overhead["timed_s"] == pytest.approx(0.001 * blocks)
+    assert overhead["share"] == pytest.approx(
+        1 - overhead["timed_s"] / overhead["total_s"], abs=0.01
+    )
+    assert "overhead" in capsys.readouterr().err
+
+
+def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
+    report(tmp_path, "fake", "ours", CELLS)
+    gate = Gate(tmp_path, "fake", ["ours"])
+    out = tmp_path / "raw/fake.csv"
+
+    def fail(row):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(raw, "line", fail)
+    with pytest.raises(OSError, match="disk full"):
+        measure.measure(plan(["ours"]), gate, ENVIRONMENT, [], out, time.monotonic())
+    assert list(out.parent.iterdir()) == []
+    assert not children()
+
+
+def test_a_sweep_is_what_was_asked_for():
+    op = Op(
+        "op",
+        None,
+        {},
+        lambda *_: Cost(0, 0, 0),
+        edge=(),
+        sweep=(case(M=1), case(M=2, dtypes=["float16"])),
+        passes=("forward", "backward"),
+    )
+    cells = list(sweep(op, ["float16", "float32"], ["backward"], None))
+    assert [str(cell) for cell in cells] == [
+        "M1 float32 backward",
+        "M1 float16 backward",
+        "M2 float16 backward",
+    ]
+    assert list(sweep(op, ["float32"], ["forward"], 1)) == [Cell(case(M=1), "float32", "forward")]
+
+
+def children() -> list[str]:
+    """The workers on this machine whose parent is this process or is gone."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if process.WORKER in words and BENCH in words and parent in (1, os.getpid()):
+                found.append(folder.name)
+    return found
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """Makes the arguments of `harness.measure` for the first case of scale, all verified."""
+    gpu = {"name": "NVIDIA H200"}
+    (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"gpu": gpu}))
+    (tmp_path / "ceilings.csv").write_text("quantity,unit,value,source\n")
+    op, _ = load.op("scale")
+    cells = list(sweep(op, ["float32"], op.passes, 1))
+
+    def make(*impls, **changes) -> list[str]:
+        for impl in impls:
+            report(tmp_path / "verify", "scale", impl, cells)
+        options = {
+            "op": "scale",
+            "verify": tmp_path / "verify",
+            "environment": tmp_path / "environment.json",
+            "ceilings": tmp_path / "ceilings.csv",
+            "out": tmp_path / "raw/scale.csv",
+            "seed": 3,
+            "impls": ",".join(impls),
+            "dtypes": "float32",
+            "blocks": 2,
+            "block-ms": 1,
+            "cell-timeout-s": 30,
+            "max-cases": 1,
+            "bench": BENCH,
+        }
+        return [
+            word for key, value in (options | changes).items() for word in (f"--{key}", str(value))
+        ]
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path, arguments):
+    """Starts `python -m harness.measure`, with a fake driver and the given implementations."""
+    (tmp_path / "pynvml.py").write_text(FAKE)
+
+    def start(*impls) -> subprocess.Popen:
+        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        call = [sys.executable, "-m", "harness.measure", *arguments(*impls)]
+        return subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def test_the_command_measures_with_a_twin(command, tmp_path):
+    job = command("ours", "slow")
+    job.communicate()
+    assert job.returncode == 0
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert {row["impl"] for row in rows} == {"ours", "ours_twin", "slow"}
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"op": "nonesuch"}, "kernels/: no file declares an op 'nonesuch'"),
+        ({"passes": "sideways"}, "op scale: no case .* passes sideways"),
+        ({"ceilings": "none.csv"}, "none.csv: missing; make it with python -m harness.ceilings"),
+        ({"environment": "no.json"}, "no.json: missing; make it with python -m harness.env"),
+    ],
+)
+def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
+    monkeypatch.setattr(sys, "argv", ["measure", *arguments("ours", **changes)])
+    with pytest.raises(UserError, match=problem):
+        measure.main()
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.usefixtures("driver")
+def test_an_environment_of_another_machine_is_refused(arguments, tmp_path, monkeypatch):
+    words = arguments("ours")
+    (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    monkeypatch.setattr(sys, "argv", ["measure", *words])
+    with pytest.raises(UserError, match=r"describes H, not GPU 0 \(NVIDIA H200\); make it"):
+        measure.main()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_the_parent(command, tmp_path, number):
+    job = command("hangs_at_once")
+    deadline = time.monotonic() + 60
+    while not (workers := children_of(job.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(number)
+    job.communicate()
+    assert workers
+    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 10
+    while any(map(running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, workers))
+    if number != signal.SIGKILL:
+        assert not list((tmp_path / "raw").iterdir())
+
+
+def children_of(parent: int) -> list[int]:
+    found = (Path("/proc") / str(parent) / "task" / str(parent) / "children").read_text()
+    return [int(word) for word in found.split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
