@@ -55,14 +55,38 @@ sys.meta_path.insert(0, Blocker())
 """
 
 
+def copied(folder):
+    """A copy of the code, without history, results or Snakemake's memory."""
+    for name in CODE:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", folder)
+    return folder
+
+
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the code, without history, results or Snakemake's memory."""
-    for folder in CODE:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignore)
-    shutil.copy(ROOT / "Snakefile", tmp_path)
-    return tmp_path
+    return copied(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory):
+    tree = copied(tmp_path_factory.mktemp("finished"))
+    listed = snakemake(tree, "--summary", *MEASURE).stdout.splitlines()
+    outputs = [tree / line.split("\t")[0] for line in listed if line.startswith("results/")]
+    assert outputs
+    for path in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.suffix:
+            path.mkdir(exist_ok=True)
+        path.touch()
+    assert snakemake(tree, "--touch", *MEASURE).returncode == 0
+    return tree
+
+
+@pytest.fixture
+def finished(finished_once, tmp_path):
+    """A tree with every output there and up to date, as after a whole run that measured."""
+    return Path(shutil.copytree(finished_once, tmp_path, dirs_exist_ok=True))
 
 
 def snakemake(tree, *words, **environment):
@@ -78,21 +102,8 @@ def jobs(tree, *words, **environment):
     return set(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.MULTILINE))
 
 
-def mended(tree, *words):
-    """The tree with every output there and up to date, as after a whole run."""
-    listed = snakemake(tree, "--summary", *words).stdout.splitlines()
-    outputs = [tree / line.split("\t")[0] for line in listed if line.startswith("results/")]
-    assert outputs
-    for path in sorted(outputs, reverse=True):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch()
-    assert snakemake(tree, "--touch", *words).returncode == 0
-    return tree
-
-
-def edit(path):
-    path.write_text(path.read_text() + "\n# edited\n")
+def edit(path, line="# edited"):
+    path.write_text(f"{path.read_text()}\n{line}\n")
     later = time.time() + 10
     os.utime(path, (later, later))
 
@@ -114,56 +125,62 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
     assert {f"Replay {op} from results/recorded/h200" for op in discover.ops(ROOT)} <= found
 
 
-@pytest.mark.parametrize(
-    ("mode", "raw"),
-    [(MEASURE, "Measure shift"), (REPLAY, "Replay shift from results/recorded/h200")],
-)
-def test_a_kernel_file_adds_its_own_jobs(tree, mode, raw):
-    before = jobs(tree, *mode)
+def test_a_kernel_file_adds_its_own_jobs(finished):
+    (finished / "kernels" / "shift.py").write_text(KERNEL)
+    assert upstream(finished) == {"Build shift", "Verify shift of ours", "Measure shift"}
+
+
+def test_a_kernel_file_adds_its_own_jobs_where_times_are_replayed(tree):
+    before = jobs(tree, *REPLAY)
     (tree / "kernels" / "shift.py").write_text(KERNEL)
-    assert jobs(tree, *mode) - before == {"Build shift", "Verify shift of ours", raw}
+    replay = "Replay shift from results/recorded/h200"
+    assert jobs(tree, *REPLAY) - before == {"Build shift", "Verify shift of ours", replay}
 
 
-def test_a_baseline_file_adds_its_own_jobs(tree):
-    before = jobs(tree, *MEASURE)
-    (tree / "baselines" / "shiny.py").write_text(BASELINE)
-    assert jobs(tree, *MEASURE) - before == {"Verify softmax of shiny", "Verify add of shiny"}
+def test_a_baseline_file_adds_its_own_jobs_and_times_its_rivals_with_it(finished):
+    (finished / "baselines" / "shiny.py").write_text(BASELINE)
+    verified = {"Verify softmax of shiny", "Verify add of shiny"}
+    assert upstream(finished) == verified | {"Measure softmax", "Measure add"}
 
 
-def test_an_edit_reruns_what_depends_on_it(tree):
-    mended(tree)
-    assert jobs(tree) == set()
+def test_a_finished_study_has_nothing_to_do(finished):
+    assert jobs(finished, *MEASURE) == set()
 
-    figure = tree / "paper" / "figures" / f"{discover.stems(ROOT, 'paper/figures')[0]}.py"
-    edit(figure)
-    assert jobs(tree) == {
-        f"Draw figure {figure.stem}",
+
+def test_an_edited_figure_reruns_itself_and_the_documents(finished):
+    name = discover.stems(ROOT, "paper/figures")[0]
+    edit(finished / "paper" / "figures" / f"{name}.py")
+    assert jobs(finished, *MEASURE) == {
+        f"Draw figure {name}",
         "Typeset results/study/paper.pdf",
         "Write results/study/report.html",
     }
 
-    edit(tree / "baselines" / "sdpa_flash.py")
-    rerun = {message for message in jobs(tree) if message.startswith(("Verify", "Build", "Replay"))}
-    assert rerun == {"Verify attention of sdpa_flash"}
+
+def test_an_edited_baseline_reruns_its_own_and_times_its_rivals_with_it(finished):
+    edit(finished / "baselines" / "sdpa_flash.py")
+    assert upstream(finished) == {"Verify attention of sdpa_flash", "Measure attention"}
 
 
-def test_shared_code_of_kernels_is_a_source(tree):
-    mended(tree)
-    (tree / "kernels" / "_late.py").write_text("")
-    kernel = tree / "kernels" / "softmax.py"
-    kernel.write_text(kernel.read_text().replace("import ", "import kernels._late\nimport ", 1))
-    assert "kernels/_late.py" in discover.sources(tree, "kernels/softmax.py")
-    edit(kernel)
-    assert {"Build softmax", "Verify softmax of ours"} <= jobs(tree)
-    assert "Build vector" not in jobs(tree)
+def test_shared_code_of_kernels_is_a_source(finished):
+    edit(finished / "kernels" / "softmax.py", "import kernels._late")
+    (finished / "kernels" / "_late.py").write_text("")
+    assert "kernels/_late.py" in discover.sources(finished, "kernels/softmax.py")
+    rerun = upstream(finished)
+    assert {"Build softmax", "Verify softmax of ours", "Measure softmax"} <= rerun
+    assert not {job for job in rerun if "softmax" not in job}
 
 
-def test_a_new_description_of_the_machine_measures_nothing_again(tree):
-    mended(tree, *MEASURE)
-    edit(tree / "results" / "study" / "environment.json")
-    rerun = jobs(tree, *MEASURE)
-    assert "Summarize" in rerun
-    assert not any(message.startswith(("Measure", "Verify", "Build")) for message in rerun)
+def test_a_new_description_of_the_machine_measures_nothing_again(finished):
+    edit(finished / "results" / "study" / "environment.json")
+    assert "Summarize" in jobs(finished, *MEASURE)
+    assert upstream(finished) == set()
+
+
+def upstream(tree):
+    """The jobs of a dry run up to the raw times."""
+    stages = ("Build", "Verify", "Measure")
+    return {message for message in jobs(tree, *MEASURE) if message.startswith(stages)}
 
 
 def test_a_new_commit_describes_the_machine_anew(tree):
