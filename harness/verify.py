@@ -65,7 +65,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
                 return report | {"status": "unavailable", "reason": hello["reason"], "cells": []}
             plan = hello
             if hello["status"] == "ok":
-                plan = hello | worker.ask(HANG_S, "prepare", **_plan(arguments, mode))
+                plan = hello | _ask(worker, "prepare", **_plan(arguments, mode))
             if plan["status"] != "ok":
                 if plan["status"] != "unsupported":
                     print(worker.last_words(), file=sys.stderr)
@@ -74,7 +74,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
             units = plan["units"]
             alive = True
             while alive and done < len(units):
-                answer = worker.ask(HANG_S, "check", unit=done)
+                answer = _ask(worker, "check", unit=done)
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
                 cells += answer.get("cells") or [blank | lost for blank in units[done]]
                 alive = answer.get("alive", False)
@@ -105,6 +105,11 @@ def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
         yield worker
     finally:
         worker.kill()
+
+
+def _ask(worker: Worker, do: str, **arguments: object) -> dict:
+    worker.send(do, **arguments)
+    return worker.answer(HANG_S)
 
 
 def _plan(arguments: argparse.Namespace, mode: str) -> dict:
