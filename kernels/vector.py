@@ -118,17 +118,15 @@ def _elementwise_kernel(x_ptr, y_ptr, out_ptr, N, alpha, OP: tl.constexpr, BLOCK
     pid = tl.program_id(0)
     offs = pid.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if (pid + 1).to(tl.int64) * BLOCK_N <= N:
-        x = tl.load(x_ptr + offs, eviction_policy="evict_first")
-        y = x
-        if OP != "scale":
-            y = tl.load(y_ptr + offs, eviction_policy="evict_first")
-        tl.store(out_ptr + offs, _apply(x, y, alpha, OP).to(out_ptr.dtype.element_ty))
+        x = tl.load(x_ptr + offs)
+        y = tl.load(y_ptr + offs) if OP != "scale" else x
+        out = _apply(x, y, alpha, OP).to(out_ptr.dtype.element_ty)
+        # Nothing here is read again: a streaming store leaves the cache to the loads.
+        tl.store(out_ptr + offs, out, cache_modifier=".cs")
     else:
         mask = offs < N
         x = tl.load(x_ptr + offs, mask=mask)
-        y = x
-        if OP != "scale":
-            y = tl.load(y_ptr + offs, mask=mask)
+        y = tl.load(y_ptr + offs, mask=mask) if OP != "scale" else x
         tl.store(out_ptr + offs, _apply(x, y, alpha, OP).to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -140,8 +138,8 @@ def _dot_partial_kernel(x_ptr, y_ptr, partial_ptr, N, BLOCK_N: tl.constexpr):
     total = tl.zeros((BLOCK_N,), tl.float32)
     full = N // step
     for _ in range(full):
-        x = tl.load(x_ptr + offs, eviction_policy="evict_first").to(tl.float32)
-        y = tl.load(y_ptr + offs, eviction_policy="evict_first").to(tl.float32)
+        x = tl.load(x_ptr + offs).to(tl.float32)
+        y = tl.load(y_ptr + offs).to(tl.float32)
         total += x * y
         offs += step
     mask = offs < N
