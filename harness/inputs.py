@@ -64,7 +64,7 @@ def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.
 
 def _floating(shape: Sequence[int], kind: str, key: str, device: torch.device) -> torch.Tensor:
     if kind == "equal":
-        return _normal((1,), key, device).expand(shape).contiguous()
+        return _normal((), key, device).expand(shape).contiguous()
     x = _normal(shape, key, device)
     if kind == "large":
         return x * LARGE

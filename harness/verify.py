@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from harness import nvml
 from harness.command import UserError, run, write_json
-from harness.process import Worker
+from harness.process import START_S, Worker
 
 BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
@@ -60,7 +60,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     cells, done, left = [], 0, True
     while left:
         with _worker(arguments) as worker:
-            hello = worker.answer(HANG_S)
+            hello = worker.answer(START_S)
             if hello["status"] == "unavailable":
                 return report | {"status": "unavailable", "reason": hello["reason"], "cells": []}
             plan = hello
@@ -105,6 +105,11 @@ def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
         yield worker
     finally:
         worker.kill()
+
+
+def _ask(worker: Worker, do: str, **arguments: object) -> dict:
+    worker.send(do, **arguments)
+    return worker.answer(HANG_S)
 
 
 def _ask(worker: Worker, do: str, **arguments: object) -> dict:
