@@ -20,6 +20,9 @@ from kernels._contract import Case
 COPIES = 3
 # Share of the GPU's memory that the inputs of one worker may take; all rivals hold theirs at once.
 INPUT_SHARE = 1 / 64
+# Share that one call may take before its memory is given back after each block; no graph then,
+# which would keep it. Such a call is so long that the events beside it cost nothing.
+CALL_SHARE = 1 / 16
 # Differences allowed between runs that are not bitwise equal, relative to the largest entry.
 CLOSE_IN_EPS, CLOSE_AT_LEAST = 4, 1e-5
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -60,9 +63,11 @@ class Bench:
                 self._given.append(given)
                 self._expected.append(tuple(output.clone() for output in outputs))
                 del outputs
-                copies = min(COPIES, max(1, int(_budget() / max(1, _size(given)))))
-            reason = self._capture()
+                copies = min(COPIES, max(1, int(_memory(INPUT_SHARE) / max(1, _size(given)))))
+            self._large = peak > _memory(CALL_SHARE)
+            reason = self._by_events("the call is large") if self._large else self._capture()
             torch.cuda.synchronize()
+            self._trim()
         return {"reason": reason, "peak_mem_bytes": peak, "l2_bytes": self._timer.l2_bytes}
 
     def block(self, calls: int) -> dict[str, object]:
@@ -71,6 +76,7 @@ class Bench:
         device_us, reading = self._timer.cold(self._timed, calls)
         call_us, energy_uj = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
+        self._trim()
         times = {"device_us": device_us, "call_us": call_us, "energy_uj": energy_uj}
         return times | reading | {"busy_s": busy}
 
@@ -90,6 +96,7 @@ class Bench:
         torch.cuda.empty_cache()
 
     def _forget(self) -> None:
+        self._large = False
         self._calls: list[Callable[[], Tensors]] = []
         self._timed: list[Callable[[], object]] = []
         self._given: list[Tensors] = []
@@ -131,12 +138,20 @@ class Bench:
                 self._outputs.append(outputs)
         except Exception as error:
             torch.cuda.synchronize()
-            self._outputs = list(self._expected)
-            self._timed = [self._kept(index) for index in range(len(self._calls))]
-            return f"events: {statuses.reason(error)}"
+            return self._by_events(statuses.reason(error))
         for given, outputs in zip(self._given, self._outputs, strict=True):
             _poison(outputs, given)
         return ""
+
+    def _by_events(self, why: str) -> str:
+        self._outputs = list(self._expected)
+        self._timed = [self._kept(index) for index in range(len(self._calls))]
+        return f"events: {why}"
+
+    def _trim(self) -> None:
+        """Leaves to the rivals what a large call took; the first, untimed call takes it again."""
+        if self._large:
+            torch.cuda.empty_cache()
 
     def _kept(self, index: int) -> Callable[[], None]:
         """A call that keeps its outputs, so that the ones that were timed can be checked."""
@@ -167,8 +182,9 @@ class Bench:
                 )
 
 
-def _budget() -> float:
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory * INPUT_SHARE
+def _memory(share: float) -> float:
+    device = torch.cuda.current_device()
+    return torch.cuda.get_device_properties(device).total_memory * share
 
 
 def _size(tensors: Sequence[torch.Tensor]) -> int:

@@ -83,24 +83,15 @@ class Engine:
 
     def _prepare(self, cell: Cell) -> dict[str, dict]:
         """What each implementation that can be timed said of the cell, and its calls a block."""
-        verified = []
-        for impl in self._plan.impls:
-            verdict = self._gate.verdict(impl, cell)
-            self._versions.setdefault(impl, verdict.impl_version)
-            answer = {"status": verdict.status, "reason": verdict.reason}
-            if verdict.status == "ok":
-                verified.append(impl)
-            else:
-                self._rows.failed(impl, self._versions[impl], answer, 0, 0)
-        for impl, answer in self._crew.start(verified).items():
-            if answer["status"] == "ok":
-                self._versions[impl] = answer["impl_version"]
-            else:
-                self._rows.failed(impl, self._versions[impl], answer, 0, 0)
-                self._crew.dismiss(impl)
-                verified.remove(impl)
         what = {"case": cell.case.name, "dtype": cell.dtype, "direction": cell.direction}
-        ready = self._ask(verified, "prepare", **what)
+        ready = self._ask(self._start(self._verified(cell)), "prepare", **what)
+        short = [impl for impl, answer in ready.items() if answer["status"] == "oom"]
+        if len(ready) > 1:
+            # Rivals that prepared at the same time may have held the memory: once more, alone.
+            for impl in short:
+                self._crew.dismiss(impl)
+                del ready[impl]
+                ready |= self._ask(self._start([impl]), "prepare", **what)
         for impl, prepared in list(ready.items()):
             # The first block is warm-up; it also says how many calls fill the time of a block.
             if not self._failed(impl, prepared):
@@ -110,6 +101,31 @@ class Engine:
                     continue
             del ready[impl]
         return ready
+
+    def _verified(self, cell: Cell) -> list[str]:
+        """The implementations that the gate lets through; the others leave a row."""
+        passed = []
+        for impl in self._plan.impls:
+            verdict = self._gate.verdict(impl, cell)
+            self._versions.setdefault(impl, verdict.impl_version)
+            if verdict.status == "ok":
+                passed.append(impl)
+            else:
+                answer = {"status": verdict.status, "reason": verdict.reason}
+                self._rows.failed(impl, self._versions[impl], answer, 0, 0)
+        return passed
+
+    def _start(self, impls: Sequence[str]) -> list[str]:
+        """Those of the implementations that have a worker now; the others leave a row."""
+        started = list(impls)
+        for impl, answer in self._crew.start(impls).items():
+            if answer["status"] == "ok":
+                self._versions[impl] = answer["impl_version"]
+            else:
+                self._rows.failed(impl, self._versions[impl], answer, 0, 0)
+                self._crew.dismiss(impl)
+                started.remove(impl)
+        return started
 
     def _block(self, impl: str, calls: int) -> dict:
         answer = self._ask([impl], "block", calls=calls)[impl]

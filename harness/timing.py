@@ -11,8 +11,8 @@ from harness.nvml import Probe
 
 # The buffer that is overwritten between calls, in sizes of the L2.
 FLUSH_IN_L2 = 4
-# Untimed calls at the start of each loop: the queue fills, so that the host is ahead from then on.
-WARM_UP = 5
+# Flushes in a row before the first call: meanwhile the host submits calls, and stays ahead.
+HEAD_START = 8
 # The energy counter moves ten times a second or so; a shorter window reads its steps.
 ENERGY_WINDOW_S = 0.1
 
@@ -29,8 +29,10 @@ class Timer:
         words = FLUSH_IN_L2 * self.l2_bytes // torch.int32.itemsize
         self._flush = torch.empty(words, dtype=torch.int32, device=device)
         self._probe = Probe()
-        # A collection in the midst of a loop would be taken for the time of a call.
+        # A collection in the midst of a loop would be taken for the time of a call; and one
+        # between cells need not look at what was loaded once and for all.
         gc.disable()
+        gc.freeze()
 
     def capture(self, call: Call, pool=None) -> tuple[Call, object]:
         """`call` as a CUDA graph: its replay, and the result that each replay overwrites.
@@ -62,9 +64,9 @@ class Timer:
         begin = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         end = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         with torch.cuda.stream(self.stream):
-            for index in range(WARM_UP):
+            calls[0]()
+            for _ in range(HEAD_START):
                 self._flush.zero_()
-                calls[index % len(calls)]()
             for index in range(count):
                 self._flush.zero_()
                 begin[index].record()

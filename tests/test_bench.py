@@ -118,6 +118,19 @@ def test_large_inputs_have_fewer_copies(make, monkeypatch):
     assert len(seen) == 1
 
 
+def test_a_large_call_gives_its_memory_back_after_each_block(make, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
+    made = make(lambda x, bias: x + 1)
+    cell(made)
+    assert not given_back
+    made.release()
+    monkeypatch.setattr(bench, "CALL_SHARE", 1e-9)
+    given_back.clear()
+    assert cell(made)["reason"] == "events: the call is large"
+    assert len(given_back) == 2
+
+
 def later(change, calls=8):
     """A function that is right in its first calls and then spoilt by `change`."""
     count = iter(range(10**6))

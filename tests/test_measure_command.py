@@ -1,0 +1,130 @@
+"""The command that measures an op: its files, its complaints, and how it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_lease import FAKE, driver  # noqa: F401, a fixture
+from test_measure import BENCH, ENVIRONMENT, ROOT, report
+
+from harness import load, measure, raw
+from harness.cell import sweep
+from harness.command import UserError
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    """Makes the arguments of `harness.measure` for the first case of scale, all verified."""
+    gpu = {"name": "NVIDIA H200"}
+    (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"gpu": gpu}))
+    (tmp_path / "ceilings.csv").write_text("quantity,unit,value,source\n")
+    op, _ = load.op("scale")
+    cells = list(sweep(op, ["float32"], op.passes, 1))
+
+    def make(*impls, **changes) -> list[str]:
+        for impl in impls:
+            report(tmp_path / "verify", "scale", impl, cells)
+        options = {
+            "op": "scale",
+            "verify": tmp_path / "verify",
+            "environment": tmp_path / "environment.json",
+            "ceilings": tmp_path / "ceilings.csv",
+            "out": tmp_path / "raw/scale.csv",
+            "seed": 3,
+            "impls": ",".join(impls),
+            "dtypes": "float32",
+            "blocks": 2,
+            "block-ms": 1,
+            "cell-timeout-s": 30,
+            "max-cases": 1,
+            "bench": BENCH,
+        }
+        return [
+            word for key, value in (options | changes).items() for word in (f"--{key}", str(value))
+        ]
+
+    return make
+
+
+@pytest.fixture
+def command(tmp_path, arguments):
+    """Starts `python -m harness.measure`, with a fake driver and the given implementations."""
+    (tmp_path / "pynvml.py").write_text(FAKE)
+
+    def start(*impls) -> subprocess.Popen:
+        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        call = [sys.executable, "-m", "harness.measure", *arguments(*impls)]
+        return subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def test_the_command_measures_with_a_twin(command, tmp_path):
+    job = command("ours", "slow")
+    job.communicate()
+    assert job.returncode == 0
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert {row["impl"] for row in rows} == {"ours", "ours_twin", "slow"}
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"op": "nonesuch"}, "kernels/: no file declares an op 'nonesuch'"),
+        ({"passes": "sideways"}, "op scale: no case .* passes sideways"),
+        ({"ceilings": "none.csv"}, "none.csv: missing; make it with python -m harness.ceilings"),
+        ({"environment": "no.json"}, "no.json: missing; make it with python -m harness.env"),
+    ],
+)
+def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
+    monkeypatch.setattr(sys, "argv", ["measure", *arguments("ours", **changes)])
+    with pytest.raises(UserError, match=problem):
+        measure.main()
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.usefixtures("driver")
+def test_an_environment_of_another_machine_is_refused(arguments, tmp_path, monkeypatch):
+    words = arguments("ours")
+    (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    monkeypatch.setattr(sys, "argv", ["measure", *words])
+    with pytest.raises(UserError, match=r"describes H, not GPU 0 \(NVIDIA H200\); make it"):
+        measure.main()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_worker_outlives_the_parent(command, tmp_path, number):
+    job = command("hangs_at_once")
+    deadline = time.monotonic() + 60
+    while not (workers := children_of(job.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(number)
+    job.communicate()
+    assert workers
+    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 10
+    while any(map(running, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(running, workers))
+    if number != signal.SIGKILL:
+        assert not list((tmp_path / "raw").iterdir())
+
+
+def children_of(parent: int) -> list[int]:
+    found = (Path("/proc") / str(parent) / "task" / str(parent) / "children").read_text()
+    return [int(word) for word in found.split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
