@@ -129,7 +129,7 @@ def _forward_row_kernel(
     rows = offs_m[:, None].to(tl.int64)
     mask_n = offs_n < N
     mask = (offs_m[:, None] < M) & mask_n[None, :]
-    x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask, "evict_first")
+    x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask)
     weight = load_f32(weight_ptr + offs_n, mask_n, "evict_last")
     bias = load_f32(bias_ptr + offs_n, mask_n, "evict_last")
     mean = tl.sum(x, 1) / N

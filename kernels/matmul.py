@@ -209,12 +209,8 @@ DESCRIPTOR = Configs(_descriptor_kernel, DESCRIPTOR_CONFIGS, _choose_descriptor)
 
 def _describable(x):
     """Whether the copy engine can walk x: unit last stride, rows at multiples of 16 bytes."""
-    if x.is_meta or torch.compiler.is_compiling():
-        # No address to look at; allocators start storages at multiples of 16 bytes.
-        address = x.storage_offset() * x.element_size()
-    else:
-        address = x.data_ptr()
-    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and address % 16 == 0
+    aligned = x.is_meta or x.data_ptr() % 16 == 0
+    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and aligned
 
 
 def matmul_fwd(a, b, bias, activation):
@@ -264,6 +260,19 @@ def matmul_fwd(a, b, bias, activation):
     return out
 
 
+# A traced graph has no addresses, and the choice of the kernel needs them.
+@torch.library.custom_op("tilewright::matmul", mutates_args=())
+def _traced_matmul(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    return matmul_fwd(a, b, bias, activation)
+
+
+@_traced_matmul.register_fake
+def _(a, b, bias, activation):
+    return a.new_empty((a.shape[0], b.shape[1]))
+
+
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -285,4 +294,5 @@ def matmul(
     if bias is not None:
         shaped("bias", bias, b.shape[1:])
         bias = bias.contiguous()
-    return matmul_fwd(a, b, bias, activation)
+    forward = _traced_matmul if torch.compiler.is_compiling() else matmul_fwd
+    return forward(a, b, bias, activation)

@@ -111,7 +111,6 @@ def _forward_row_kernel(
         x_ptr + rows * stride_xm + offs_n[None, :],
         mask=mask,
         other=-float("inf"),
-        eviction_policy="evict_first",
     ).to(tl.float32)
     # Rows past the end hold only minus infinity; zero keeps their difference finite.
     top = tl.where(offs_m < M, tl.max(x, 1), 0.0)[:, None]
@@ -182,8 +181,8 @@ def _backward_loop_kernel(
     weighted = tl.sum(total, 0)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
-        y = load_f32(y_ptr + offs, offs < N, "evict_first")
-        dy = load_f32(dy_ptr + offs, offs < N, "evict_first")
+        y = load_f32(y_ptr + offs, offs < N)
+        dy = load_f32(dy_ptr + offs, offs < N)
         dx = y * (dy - weighted)
         store_as(dx_ptr + offs, dx, offs < N)
 
