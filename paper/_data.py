@@ -6,6 +6,7 @@ These scripts know the CSV files of docs/architecture.md and nothing of the code
 import argparse
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -56,6 +57,20 @@ def summary(folder: Path) -> pd.DataFrame:
     """summary.csv without the A/A twin, which measures the noise and is no rival."""
     frame = read(folder, "summary")
     return frame[frame["impl"] != TWIN]
+
+
+def rank(folder: Path) -> dict[str, int]:
+    """The place of each family in this run: the fewer sizes its cases have, the earlier."""
+    rows = summary(folder)
+    sizes = rows.filter(like="size_").notna().sum(axis=1).groupby(rows["family"]).max()
+    families = sorted(sizes.index, key=lambda family: (sizes[family], family))
+    return {family: place for place, family in enumerate(families)}
+
+
+def natural(value: object) -> tuple:
+    """A sort key that reads numbers as numbers and puts the forward pass first."""
+    parts = re.split(r"(\d+)", str(value))
+    return value != "forward", [int(part) if part.isdigit() else part for part in parts]
 
 
 @contextlib.contextmanager

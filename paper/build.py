@@ -88,7 +88,9 @@ def _closing_brace(text: str, start: int) -> int:
 def compile_tex(run: Path) -> Path:
     """Runs latexmk; the path of the PDF. PaperError names the first error and the log."""
     scratch = run / "tex"
-    scratch.mkdir(exist_ok=True)
+    # What latexmk remembers names the files of the last build, wherever the run lay then.
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
     search = f"{PAPER.resolve()}:{run}:"
     environment = os.environ | {
         "TEXINPUTS": search,
@@ -109,9 +111,9 @@ def compile_tex(run: Path) -> Path:
     )
     log = scratch / "main.log"
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    wrong = re.compile(r"^(!|\S+?:\d+: )|undefined on input line|There were undefined")
-    if found := next(filter(wrong.search, lines), None):
-        raise _data.PaperError(f"{found}\n  see {log}")
+    for wrong in (r"^(!|\S+?:\d+: )", r"undefined on input line"):
+        if found := next(filter(re.compile(wrong).search, lines), None):
+            raise _data.PaperError(f"{found}\n  see {log}")
     if done.returncode:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no message"]
         raise _data.PaperError(f"latexmk: {last[0]}\n  see {log}")

@@ -9,7 +9,7 @@ import matplotlib as mpl
 import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _data import OURS, whole_file
+from _data import OURS, natural, whole_file
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
@@ -81,6 +81,13 @@ def in_order(impls: Iterable[str]) -> list[str]:
 
 def save(figure: Figure, out: Path) -> None:
     """Writes the PDF and the SVG beside it, without dates: the same data gives the same bytes."""
+    # The layout differs in its last bits from run to run, and names in the SVG depend on them.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for part in figure.subfigs:
+        part.bbox_relative.set_points(part.bbox_relative.get_points().round(4))
+    for axes in figure.axes:
+        axes.set_position([round(edge, 4) for edge in axes.get_position().bounds])
     for path, metadata in (
         (out.with_suffix(".pdf"), {"CreationDate": None}),
         (out.with_suffix(".svg"), {"Date": None}),
@@ -109,13 +116,14 @@ def family(
     down: str,
     across: str,
     fixed: tuple[str, ...] = (),
+    sharey: str = "all",
 ) -> None:
     """Rate over size, a panel for each value of the columns `down` and `across`.
 
     every: the summary of all families, for the colours. rows: those to draw. x: the size of each
     row on a log2 axis, NaN where a case is not on the curve. rate: "gbps" or "tflops". fixed:
-    columns that must agree along a curve; their most frequent values are drawn. Cases that are on
-    no curve of at least three sizes are drawn below, one a line.
+    columns that must agree along a curve; the longest such curve of a panel is drawn. Cases that
+    are on no curve of at least three sizes are drawn below, one a line. sharey: "all" or "col".
     """
     if rows.empty:
         nothing(out, "This run holds no rows for this figure.")
@@ -124,10 +132,10 @@ def family(
     curves = _on_a_curve(rows, [down, across], list(fixed))
     lone = rows.drop(curves.index)
     styles = looks(every["impl"])
-    names = {row: sorted(curves[row].unique()) for row in (down, across)}
+    names = {row: sorted(curves[row].unique(), key=natural) for row in (down, across)}
     lines = lone.groupby(["op", "pass", "dtype", "case"], sort=False).ngroups
     heights = [
-        1.55 * len(names[down]) + 0.25 if len(curves) else 0.01,
+        1.35 * len(names[down]) + 0.3 if len(curves) else 0.01,
         0.155 * lines + 0.55 if lines else 0.01,
         0.42,
     ]
@@ -137,7 +145,7 @@ def family(
         unit = {"gbps": "GB/s", "tflops": "TFLOP/s"}[rate]
         if len(curves):
             grid = top.subplots(
-                len(names[down]), len(names[across]), sharex=True, sharey=True, squeeze=False
+                len(names[down]), len(names[across]), sharex=True, sharey=sharey, squeeze=False
             )
             for axes_row, row in zip(grid, names[down], strict=True):
                 for axes, column in zip(axes_row, names[across], strict=True):

@@ -2,7 +2,7 @@
 
 import _figure
 import numpy as np
-from _data import read, run, summary
+from _data import natural, rank, read, run, summary
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -14,7 +14,11 @@ def main(arguments):
         return
     styles = _figure.looks(summary(arguments.run)["impl"])
     baselines = _figure.in_order(verdicts["baseline"])
-    groups = verdicts.groupby(["family", "op", "pass"], sort=True)
+    place = rank(arguments.run)
+    groups = sorted(
+        verdicts.groupby(["family", "op", "pass"]),
+        key=lambda group: (place[group[0][0]], group[0][1], natural(group[0][2])),
+    )
     lines = sum(rows["baseline"].nunique() + 1 for _, rows in groups)
     with plt.rc_context(_figure.STYLE):
         size = (_figure.WIDTH, 0.11 * lines + 0.8)

@@ -20,6 +20,7 @@ def main(arguments):
         rate="tflops",
         down="pass",
         across="dtype",
+        sharey="col",
     )
 
 

@@ -12,9 +12,9 @@ def main(arguments):
     table = rows.pivot_table(index="key", columns="run_id", values="value", aggfunc="first")
     table = table.reindex(index=rows["key"].drop_duplicates(), columns=_order(rows, runs))
     lines = [
-        [_table.code(key), *(_table.code(_short(value)) if value else "" for value in row)]
+        [_table.code(key), *(_value(key, value) for value in row)]
         for key, row in zip(table.index, table.fillna("").to_numpy(), strict=True)
-        if key != "run_id"
+        if key != "run_id" and (row.any() or key.startswith("versions."))
     ]
     titles = [_title(run_id, runs) for run_id in table.columns]
     share = 0.74 / len(titles)
@@ -30,6 +30,10 @@ def _order(rows, runs):
 def _title(run_id, runs):
     role = f"{runs.loc[run_id, 'mode']} run" if run_id in runs.index else "this machine"
     return f"{role} {_table.code(run_id)}"
+
+
+def _value(key, value):
+    return _table.code(_short(value)) if value else "absent" * key.startswith("versions.")
 
 
 def _short(value):

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import _table
-from _data import run, summary
+from _data import rank, run
 
 
 def main(arguments):
     drawn = {path.stem for path in (Path(__file__).parents[1] / "figures").glob("[!_]*.py")}
-    families = sorted(summary(arguments.run)["family"].unique())
+    families = list(rank(arguments.run))
     lines = []
     for family in families:
         figure = family if family in drawn else "others"

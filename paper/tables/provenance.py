@@ -6,8 +6,9 @@ from _data import read, run
 
 def main(arguments):
     runs = read(arguments.run, "runs")
-    sentences = [_sentence(row) for row in runs.itertuples()]
-    if len(runs) > 1:
+    single = len(runs) == 1
+    sentences = [_sentence(row, single) for row in runs.itertuples()]
+    if not single:
         sentences.append("The ops of this document come from more than one run.")
     dates = sorted(runs["date"].str[:10].unique())
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
@@ -20,7 +21,7 @@ def main(arguments):
     _table.save(arguments.out, "\n".join(text))
 
 
-def _sentence(row) -> str:
+def _sentence(row, single: bool) -> str:
     how = {
         "measured": "were measured for this document, on this machine",
         "replayed": "were not measured for this document: they are replayed from a recorded run",
@@ -28,7 +29,7 @@ def _sentence(row) -> str:
     gpu = _table.escape(row.gpu or "no GPU")
     commit = _table.code(row.commit[:12])
     state = " (with uncommitted changes)" if str(row.dirty) == "True" else ""
-    ops = ", ".join(_table.code(op) for op in row.ops.split())
+    ops = "all ops" if single else ", ".join(_table.code(op) for op in row.ops.split())
     return (
         rf"The times of {ops} {how}. Run {_table.code(row.run_id)}; machine "
         rf"{_table.code(row.machine)}, {gpu}; {_table.escape(row.date[:10])}; "

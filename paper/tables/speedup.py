@@ -2,7 +2,7 @@
 
 import _table
 import numpy as np
-from _data import read, run
+from _data import natural, rank, read, run
 
 VERDICTS = ("better", "no difference", "worse", "undecided")
 CAPTION = (
@@ -14,7 +14,12 @@ CAPTION = (
 def main(arguments):
     verdicts = read(arguments.run, "verdicts")
     rows, last = [], None
-    for key, cells in verdicts.groupby(["family", "op", "pass", "baseline"], sort=True):
+    place = rank(arguments.run)
+    groups = sorted(
+        verdicts.groupby(["family", "op", "pass", "baseline"]),
+        key=lambda group: (place[group[0][0]], group[0][1], natural(group[0][2]), group[0][3]),
+    )
+    for key, cells in groups:
         _, op, direction, baseline = key
         if last is not None and last != (op, direction):
             rows.append([r"\addlinespace"])

@@ -15,7 +15,9 @@ MEANING = {
 def main(arguments):
     rows = read(arguments.run, "ir")
     if rows.empty:
-        _table.save(arguments.out, "This run kept no intermediate representation.\n")
+        nothing = "{This run kept no intermediate representation.}"
+        names = r"\newcommand{\stagekernel}{a kernel}\newcommand{\stagefile}{none built}"
+        _table.save(arguments.out, rf"{names}\newcommand{{\stagepicture}}{nothing}" + "\n")
         return
     first = rows[rows["stage"] == rows["stage"].iloc[0]]
     smallest = first.sort_values(["lines", "file", "kernel"]).iloc[0]

@@ -1,34 +1,35 @@
 """What was verified: cells passed, and the worst error as a share of the bound allowed to it."""
 
 import _table
-from _data import read, run
+from _data import rank, read, run
 
 CAPTION = (
     "Verification by op and implementation: cells passed of those the implementation offers, and "
     "the largest error as a share of its bound. Without a GPU ours runs in Triton's interpreter, "
     "the libraries on the CPU."
 )
+TITLES = {"cpu": "without a GPU", "gpu": "on the GPU"}
 
 
 def main(arguments):
     reports = read(arguments.run, "verification")
     reports["place"] = reports["mode"].where(reports["mode"] == "gpu", "cpu")
-    rows, last = [], None
+    places = [place for place in TITLES if (reports["place"] == place).any()]
     reports["rank"] = (reports["impl"] != "ours").astype(int)
-    for key, found in reports.groupby(["family", "op", "rank", "impl"], sort=True, dropna=False):
+    rows, last = [], None
+    reports["place_of_family"] = reports["family"].map(rank(arguments.run)).fillna(len(reports))
+    for key, found in reports.groupby(["place_of_family", "op", "rank", "impl"], sort=True):
         _, op, _, impl = key
         if last not in (None, op):
             rows.append([r"\addlinespace"])
-        name = "" if op == last else _table.code(op)
-        places = [_place(found[found["place"] == place]) for place in ("cpu", "gpu")]
-        rows.append([name, _table.code(impl), *places[0], *places[1]])
+        cells = [cell for place in places for cell in _place(found[found["place"] == place])]
+        rows.append(["" if op == last else _table.code(op), _table.code(impl), *cells])
         last = op
-    head = [
-        r"& & \multicolumn{3}{c}{without a GPU} & \multicolumn{3}{c}{on the GPU}",
-        r"\cmidrule(lr){3-5}\cmidrule(l){6-8}",
-        "op & implementation" + r" & {passed} & {error/bound} & status" * 2,
-    ]
-    columns = "ll" + "rS[table-format=1.3]l" * 2
+    groups = "".join(rf" & \multicolumn{{3}}{{c}}{{{TITLES[place]}}}" for place in places)
+    rules = (rf"\cmidrule(lr){{{3 * i + 3}-{3 * i + 5}}}" for i in range(len(places)))
+    titles = "op & implementation" + " & {passed} & {error/bound} & status" * len(places)
+    head = [f"&{groups}", "".join(rules), titles]
+    columns = "ll" + "rS[table-format=1.3]l" * len(places)
     _table.save(arguments.out, _table.longtable(columns, head, rows, CAPTION, "tab:verification"))
 
 

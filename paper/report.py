@@ -1,0 +1,191 @@
+"""Writes report.html: the run in one file that needs no network and no script."""
+
+import base64
+from pathlib import Path
+
+import _data
+import jinja2
+import numpy as np
+import pandas as pd
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Tilewright: {{ title }}</title>
+<style>
+:root { color-scheme: light dark; --line: #ccc; --soft: #666; --back: #fff; --ink: #1b1b1b; }
+@media (prefers-color-scheme: dark) {
+  :root { --line: #444; --soft: #a5a5a5; --back: #16181a; --ink: #e8e8e8; }
+}
+body { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
+  max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0.2rem; }
+h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+p.note, figcaption, caption { color: var(--soft); font-size: 0.9rem; text-align: left; }
+figure { margin: 1rem 0; }
+figure img { width: 100%; height: auto; background: #fff; padding: 0.5rem; border-radius: 4px;
+  box-sizing: border-box; }
+div.table { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.15rem 0.7rem 0.15rem 0; text-align: left; vertical-align: top; }
+th { border-bottom: 1px solid var(--line); white-space: nowrap; }
+td.number { text-align: right; }
+td { border-bottom: 1px solid color-mix(in srgb, var(--line) 40%, transparent); }
+code { font-size: 0.9em; overflow-wrap: anywhere; }
+nav a { margin-right: 1rem; }
+</style>
+</head>
+<body>
+<h1>Tilewright</h1>
+{% for run in runs -%}
+<p>Run <code>{{ run.run_id }}</code>, {{ run.mode }}: {{ run.gpu or "no GPU" }},
+{{ run.date[:10] }}, commit <code>{{ run.commit[:12] }}</code>
+{{- " with uncommitted changes" if run.dirty else "" }}.
+<span>Ops: {{ run.ops }}.</span></p>
+{% endfor -%}
+<nav>
+{% for section in sections -%}
+<a href="#{{ section.name }}">{{ section.title }}</a>
+{% endfor -%}
+</nav>
+{% for section in sections -%}
+<h2 id="{{ section.name }}">{{ section.title }}</h2>
+{% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
+{% for figure in section.figures -%}
+<figure><img alt="{{ figure.name }}" src="data:image/svg+xml;base64,{{ figure.data }}"></figure>
+{% endfor -%}
+{% if section.rows is not none -%}
+{% if section.rows -%}
+<div class="table"><table>
+<thead><tr>{% for name in section.columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in section.rows -%}
+<tr>
+{%- for cell in row -%}
+<td{% if cell is number %} class="number"{% endif %}>{{ show(cell) }}</td>
+{%- endfor -%}
+</tr>
+{% endfor -%}
+</tbody></table></div>
+{% else %}<p>None.</p>
+{% endif -%}
+{% endif -%}
+{% endfor -%}
+</body>
+</html>
+"""
+
+
+VERDICTS = ("better", "no difference", "worse", "undecided")
+SPEEDUP = (
+    "Time of a baseline over the time of ours; above one, ours takes less time. Geometric mean, "
+    "least and greatest over the cells, and the verdicts on single cells."
+)
+HOLES = "What has no time that counts, and why. The figures mark these cells."
+VERIFICATION = "Cells passed, and the largest error as a share of the bound allowed to it."
+RESOURCES = "What the compiler made of each default configuration; shared memory in KiB."
+SURVEY = "Triton kernels found in the installed libraries, from their syntax trees."
+
+
+def main(arguments) -> None:
+    folder = arguments.run
+    runs = _data.read(folder, "runs")
+    sections = [
+        _section("speedup", "Speedups", _speedups(folder), _figures(folder, ["headline"]), SPEEDUP),
+        _section("families", "Families", None, _figures(folder, _drawn(folder))),
+        _section("holes", "Cells without a time", _holes(folder), note=HOLES),
+        _section("verification", "Verification", _verification(folder), note=VERIFICATION),
+        _section("resources", "Resources", _resources(folder), note=RESOURCES),
+        _section("ceilings", "Ceilings", _data.read(folder, "shown_ceilings")),
+        _section("environment", "Machines", _data.read(folder, "environment")),
+    ]
+    if (folder / "survey.csv").is_file():
+        sections.append(
+            _section("survey", "Kernels in the libraries", _survey(folder), note=SURVEY)
+        )
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    page = environment.from_string(PAGE).render(
+        title=", ".join(runs["run_id"]),
+        runs=runs.to_dict("records"),
+        sections=sections,
+        show=_show,
+    )
+    _data.write(arguments.out, page)
+
+
+def _section(
+    name: str, title: str, table: pd.DataFrame | None, figures: list[dict] = (), note: str = ""
+) -> dict:
+    found = {"name": name, "title": title, "figures": figures, "note": note}
+    if table is None:
+        return found | {"columns": [], "rows": None}
+    table = table.astype(object).where(table.notna(), "")
+    return found | {"columns": list(table.columns), "rows": table.to_numpy().tolist()}
+
+
+def _figures(folder: Path, names: list[str]) -> list[dict]:
+    found = []
+    for name in names:
+        path = folder / "figures" / f"{name}.svg"
+        try:
+            data = base64.b64encode(path.read_bytes()).decode()
+        except FileNotFoundError:
+            raise _data.PaperError(f"{path}: missing; run the figure stage first") from None
+        found.append({"name": name, "data": data})
+    return found
+
+
+def _drawn(folder: Path) -> list[str]:
+    """The figures of the run's families, in the order of the paper."""
+    own = {path.stem for path in (folder / "figures").glob("*.svg")}
+    names = [family if family in own else "others" for family in _data.rank(folder)]
+    return list(dict.fromkeys(names))
+
+
+def _speedups(folder: Path) -> pd.DataFrame:
+    verdicts = _data.read(folder, "verdicts")
+    rows = []
+    for key, cells in verdicts.groupby(["op", "pass", "baseline"], sort=True):
+        row = dict(zip(("op", "pass", "baseline"), key, strict=True)) | {"cells": len(cells)}
+        row["mean"] = float(np.exp(np.log(cells["ratio"]).mean()))
+        row |= {"least": cells["ratio"].min(), "most": cells["ratio"].max()}
+        row |= {name: (cells["verdict"] == name).sum() for name in VERDICTS}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _holes(folder: Path) -> pd.DataFrame:
+    rows = _data.summary(folder)
+    keys = ["op", "pass", "impl", "status", "reason"]
+    return rows[rows["status"] != "ok"].groupby(keys).size().rename("cells").reset_index()
+
+
+def _verification(folder: Path) -> pd.DataFrame:
+    columns = "op impl impl_version mode passed cells worst_ratio worst_case status reason"
+    return _data.read(folder, "verification")[columns.split()]
+
+
+def _resources(folder: Path) -> pd.DataFrame:
+    rows = _data.read(folder, "resources")
+    if "arch" not in rows:
+        return pd.DataFrame()
+    columns = ["file", "kernel", "arch", "dtype", "config", "registers", "spill_stores"]
+    rows = rows[rows["default"].astype(bool)]
+    return rows[columns].assign(shared=rows["shared_bytes"] / 1024, status=rows["status"])
+
+
+def _survey(folder: Path) -> pd.DataFrame:
+    rows = _data.read(folder, "survey")
+    return rows.groupby(list(rows.columns[:2]), sort=True).size().rename("kernels").reset_index()
+
+
+def _show(cell: object) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.0f}" if cell == int(cell) else f"{cell:.3g}"
+    return str(cell)
+
+
+if __name__ == "__main__":
+    _data.run(main, __doc__)

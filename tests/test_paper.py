@@ -1,0 +1,210 @@
+"""The paper's scripts on made-up runs: they run, repeat byte for byte, and fail by name."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from harness.summarize import summarize
+
+PAPER = Path(__file__).parents[1] / "paper"
+FIGURES = sorted(path.stem for path in (PAPER / "figures").glob("[!_]*.py"))
+TABLES = sorted(path.stem for path in (PAPER / "tables").glob("[!_]*.py"))
+
+
+def script(path, run, out):
+    """Runs a script of the paper as `python path --run run --out out` does, in this process."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(path), "--run", str(run), "--out", str(out)]
+    sys.path.insert(0, str(path.parent))
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before
+    return out
+
+
+def call(name, run, out, **environment):
+    command = [sys.executable, PAPER / name, "--run", run, "--out", out]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+
+
+def make(run):
+    """All figures, tables and numbers of a summarized run."""
+    for name in FIGURES:
+        script(PAPER / "figures" / f"{name}.py", run, run / "figures" / f"{name}.pdf")
+    for name in TABLES:
+        script(PAPER / "tables" / f"{name}.py", run, run / "tables" / f"{name}.tex")
+    assert call("claims.py", run, run / "numbers.tex").returncode == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory):
+    recorded = tmp_path_factory.mktemp("recorded")
+    run = synthetic.write_run(tmp_path_factory.mktemp("full"), mode="replayed", recorded=recorded)
+    summarize(run, recorded)
+    return make(run)
+
+
+@pytest.fixture(scope="module")
+def reduced(tmp_path_factory):
+    run = synthetic.write_run(tmp_path_factory.mktemp("reduced"), ("dot",))
+    shutil.rmtree(run / "build")
+    summarize(run, run / "recorded")
+    return make(run)
+
+
+def numbers(run):
+    text = (run / "numbers.tex").read_text()
+    return dict(re.findall(r"\\csname result@(\w+)\\endcsname\{(.*)\}", text))
+
+
+def test_every_claim_resolves_on_a_full_run(full):
+    left_out = [
+        line for line in (full / "numbers.tex").read_text().splitlines()[1:] if line[0] == "%"
+    ]
+    assert left_out == []
+    found = numbers(full)
+    assert found["ops"] == "10"
+    assert found["baselines"] == "5"
+    parts = ("better", "worse", "same", "undecided")
+    assert sum(int(found[f"comparisons_{part}"]) for part in parts) == int(found["comparisons"])
+
+
+def test_a_claim_without_rows_is_left_out_with_a_comment(reduced):
+    assert "attention_closest" not in numbers(reduced)
+    text = (reduced / "numbers.tex").read_text()
+    assert "% attention_closest: no row of verdicts.csv supports it" in text
+
+
+def test_a_number_that_nothing_supports_stops_the_build_and_is_named(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    table = run / "tables" / "families.tex"
+    lines = ["A guarded \\whenresult{no_such}{\\result{no_such}}.", "A bare", "\\result{invented}."]
+    table.write_text("\n".join(lines))
+    done = call("build.py", run, run / "paper.pdf")
+    assert done.returncode == 2
+    assert f"{table}:3: \\result{{invented}}" in done.stderr
+    assert "no_such" not in done.stderr
+    assert not (run / "paper.pdf").exists()
+
+
+def test_every_number_that_the_sections_cite_is_claimed():
+    claimed = set(re.findall(r"^(\w+):", (PAPER / "claims.yaml").read_text(), re.MULTILINE))
+    for path in [PAPER / "main.tex", *PAPER.glob("sections/*.tex")]:
+        cited = set(re.findall(r"\\(?:when)?result\{(\w+)\}", path.read_text()))
+        assert cited <= claimed, path.name
+
+
+def test_every_claim_is_cited():
+    text = "".join(path.read_text() for path in PAPER.glob("sections/*.tex"))
+    for key in re.findall(r"^(\w+):", (PAPER / "claims.yaml").read_text(), re.MULTILINE):
+        assert f"\\result{{{key}}}" in text, key
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_made_twice_has_the_same_bytes(full, tmp_path, name):
+    again = script(PAPER / "figures" / f"{name}.py", full, tmp_path / f"{name}.pdf")
+    for kind in (".pdf", ".svg"):
+        first = (full / "figures" / name).with_suffix(kind).read_bytes()
+        assert first == again.with_suffix(kind).read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pdf", f"{name}.svg"]
+
+
+def test_figures_and_tables_run_as_plain_commands(full, tmp_path):
+    for name in ("figures/softmax.py", "tables/speedup.py"):
+        done = call(name, full, tmp_path / "out.pdf")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reduced_run_makes_everything(reduced):
+    for name in FIGURES:
+        assert (reduced / "figures" / f"{name}.svg").read_bytes().startswith(b"<?xml")
+    families = (reduced / "tables" / "families.tex").read_text()
+    assert "family_vector" in families
+    assert "family_softmax" not in families
+
+
+def test_the_twin_is_not_drawn_and_holes_are(full):
+    table = (full / "tables" / "holes.tex").read_text()
+    assert "a\\_name \\& 100 \\% of \\#s" in table
+    for path in full.glob("tables/*.tex"):
+        assert "twin" not in path.read_text()
+
+
+def test_an_implementation_keeps_its_colour_in_a_run(full):
+    module = runpy.run_path(str(PAPER / "figures" / "_figure.py"))
+    names = ["torch_eager", "torch_compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "ours"]
+    found = module["looks"](names)
+    assert found == module["looks"](reversed(names))
+    assert len({look["color"] for look in found.values()}) == len(names)
+    many = module["looks"]([f"library_{i}" for i in range(12)])
+    assert len({look["color"] for look in many.values()}) == 12
+
+
+def test_the_report_is_whole_in_itself(full, tmp_path):
+    done = call("report.py", full, tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report.html").read_text()
+    assert synthetic.RUN_ID in text
+    assert "replayed" in text
+    assert "No available kernel: invented reason with a_name &amp; 100 % of #s" in text
+    assert not re.search(r'(src|href)="(?!data:|#)', text)
+    assert text.count("data:image/svg+xml") == 6
+
+
+def test_a_missing_csv_is_a_short_message(tmp_path):
+    done = call("figures/softmax.py", tmp_path, tmp_path / "softmax.pdf")
+    assert done.returncode == 2
+    assert "summary.csv: missing" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_without_latex_the_build_says_what_to_install(full, tmp_path):
+    done = call("build.py", full, tmp_path / "paper.pdf", PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2
+    assert "apt-get install" in done.stderr
+    assert "latexmk" in done.stderr
+    assert not (tmp_path / "paper.pdf").exists()
+
+
+needs_latex = pytest.mark.skipif(not shutil.which("latexmk"), reason="latexmk is not installed")
+
+
+@needs_latex
+@pytest.mark.parametrize("which", ["full", "reduced"])
+def test_the_paper_compiles_without_overfull_lines(request, tmp_path, which):
+    run = request.getfixturevalue(which)
+    done = call("build.py", run, tmp_path / "paper.pdf")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
+
+
+@needs_latex
+def test_an_error_of_latex_is_named_with_its_log(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    (run / "tables" / "speedup.tex").write_text("\\undefinedmacro\n")
+    done = call("build.py", run, run / "paper.pdf")
+    assert done.returncode == 2
+    assert "speedup.tex:1: Undefined control sequence" in done.stderr
+    assert "main.log" in done.stderr
+
+
+@needs_latex
+def test_an_undefined_reference_fails(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    with (run / "tables" / "families.tex").open("a") as table:
+        table.write("See \\cref{tab:nowhere}.\n")
+    done = call("build.py", run, run / "paper.pdf")
+    assert done.returncode == 2
+    assert "tab:nowhere" in done.stderr

@@ -1,0 +1,213 @@
+"""harness.summarize against made-up runs whose answers are known."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+import synthetic
+
+from harness import cells, raw
+from harness.command import UserError
+from harness.summarize import summarize
+
+CEILINGS = {name: value for name, (_, value) in synthetic.CEILINGS.items()}
+
+
+def rows_of(folder, name):
+    with (folder / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = synthetic.write_run(tmp_path_factory.mktemp("measured"))
+    summarize(folder, folder / "recorded")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replayed")
+    recorded = tmp_path_factory.mktemp("recorded")
+    synthetic.write_run(folder, ("softmax",), "replayed", recorded)
+    summarize(folder, recorded)
+    return folder
+
+
+def block(number, impl, time, **other):
+    row = dict.fromkeys(raw.HEADER) | {"op": "add", "family": "vector", "case": "N1024"}
+    row |= {"dtype": "float32", "pass": "forward", "impl": impl, "impl_version": "1"}
+    row |= {"block": number, "order": 0, "bytes_read": 8_000_000_000, "flops": 10**9}
+    row |= {"bytes_written": 4_000_000_000, "device_us": time, "status": "ok", "reason": ""}
+    return row | other
+
+
+def cell_of(*rows):
+    return next(iter(cells.group(rows).values()))
+
+
+def test_a_row_of_the_summary_is_what_its_blocks_say():
+    times = [4000.0, 4010.0, 3990.0, 4005.0, 3995.0]
+    rivals = cell_of(
+        *(block(i, "ours", time) for i, time in enumerate(times)),
+        *(block(i, "torch_eager", 2 * time) for i, time in enumerate(times)),
+    )
+    ours, eager = cells.summary(rivals, CEILINGS)
+    floor = 8e9 / 4400e3 + 4e9 / 4000e3
+    assert ours["device_us"] == 4000.0
+    assert (ours["ci_lo"], ours["ci_hi"]) == (3990.0, 4010.0)
+    assert ours["gbps"] == pytest.approx(12e9 / 4000 / 1e3)
+    assert ours["tflops"] == pytest.approx(1e9 / 4000 / 1e6)
+    assert ours["floor_us"] == pytest.approx(floor)
+    assert ours["pct_sol"] == pytest.approx(100 * floor / 4000)
+    assert (ours["bound"], ours["blocks"], ours["size_N"]) == ("memory", 5, 1024)
+    assert ours["speedup_vs_torch_eager"] == ours["speedup_vs_torch_eager_lo"] == 2
+    assert eager["speedup_vs_ours"] == 0.5
+
+
+def test_compute_bounds_a_cell_whose_arithmetic_takes_longer():
+    rivals = cell_of(block(0, "ours", 9000.0, flops=4 * 10**11))
+    (row,) = cells.summary(rivals, CEILINGS)
+    assert (row["bound"], row["floor_us"]) == ("compute", pytest.approx(4e11 / 50e6))
+
+
+def test_without_ceilings_there_is_no_floor():
+    (row,) = cells.summary(cell_of(block(0, "ours", 9000.0)), {})
+    assert not {"floor_us", "bound", "pct_sol"} & set(row)
+
+
+def test_only_blocks_that_both_have_are_compared():
+    rivals = cell_of(
+        *(block(i, "ours", 100.0) for i in range(6)),
+        *(block(i, "torch_eager", 300.0 if i < 5 else 1.0) for i in (1, 3, 4)),
+    )
+    ours, eager = cells.summary(rivals, {})
+    assert ours["speedup_vs_torch_eager"] == 3
+    assert (ours["blocks"], eager["blocks"]) == (6, 3)
+
+
+def test_a_wrong_result_voids_the_times_of_its_cell():
+    wrong = block(3, "ours", None, status="inaccurate", reason="call 3 differs")
+    rivals = cell_of(*(block(i, "ours", 100.0) for i in range(3)), wrong)
+    (row,) = cells.summary(rivals, CEILINGS)
+    assert (row["status"], row["reason"], row["blocks"]) == ("inaccurate", "call 3 differs", 0)
+    assert "device_us" not in row
+
+
+def test_a_few_throttled_blocks_are_named_and_kept():
+    rows = [block(i, "ours", 5000.0, status="throttled" if i < 2 else "ok") for i in range(6)]
+    (row,) = cells.summary(cell_of(*rows), CEILINGS)
+    assert (row["status"], row["reason"], row["blocks"]) == ("ok", "2 of 6 blocks throttled", 6)
+
+
+def test_a_time_far_below_the_floor_is_impossible():
+    (row,) = cells.summary(cell_of(block(0, "ours", 1000.0)), CEILINGS)
+    assert row["status"] == "impossible"
+    assert "faster than the floor" in row["reason"]
+
+
+def test_writes_that_stay_in_the_cache_are_not_called_impossible():
+    small = {"bytes_read": 0, "bytes_written": 100 << 20, "flops": 0}
+    (row,) = cells.summary(cell_of(block(0, "ours", 5.0, **small)), CEILINGS)
+    assert row["status"] == "ok"
+    assert row["pct_sol"] > 100
+
+
+def test_a_verdict_needs_the_twin():
+    times = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2]
+    ours = [block(i, "ours", time) for i, time in enumerate(times)]
+    eager = [block(i, "torch_eager", 1.5 * time) for i, time in enumerate(times)]
+    twin = [block(i, "ours_twin", 1.001 * time) for i, time in enumerate(times)]
+    (alone,) = cells.verdicts(cell_of(*ours, *eager))
+    assert (alone["verdict"], alone["noise"]) == ("undecided", "")
+    (found,) = cells.verdicts(cell_of(*ours, *eager, *twin))
+    assert (found["verdict"], found["baseline"]) == ("better", "torch_eager")
+    assert found["noise"] == pytest.approx(0.001, rel=0.01)
+
+
+def test_flags_and_sizes_come_from_the_name_of_the_case(measured):
+    rows = rows_of(measured, "summary")
+    causal = next(row for row in rows if row["case"] == "B4-H16-S4096-D128-causal")
+    found = {key: causal[key] for key in ("size_B", "size_S", "size_D", "size_N", "flags")}
+    assert found == {
+        "size_B": "4",
+        "size_S": "4096",
+        "size_D": "128",
+        "size_N": "",
+        "flags": "causal",
+    }
+
+
+def test_holes_stay_rows_with_their_reasons(measured):
+    holes = [row for row in rows_of(measured, "summary") if row["status"] != "ok"]
+    assert {row["status"] for row in holes} == {"oom", "hung", "unsupported"}
+    assert all(row["reason"] and not row["device_us"] for row in holes)
+
+
+def test_every_cell_is_compared_with_every_baseline_that_has_a_time(measured):
+    timed = [row for row in rows_of(measured, "summary") if row["device_us"]]
+    rivals = [row for row in timed if not row["impl"].startswith("ours")]
+    verdicts = rows_of(measured, "verdicts")
+    assert len(verdicts) == len(rivals) > 500
+    assert {row["verdict"] for row in verdicts} <= {"better", "worse", "no difference", "undecided"}
+
+
+def test_a_measured_run_shows_its_own_reports_and_machine(measured):
+    assert {row["mode"] for row in rows_of(measured, "verification")} == {"gpu"}
+    (shown,) = rows_of(measured, "runs")
+    assert (shown["mode"], shown["machine"], shown["gpu"]) == (
+        "measured",
+        "synthetic",
+        "Synthetic GPU",
+    )
+    assert len(rows_of(measured, "shown_ceilings")) == len(synthetic.CEILINGS)
+    assert len({row["run_id"] for row in rows_of(measured, "environment")}) == 1
+
+
+def test_a_replayed_run_adds_the_recorded_reports_to_its_own(replayed):
+    modes = [(row["impl"], row["mode"]) for row in rows_of(replayed, "verification")]
+    assert modes[:2] == [("ours", "gpu"), ("ours", "interpreter")]
+    assert ("torch_eager", "cpu") in modes
+    assert ("torch_eager", "gpu") in modes
+    assert len({row["run_id"] for row in rows_of(replayed, "environment")}) == 2
+    (shown,) = rows_of(replayed, "runs")
+    assert (shown["mode"], shown["ops"]) == ("replayed", "softmax")
+
+
+def test_unsupported_cells_are_not_counted_as_failed(measured):
+    rows = rows_of(measured, "verification")
+    flash = next(row for row in rows if row["impl"] == "sdpa_flash")
+    assert (flash["cells"], flash["passed"]) == ("11", "11")
+    assert 0 < float(flash["worst_ratio"]) < 1
+
+
+def test_resources_flatten_the_instructions(measured):
+    row = rows_of(measured, "resources")[0]
+    assert next(iter(row)) == "file"
+    assert {"wgmma", "ldg128", "registers", "shared_bytes"} <= set(row)
+
+
+def test_the_same_run_gives_the_same_bytes(measured, tmp_path):
+    again = synthetic.write_run(tmp_path / "again")
+    summarize(again, again / "recorded")
+    for path in measured.glob("*.csv"):
+        assert path.read_bytes() == (again / path.name).read_bytes(), path.name
+
+
+def test_a_run_without_measurements_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no CSV file"):
+        summarize(tmp_path, tmp_path)
+
+
+def test_a_damaged_sidecar_ends_the_command_with_a_short_message(tmp_path):
+    folder = synthetic.write_run(tmp_path, ("dot",))
+    sidecar = folder / "raw" / "dot.json"
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"rows": 3}))
+    command = [sys.executable, "-m", "harness.summarize", "--run", folder, "--recorded", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "dot.csv" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "summary.csv").exists()
