@@ -108,13 +108,9 @@ def _entries(kernels: Iterator[JITFunction]) -> set[str]:
 
 
 def models(found: Sequence[Launch], dtypes: Sequence[str]) -> dict[str, Launch]:
-    """By kernel the launch that stands for it: the last one in the first dtype that reaches it."""
-    return {
-        launch.name: launch
-        for dtype in reversed(dtypes)
-        for launch in found
-        if launch.dtype == dtype
-    }
+    """By kernel the launch that stands for it: the last default one in the first dtype it has."""
+    defaults = [launch for launch in found if launch.default]
+    return {x.name: x for dtype in reversed(dtypes) for x in defaults if x.dtype == dtype}
 
 
 def _candidates(configs: Configs, model: Launch) -> Iterator[Launch]:

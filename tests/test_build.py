@@ -1,0 +1,186 @@
+"""Kernels are compiled ahead of time, with the arguments that their launchers would give them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = """
+import torch, triton, triton.language as tl
+from kernels._contract import Configs, Cost, Op, Tensor, case
+
+OP = Op(
+    "double", lambda x: x * 2, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0),
+    (case(N=3),), (case(N=4096), case(N=10000)), ("forward", "backward"),
+)
+
+
+@triton.jit
+def _twice(x):
+    return x * 2
+
+
+@triton.jit
+def _double_kernel(x_ptr, out_ptr, N, BLOCK_N: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tl.store(out_ptr + offs, _twice(tl.load(x_ptr + offs, mask=offs < N)), mask=offs < N)
+
+
+@triton.jit
+def _small_kernel(x_ptr, out_ptr, N):
+    for i in range(N):
+        tl.store(out_ptr + i, _twice(tl.load(x_ptr + i)))
+
+
+DEFAULT = {"BLOCK_N": 512, "num_warps": 4}
+CONFIGS = Configs(
+    _double_kernel,
+    (DEFAULT, {"BLOCK_N": 1024, "num_warps": 8}, {"BLOCK_N": 1000, "num_warps": 4}),
+    lambda n: DEFAULT,
+)
+
+
+def _launch(x):
+    out = torch.empty_like(x)
+    n = x.numel()
+    if n < 10:
+        _small_kernel[(1,)](x, out, n)
+    else:
+        config = CONFIGS.choose(n=n)
+        _double_kernel[(triton.cdiv(n, config["BLOCK_N"]),)](x, out, N=n, **config)
+    return out
+
+
+class _Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return _launch(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return _launch(dy)
+
+
+def double(x):
+    return _Double.apply(x)
+"""
+
+
+def make_tree(root, kernels=KERNELS):
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "harness", root / "harness", ignore=ignore)
+    for name in ("kernels", "baselines"):
+        (root / name).mkdir()
+        (root / name / "__init__.py").write_text("")
+    shutil.copy(ROOT / "kernels/_contract.py", root / "kernels")
+    (root / "kernels/toy.py").write_text(kernels)
+    return root
+
+
+def build(root, *archs, file="toy"):
+    out = root / "results" / "toy.json"
+    call = [sys.executable, "-m", "harness.build", "--file", file, "--archs", *archs]
+    done = subprocess.run(
+        [*call, "--out", str(out), "--ir", str(root / "results/toy")],
+        cwd=root,
+        # Interpreting must not leak in, and each tree has a compiler cache of its own.
+        env=os.environ | {"TRITON_CACHE_DIR": str(root / "cache"), "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    return done, json.loads(out.read_text()) if out.exists() else None
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    root = make_tree(tmp_path_factory.mktemp("tree"))
+    done, table = build(root, "90", "80", "gfx942")
+    assert done.returncode == 0, done.stderr
+    return root, done, table
+
+
+def rows(table, **wanted):
+    return [r for r in table["kernels"] if all(r[key] == value for key, value in wanted.items())]
+
+
+def test_default_launches_are_built_for_every_architecture(built):
+    table = built[2]
+    assert {row["arch"] for row in table["kernels"]} == {"90", "80", "gfx942"}
+    for arch in ("90", "80", "gfx942"):
+        for dtype in ("bfloat16", "float32"):
+            for row in rows(table, arch=arch, dtype=dtype, default=True, kernel="_double_kernel"):
+                assert row["config"] == "BLOCK_N=512 num_warps=4"
+                assert (row["status"], row["reason"], row["fits"]) == ("ok", "", True)
+                assert row["registers"] > 0 and row["warps"] == 4
+                assert row["spill_stores"] == row["spill_loads"] == 0
+                assert len(row["sha256"]) == 64
+    # Both sizes are multiples of 16: one binary. 512 elements on 128 threads: 8 or 16 bytes each.
+    [row] = rows(table, arch="90", dtype="bfloat16", default=True, kernel="_double_kernel")
+    assert row["instructions"]["ldg128"] == row["instructions"]["stg128"] == 0
+    [row] = rows(table, arch="90", dtype="float32", default=True, kernel="_double_kernel")
+    assert row["instructions"]["ldg128"] == row["instructions"]["stg128"] == 1
+
+
+def test_a_kernel_that_only_edge_cases_reach_is_built(built):
+    assert len(rows(built[2], kernel="_small_kernel", arch="90")) == 1
+    assert not rows(built[2], kernel="_twice")
+
+
+def test_candidates_are_built_for_one_architecture(built):
+    table = built[2]
+    candidates = rows(table, default=False)
+    assert {(row["arch"], row["dtype"]) for row in candidates} == {("90", "bfloat16")}
+    wide, odd = (rows(table, default=False, config=c) for c in
+                 ("BLOCK_N=1024 num_warps=8", "BLOCK_N=1000 num_warps=4"))  # fmt: skip
+    assert (wide[0]["status"], wide[0]["warps"]) == ("ok", 8)
+    assert odd[0]["status"] == "unsupported" and "power of 2" in odd[0]["reason"]
+    assert "power of 2" in built[1].stdout
+
+
+def test_ir_of_every_stage_is_kept(built):
+    root, _, table = built
+    stages = [row["stage"] for row in table["ir"] if row["kernel"] == "_double_kernel"]
+    assert stages == ["ttir", "ttgir", "llir", "ptx", "sass"]
+    for row in table["ir"]:
+        text = (root / "results" / row["path"]).read_text()
+        assert (row["bytes"], row["lines"]) == (len(text.encode()), len(text.splitlines()))
+        assert str(root) not in text
+    ptx = (root / "results/toy/_double_kernel.ptx").read_text()
+    assert ".target sm_90a" in ptx
+
+
+def test_binaries_do_not_depend_on_the_folder(built, tmp_path):
+    done, table = build(make_tree(tmp_path / "elsewhere"), "90")
+    assert done.returncode == 0, done.stderr
+    assert table["kernels"] == rows(built[2], arch="90")
+    assert table["ir"] == built[2]["ir"]
+
+
+def test_a_default_that_does_not_build_is_an_error(tmp_path):
+    broken = KERNELS.replace('DEFAULT = {"BLOCK_N": 512', 'DEFAULT = {"BLOCK_N": 500')
+    done, table = build(make_tree(tmp_path / "tree", broken), "90")
+    assert done.returncode == 1
+    assert rows(table, default=True, dtype="bfloat16")[0]["status"] == "unsupported"
+    assert "_double_kernel 90 bfloat16 BLOCK_N=500" in done.stdout
+
+
+def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
+    lonely = KERNELS.replace("(case(N=3),)", "()")
+    done, table = build(make_tree(tmp_path / "tree", lonely), "90")
+    assert (done.returncode, table) == (2, None)
+    assert "no case of any op launches _small_kernel" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arch", "file", "message"),
+    [("ninety", "toy", "'ninety' is no architecture"), ("90", "play", "kernels/play.py: no such")],
+)
+def test_mistakes_are_one_line(tmp_path, arch, file, message):
+    done, _ = build(make_tree(tmp_path / "tree"), arch, file=file)
+    assert done.returncode == 2
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
