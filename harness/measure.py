@@ -5,7 +5,6 @@
 
 import argparse
 import contextlib
-import hashlib
 import json
 import signal
 import sys
@@ -41,7 +40,7 @@ def main() -> None:
         blocks=options.blocks,
         block_ms=options.block_ms,
         timeout_s=options.cell_timeout_s,
-        ceilings={row["quantity"]: row["value"] for row in limits},
+        ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
         bench=options.bench,
     )
     gate = Gate(options.verify, op.name, impls)
@@ -67,41 +66,47 @@ def measure(
     runner = engine.Engine(plan, gate)
     rows = 0
     with command.whole_file(out) as temporary:
-        with temporary.open("w", encoding="utf-8") as file, contextlib.closing(runner.cells()) as c:
+        with (
+            temporary.open("w", encoding="utf-8") as file,
+            contextlib.closing(runner.cells()) as cells,
+        ):
             file.write(raw.header_line())
-            for taken in c:
+            for taken in cells:
                 file.writelines(map(raw.line, taken))
                 file.flush()
                 rows += len(taken)
-        content = temporary.read_bytes()
         total = time.monotonic() - began
-        overhead = {
-            "total_s": round(total, 3),
-            "timed_s": round(runner.busy_s, 3),
-            "share": round(1 - runner.busy_s / total, 4),
-        }
-        sidecar = {
-            "op": plan.op.name,
-            **{key: environment.get(key) for key in ("run_id", "date", "commit", "dirty")},
-            "mode": "measured",
+        share = 1 - runner.busy_s / total
+        sidecar = _origin(plan, environment, limits) | {
             "rows": rows,
-            "csv_sha256": raw.sha256(content),
-            "environment": environment,
-            "environment_sha256": _digest(environment),
-            "ceilings": limits,
-            "schedule": {
-                "seed": plan.seed,
-                "blocks": plan.blocks,
-                "block_ms": plan.block_ms,
-                "cell_timeout_s": plan.timeout_s,
+            "csv_sha256": raw.sha256(temporary.read_bytes()),
+            "overhead": {
+                "total_s": round(total, 3),
+                "timed_s": round(runner.busy_s, 3),
+                "share": round(share, 4),
             },
-            "overhead": overhead,
         }
         command.write_json(out.with_suffix(".json"), sidecar)
-    print(
-        f"{plan.op.name}: {rows} rows in {total:.1f} s, overhead {100 * overhead['share']:.0f} %",
-        file=sys.stderr,
-    )
+    done = f"{plan.op.name}: {rows} rows in {total:.1f} s, overhead {share:.0%}"
+    print(done, file=sys.stderr)
+
+
+def _origin(plan: engine.Plan, environment: dict, limits: list[dict]) -> dict[str, object]:
+    """The part of the sidecar that was known before the first cell."""
+    return {
+        "op": plan.op.name,
+        **{key: environment.get(key) for key in ("run_id", "date", "commit", "dirty")},
+        "mode": "measured",
+        "environment": environment,
+        "environment_sha256": raw.sha256(json.dumps(environment, sort_keys=True).encode()),
+        "ceilings": limits,
+        "schedule": {
+            "seed": plan.seed,
+            "blocks": plan.blocks,
+            "block_ms": plan.block_ms,
+            "cell_timeout_s": plan.timeout_s,
+        },
+    }
 
 
 def _options() -> argparse.Namespace:
@@ -140,10 +145,6 @@ def _same_gpu(gpu: lease.Gpu, environment: dict, path: Path) -> None:
     known = (environment.get("gpu") or {}).get("name")
     if known != gpu.name:
         raise UserError(f"{path}: describes {known or 'no GPU'}, not {gpu}; {ENVIRONMENT_REMEDY}")
-
-
-def _digest(environment: dict) -> str:
-    return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()
 
 
 def _stop(number: int, _frame: object) -> None:
