@@ -1,0 +1,20 @@
+"""Without a GPU the kernels of this process run in Triton's interpreter.
+
+Triton decides that when it decorates a kernel, so they are imported here, before any test; the
+variable is gone again for the processes that tests start.
+"""
+
+import importlib
+import os
+import pkgutil
+
+import kernels
+from harness import nvml
+
+if not nvml.gpus():
+    os.environ["TRITON_INTERPRET"] = "1"
+    for module in pkgutil.iter_modules(kernels.__path__):
+        importlib.import_module(f"kernels.{module.name}")
+    # The interpreter imports it at its first launch, and it must see the variable as well.
+    importlib.import_module("triton.experimental.gluon.language")
+    del os.environ["TRITON_INTERPRET"]

@@ -1,0 +1,164 @@
+"""What the kernels promise beyond agreeing with their references: laws, refusals, odd shapes."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import load, nvml
+from kernels import attention, layer_norm, matmul, softmax, vector
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+OPS = sorted(
+    value.name
+    for module in (attention, layer_norm, matmul, softmax, vector)
+    for value in vars(module).values()
+    if isinstance(value, load.Op)
+)
+few = settings(max_examples=12, deadline=None, derandomize=True)
+rows = st.integers(1, 6)
+columns = st.integers(1, 700)
+dtypes = st.sampled_from([torch.float32, torch.float16])
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def close(actual, expected, dtype):
+    bound = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
+    scale = max(expected.abs().max().item(), 1e-30)
+    assert (actual.double() - expected.double()).abs().max().item() <= bound * scale
+
+
+@few
+@given(rows, columns, dtypes)
+def test_softmax_rows_sum_to_one_and_ignore_a_shift(m, n, dtype):
+    x = randn(m, n, dtype=dtype)
+    y = softmax.softmax(x)
+    close(y.double().sum(-1), torch.ones(m, device=DEVICE), dtype)
+    # A shift by a power of two changes no difference between entries of this size.
+    whole = torch.round(x * 8)
+    assert torch.equal(softmax.softmax(whole), softmax.softmax(whole + 64))
+
+
+@few
+@given(rows, st.integers(2, 700), dtypes)
+def test_layer_norm_rows_are_standard(m, n, dtype):
+    x = randn(m, n, dtype=dtype) * 3 + 1
+    one, zero = (
+        torch.ones(n, device=DEVICE, dtype=dtype),
+        torch.zeros(n, device=DEVICE, dtype=dtype),
+    )
+    y = layer_norm.layer_norm(x, one, zero, 0.0).double()
+    assert y.mean(-1).abs().max().item() < 2e-3
+    assert (y.var(-1, unbiased=False) - 1).abs().max().item() < 5e-3
+
+
+@few
+@given(st.integers(1, 90), st.integers(1, 90), st.booleans(), dtypes)
+def test_matmul_by_the_identity_changes_nothing(m, k, transposed, dtype):
+    a = randn(m, k, dtype=dtype)
+    eye = torch.eye(k, dtype=dtype, device=DEVICE)
+    close(matmul.matmul(a, eye.T if transposed else eye), a, dtype)
+
+
+@few
+@given(st.integers(1, 150), st.booleans())
+def test_attention_rows_are_means_of_the_values(s, causal):
+    q, k = randn(1, 2, s, 64, seed=1), randn(1, 2, s, 64, seed=2)
+    constant = torch.full((1, 2, s, 64), 3.0, device=DEVICE)
+    close(attention.attention(q, k, constant, causal), constant, torch.float32)
+    if causal:
+        v = randn(1, 2, s, 64, seed=3)
+        close(attention.attention(q, k, v, True)[:, :, 0], v[:, :, 0], torch.float32)
+
+
+@few
+@given(st.integers(0, 9000), st.sampled_from(["add", "mul", "maximum", "minimum"]), dtypes)
+def test_binary_vectors_equal_pytorch_to_the_bit(n, name, dtype):
+    x, y = randn(n, dtype=dtype, seed=1), randn(n, dtype=dtype, seed=2)
+    if n:
+        x[n // 2] = math.nan
+    expected = getattr(torch, name)(x, y)
+    actual = getattr(vector, name)(x, y)
+    assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7))
+    assert torch.equal(actual.isnan(), expected.isnan())
+
+
+def test_a_row_of_minus_infinity_is_nan_as_in_pytorch():
+    for n in (100, softmax.ROW_LIMIT + 1):
+        x = torch.full((1, n), -math.inf, device=DEVICE)
+        assert softmax.softmax(x).isnan().all()
+
+
+def test_more_dimensions_and_broken_layouts_give_the_same():
+    x = randn(3, 5, 40)
+    assert torch.equal(softmax.softmax(x)[1], softmax.softmax(x[1]))
+    assert torch.equal(
+        softmax.softmax(x.transpose(0, 2)), softmax.softmax(x.transpose(0, 2).clone())
+    )
+    q = randn(2, 40, 3, 64).transpose(1, 2)
+    assert torch.equal(attention.attention(q, q, q), attention.attention(*[q.contiguous()] * 3))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_reference_is_differentiable_and_right(name):
+    """The oracle's own gradients, against finite differences in float64."""
+    op, _ = load.op(name)
+    case = op.edge[1]
+    sizes = {letter: min(size, 4) for letter, size in case.sizes.items()}
+    tensors = []
+    for tensor in op.inputs.values():
+        shape = [sizes[letter] for letter in tensor.shape.split()]
+        tensors.append(randn(*shape, seed=len(tensors)).double().requires_grad_())
+    extra = op.arguments(case)
+    names = list(op.inputs)
+
+    def reference(*values):
+        given = dict(zip(names, values, strict=True))
+        return op.reference(**{**extra, **given})
+
+    assert torch.autograd.gradcheck(reference, tensors)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_declares_what_the_house_expects(name):
+    op, family = load.op(name)
+    for case in itertools.chain(op.edge, op.sweep):
+        letters = {x for tensor in op.inputs.values() for x in tensor.shape.split()}
+        assert letters <= set(case.sizes), f"{family}: {case.name} lacks a size"
+        assert set(case.flags) <= set(op.flags), f"{family}: {case.name} has an unknown flag"
+        for direction in op.passes:
+            cost = op.cost(case, direction, 2)
+            assert cost.bytes_read >= 0 and cost.bytes_written >= 0 and cost.flops >= 0
+    names = [case.name for case in (*op.edge, *op.sweep)]
+    assert len(set(names)) == len(names)
+    assert callable(load.function(name, load.OURS))
+
+
+REFUSALS = {
+    "shapes that differ": lambda: vector.add(randn(3), randn(4)),
+    "dtypes that differ": lambda: vector.dot(randn(3), randn(3, dtype=torch.float16)),
+    "no dimension": lambda: softmax.softmax(randn(1)[0]),
+    "a short weight": lambda: layer_norm.layer_norm(randn(2, 8), randn(7), randn(8), 1e-5),
+    "a long bias": lambda: layer_norm.layer_norm(randn(2, 8), randn(8), randn(9), 1e-5),
+    "inner sizes": lambda: matmul.matmul(randn(2, 3), randn(4, 5)),
+    "three dimensions": lambda: matmul.matmul(randn(1, 2, 3), randn(3, 5)),
+    "an unknown activation": lambda: matmul.matmul(randn(2, 3), randn(3, 5), None, "swish"),
+    "a bias of another size": lambda: matmul.matmul(randn(2, 3), randn(3, 5), randn(4)),
+    "a head dimension of 48": lambda: attention.attention(*[randn(1, 1, 4, 48)] * 3),
+    "keys of another length": lambda: attention.attention(
+        randn(1, 1, 4, 64), randn(1, 1, 5, 64), randn(1, 1, 5, 64)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refuses(what):
+    with pytest.raises(ValueError, match=r"expected|has no dimension|after"):
+        REFUSALS[what]()
