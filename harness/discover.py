@@ -4,6 +4,7 @@ A file's presence is its registration. Everything here is read by the Snakefile 
 """
 
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -66,7 +67,7 @@ def sources(root: Path, *starts: str) -> list[str]:
             continue
         found.add(path)
         if (root / path).is_file():  # Snakemake names a missing one better
-            for module in _imports(_tree(root, path)):
+            for module in _imports(root, path):
                 queue += [file for file in _files(root, path, module) if (root / file).is_file()]
     return sorted(found)
 
@@ -210,7 +211,12 @@ def _tree(root: Path, path: str) -> ast.Module:
         raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+@functools.cache
+def _imports(root: Path, path: str) -> frozenset[str]:
+    return frozenset(_named_modules(_tree(root, path)))
+
+
+def _named_modules(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
