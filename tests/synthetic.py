@@ -258,8 +258,8 @@ def _build(folder: Path, family: str) -> None:
         family, ("_fwd", "_bwd")
     ):
         name = f"_{family}{end}_kernel"
-        for arch in ("sm_80", "sm_90", "sm_100", "sm_120", "gfx942"):
-            for block in (64, 128, 256) if arch == "sm_90" else (128,):
+        for arch in ("80", "90", "100", "120", "gfx942"):
+            for block in (64, 128, 256) if arch == "90" else (128,):
                 registers = zlib.crc32(f"{name}{arch}{block}".encode()) % 200 + 32
                 kernels.append(
                     {

@@ -135,9 +135,9 @@ def family(
     names = {row: sorted(curves[row].unique(), key=natural) for row in (down, across)}
     lines = lone.groupby(["op", "pass", "dtype", "case"], sort=False).ngroups
     heights = [
-        1.35 * len(names[down]) + 0.3 if len(curves) else 0.01,
-        0.155 * lines + 0.55 if lines else 0.01,
-        0.42,
+        1.15 * len(names[down]) + 0.3 if len(curves) else 0.01,
+        0.14 * lines + 0.5 if lines else 0.01,
+        0.38,
     ]
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(WIDTH, sum(heights)), layout="constrained")

@@ -38,7 +38,7 @@ def _float(figure: str, title: str) -> str:
     )
     return "\n".join(
         (
-            r"\begin{figure}[!htb]\centering",
+            r"\begin{figure}[!htbp]\centering",
             rf"\includegraphics[width=\linewidth]{{figures/{figure}}}",
             rf"\caption{{{caption}}}\label{{fig:{figure}}}",
             r"\end{figure}",

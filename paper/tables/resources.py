@@ -2,7 +2,7 @@
 
 import _table
 import pandas as pd
-from _data import read, run
+from _data import natural, read, run
 
 
 def main(arguments):
@@ -11,17 +11,17 @@ def main(arguments):
         _table.save(arguments.out, "This run has built no kernel.\n")
         return
     default = built[built["default"].astype(bool)]
-    archs = sorted(default["arch"].unique(), key=_arch_rank)
+    archs = sorted(default["arch"].unique(), key=natural)
     widest = built.groupby("arch")["config"].nunique().idxmax()
     rows = []
     for (file, kernel), configs in built.groupby(["file", "kernel"], sort=True):
         mine = default[(default["file"] == file) & (default["kernel"] == kernel)]
         cells = [cell for arch in archs for cell in _default(mine[mine["arch"] == arch])]
         rows.append([_name(file, kernel), *cells, *_range(configs[configs["arch"] == widest])])
-    groups = " & ".join(rf"\multicolumn{{2}}{{c}}{{\texttt{{{_table.escape(a)}}}}}" for a in archs)
+    groups = " & ".join(rf"\multicolumn{{2}}{{c}}{{{_arch(arch)}}}" for arch in archs)
     last = 1 + 2 * len(archs)
     rules = "".join(rf"\cmidrule(lr){{{c}-{c + 1}}}" for c in range(2, last, 2))
-    every = rf"\multicolumn{{4}}{{c}}{{all configurations, \texttt{{{_table.escape(widest)}}}}}"
+    every = rf"\multicolumn{{4}}{{c}}{{all configurations, {_arch(widest)}}}"
     head = [
         f"& {groups} & {every}",
         rules + rf"\cmidrule(l){{{last + 1}-{last + 4}}}",
@@ -72,8 +72,8 @@ def _name(file, kernel):
     return _table.code(f"{file}: {short}" if short != file else file)
 
 
-def _arch_rank(arch):
-    return not arch.startswith("sm_"), int("".join(filter(str.isdigit, arch)) or 0), arch
+def _arch(arch):
+    return _table.code(f"sm_{arch}" if arch.isdigit() else arch)
 
 
 if __name__ == "__main__":
