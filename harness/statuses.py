@@ -42,8 +42,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an exception, after its type unless its own message suffices."""
-    lines = str(error).strip().splitlines() or [""]
-    own = isinstance(error, (Unsupported, Inaccurate, UserError))
-    text = lines[0] if own else f"{type(error).__name__}: {lines[0]}".rstrip(": ")
+    """The first line of an exception, after its type unless its own message suffices.
+
+    A first line that only announces the next, as that of a failed compilation, takes it along.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    text = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+    if not isinstance(error, (Unsupported, Inaccurate, UserError)):
+        text = f"{type(error).__name__}: {text}".rstrip(": ")
     return text[:REASON_LENGTH]
