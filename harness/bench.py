@@ -167,8 +167,7 @@ class Bench:
         try:
             yield
         except Exception as error:
-            fault = statuses.out_of_memory(error) or "CUDA error" in str(error)
-            if self._ours or fault:
+            if self._ours or statuses.out_of_memory(error) or not _context_lives():
                 raise
             raise statuses.Unsupported(statuses.reason(error)) from error
 
@@ -180,6 +179,15 @@ class Bench:
                 raise statuses.Inaccurate(
                     f"output {index} of {which} is not {how} that from before the timing"
                 )
+
+
+def _context_lives() -> bool:
+    """False after an illegal access: from then on each call of this process fails."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _memory(share: float) -> float:
