@@ -134,6 +134,20 @@ def test_a_reduced_run_makes_everything(reduced):
     assert "family_softmax" not in families
 
 
+def test_a_family_without_figure_and_section_gets_plain_ones(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    for name in ("summary.csv", "verdicts.csv"):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace("scale,vector,", "scale,novel_family,"))
+    make(run)
+    assert (run / "figures" / "others.svg").read_bytes() != (
+        full / "figures/others.svg"
+    ).read_bytes()
+    families = (run / "tables" / "families.tex").read_text()
+    assert "\\subsection{Novel family}" in families
+    assert "{figures/others}" in families
+
+
 def test_the_twin_is_not_drawn_and_holes_are(full):
     table = (full / "tables" / "holes.tex").read_text()
     assert "a\\_name \\& 100 \\% of \\#s" in table

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import _figure
+import pandas as pd
 from _data import run, summary
 
 
@@ -15,7 +16,7 @@ def main(arguments):
         every,
         rows,
         arguments.out,
-        x=lambda cells: cells["pct_sol"].where(False),
+        x=lambda cells: pd.Series(float("nan"), cells.index),
         label="",
         rate="tflops" if compute else "gbps",
         down="pass",
