@@ -139,6 +139,8 @@ def _forward_kernel(
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    # torch.compile hands scalars over in float64.
+    scale = tl.cast(scale, tl.float32)
     tile = tl.program_id(0)
     if CAUSAL:
         tile = tl.num_programs(0) - 1 - tile

@@ -134,7 +134,7 @@ def _forward_row_kernel(
     bias = load_f32(bias_ptr + offs_n, mask_n, "evict_last")
     mean = tl.sum(x, 1) / N
     centred = tl.where(mask, x - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / N + eps)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / N + tl.cast(eps, tl.float32))
     y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
     store_as(y_ptr + rows * stride_ym + offs_n[None, :], y, mask)
     tl.store(mean_ptr + offs_m, mean, mask=offs_m < M)
@@ -163,7 +163,7 @@ def _forward_loop_kernel(
         share = count / (start + count)
         squares += tl.sum(centred * centred, 0) + delta * delta * start * share
         mean += delta * share
-    rstd = tl.rsqrt(squares / N + eps)
+    rstd = tl.rsqrt(squares / N + tl.cast(eps, tl.float32))
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
         mask = offs < N

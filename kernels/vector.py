@@ -102,7 +102,7 @@ DOT_BLOCKS = tuple(
 @triton.jit
 def _apply(x, y, alpha, OP: tl.constexpr):
     if OP == "scale":
-        return x.to(tl.float32) * alpha
+        return x.to(tl.float32) * tl.cast(alpha, tl.float32)
     elif OP == "add":
         return x + y
     elif OP == "mul":
