@@ -130,10 +130,11 @@ class Bench:
         return backward, (*given, *outputs, *gradients)
 
     def _capture(self) -> str:
-        pool = torch.cuda.graph_pool_handle()
         try:
             for call in self._calls:
-                replay, outputs = self._timer.capture(call, pool)
+                # Each graph in a pool of its own: in a common one the workspace of one copy may
+                # lie where the outputs of another do, and the copies are replayed in turn.
+                replay, outputs = self._timer.capture(call)
                 self._timed.append(replay)
                 self._outputs.append(outputs)
         except Exception as error:

@@ -34,7 +34,7 @@ class Timer:
         gc.disable()
         gc.freeze()
 
-    def capture(self, call: Call, pool=None) -> tuple[Call, object]:
+    def capture(self, call: Call) -> tuple[Call, object]:
         """`call` as a CUDA graph: its replay, and the result that each replay overwrites.
 
         The call must have run on `stream` before: compilation and lazy set-up cannot be captured.
@@ -42,7 +42,7 @@ class Timer:
         """
         graph, cause = torch.cuda.CUDAGraph(), None
         try:
-            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
+            with torch.cuda.graph(graph, stream=self.stream):
                 try:
                     result = call()
                 except Exception as error:

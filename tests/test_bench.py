@@ -19,7 +19,7 @@ class Timer:
     stream = None
     l2_bytes = 100
 
-    def capture(self, call, pool=None):
+    def capture(self, call):
         first = call()
 
         def replay():
@@ -42,7 +42,7 @@ def make(monkeypatch):
     """Makes the bench of a function, on the CPU; `ours` unless another name is given."""
     memory = {"memory_allocated": 10, "max_memory_allocated": 30}
     cuda = {name: lambda value=value: value for name, value in memory.items()}
-    cuda |= {name: lambda: None for name in ("synchronize", "empty_cache", "graph_pool_handle")}
+    cuda |= {name: lambda: None for name in ("synchronize", "empty_cache")}
     cuda |= {"reset_peak_memory_stats": lambda: None, "current_device": lambda: 0}
     cuda["stream"] = lambda stream: contextlib.nullcontext()
     cuda["get_device_properties"] = lambda device: types.SimpleNamespace(total_memory=2**30)
@@ -185,7 +185,7 @@ def test_one_bit_is_too_much_for_a_deterministic_op_of_ours(make):
 
 
 def test_a_replay_that_writes_nothing_is_found(make, monkeypatch):
-    monkeypatch.setattr(Timer, "capture", lambda self, call, pool: (lambda: None, call()))
+    monkeypatch.setattr(Timer, "capture", lambda self, call: (lambda: None, call()))
     with pytest.raises(statuses.Inaccurate, match="a timed call"):
         cell(make(lambda x, bias: x + 1))
 
@@ -202,7 +202,7 @@ def test_gradients_may_share_memory_with_what_was_given(make):
 
 
 def test_without_a_graph_events_time_the_calls(make, monkeypatch):
-    def capture(self, call, pool):
+    def capture(self, call):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     monkeypatch.setattr(Timer, "capture", capture)
