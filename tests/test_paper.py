@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import synthetic
 
+from harness import statistics, tolerance
 from harness.summarize import summarize
 
 PAPER = Path(__file__).parents[1] / "paper"
@@ -103,6 +104,15 @@ def test_every_number_that_the_sections_cite_is_claimed():
     for path in [PAPER / "main.tex", *PAPER.glob("sections/*.tex")]:
         cited = set(re.findall(r"\\(?:when)?result\{(\w+)\}", path.read_text()))
         assert cited <= claimed, path.name
+
+
+def test_the_rules_that_the_text_words_are_those_of_the_code():
+    method = " ".join((PAPER / "sections" / "method.tex").read_text().split())
+    threats = (PAPER / "sections" / "threats.tex").read_text()
+    assert (statistics.CONFIDENCE, "\\SI{95}{\\percent}" in method) == (0.95, True)
+    assert (statistics.MARGIN, "more than one percent" in method) == (0.01, True)
+    assert (statistics.FEWEST_BLOCKS, "fewer than five" in threats) == (5, True)
+    assert (tolerance.FACTOR, "at most twice the error" in method) == (2, True)
 
 
 def test_every_claim_is_cited():
