@@ -29,23 +29,39 @@ def main() -> int:
     arguments = _arguments()
     ours = arguments.impl in OURS
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
-    with _surroundings(mode):
-        report = verify(arguments, mode)
+    report = verify(arguments, mode)
     write_json(arguments.out, report)
     print(summary(report))
     return int(ours and report["status"] not in ("ok", "unsupported"))
 
 
+def verify(arguments: argparse.Namespace, mode: str) -> dict:
+    """Runs all cells and returns the report.
+
+    Memory that ran out beside other verifications proves nothing: such cells run again alone.
+    """
+    with _surroundings(mode, alone=False):
+        facts, units = _run(arguments, mode, {})
+    crowded = {n for n, cells in units.items() if any(cell["status"] == "oom" for cell in cells)}
+    if mode == "gpu" and crowded:
+        kept = {n: cells for n, cells in units.items() if n not in crowded}
+        with _surroundings(mode, alone=True):
+            facts, units = _run(arguments, mode, kept)
+    cells = [cell for number in sorted(units) for cell in units[number]]
+    report = {name: vars(arguments)[name] for name in ("op", "impl", "run_id", "seed")}
+    return report | {"mode": mode} | _overall(cells) | facts | {"cells": cells}
+
+
 @contextlib.contextmanager
-def _surroundings(mode: str) -> Iterator[None]:
-    """A lease on a GPU that other verifications share, or the interpreter for our kernels alone:
+def _surroundings(mode: str, alone: bool) -> Iterator[None]:
+    """A lease on a GPU, shared or alone, or the interpreter for our kernels and nobody else:
     Inductor's own kernels would break under its variable.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
         from harness import lease
 
-        with lease.hold(exclusive=False):
+        with lease.hold(exclusive=alone):
             yield
         return
     if mode == "interpreter":
@@ -53,16 +69,16 @@ def _surroundings(mode: str) -> Iterator[None]:
     yield
 
 
-def verify(arguments: argparse.Namespace, mode: str) -> dict:
-    """Runs all cells, in a new process after each that is lost, and returns the report."""
-    report = {name: vars(arguments)[name] for name in ("op", "impl", "run_id", "seed")}
-    report |= {"mode": mode, "impl_version": "", "device": ""}
-    cells, done, left = [], 0, True
-    while left:
+def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tuple[dict, dict]:
+    """Adds the cells of each unit that is missing, in a new process after each that is lost.
+
+    Returns the facts that hold for the whole report, and the cells by number of the unit.
+    """
+    while True:
         with _worker(arguments) as worker:
             hello = worker.answer(START_S)
             if hello["status"] == "unavailable":
-                return report | {"status": "unavailable", "reason": hello["reason"], "cells": []}
+                return {"impl_version": "", "device": ""} | hello, {}
             plan = hello
             if hello["status"] == "ok":
                 plan = hello | _ask(worker, "prepare", **_plan(arguments, mode))
@@ -70,19 +86,20 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
                 if plan["status"] != "unsupported":
                     print(worker.last_words(), file=sys.stderr)
                 raise UserError(f"verify {arguments.op} {arguments.impl}: {plan['reason']}")
-            report |= {"impl_version": plan["impl_version"], "device": plan["device"]}
-            units = plan["units"]
-            alive = True
-            while alive and done < len(units):
-                answer = _ask(worker, "check", unit=done)
+            for number in range(len(plan["units"])):
+                if number in units:
+                    continue
+                answer = _ask(worker, "check", unit=number)
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
-                cells += answer.get("cells") or [blank | lost for blank in units[done]]
-                alive = answer.get("alive", False)
-                done += 1
-            left = done < len(units)
-            if any(cell["status"] == "crashed" for cell in cells):
-                print(worker.last_words(), file=sys.stderr)
-    return report | _overall(cells) | {"cells": cells}
+                units[number] = answer.get("cells") or [
+                    blank | lost for blank in plan["units"][number]
+                ]
+                if any(cell["status"] == "crashed" for cell in units[number]):
+                    print(worker.last_words(), file=sys.stderr)
+                if not answer.get("alive"):
+                    break
+            else:
+                return {key: plan[key] for key in ("impl_version", "device")}, units
 
 
 def summary(report: dict) -> str:

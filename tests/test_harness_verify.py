@@ -1,5 +1,7 @@
 """The gate: implementations whose fault is known are rejected, right ones accepted."""
 
+import argparse
+import contextlib
 import json
 import math
 import os
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import inputs, oracle, tolerance
+from harness import verify as verification
 from kernels._contract import DTYPES, Cost, Op, Tensor, case
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -488,6 +491,33 @@ def test_an_absent_library_is_a_status(tree):
     assert done.returncode == 0, done.stderr
     assert report["status"] == "unavailable" and report["cells"] == []
     assert "a_library_that_is_not_here" in report["reason"]
+
+
+@pytest.mark.parametrize("remedied", [True, False])
+def test_memory_that_runs_out_in_company_is_asked_for_alone(monkeypatch, remedied):
+    leases = []
+
+    @contextlib.contextmanager
+    def lease(mode, alone):
+        leases.append(alone)
+        yield
+
+    def run(arguments, mode, units):
+        fine = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
+        assert set(units) == ({0} if leases[-1] else set())
+        status = "ok" if leases[-1] and remedied else "oom"
+        cells = {1: [fine | {"status": status, "reason": ""}], 0: [fine | {"status": "ok"}]}
+        return {"device": "a GPU"}, cells
+
+    monkeypatch.setattr(verification, "_surroundings", lease)
+    monkeypatch.setattr(verification, "_run", run)
+    arguments = argparse.Namespace(op="double", impl="ours", run_id="", seed=0)
+    report = verification.verify(arguments, "gpu")
+    assert leases == [False, True]
+    assert report["status"] == ("ok" if remedied else "oom")
+    assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
+    leases.clear()
+    assert verification.verify(arguments, "cpu")["status"] == "oom" and leases == [False]
 
 
 @pytest.mark.parametrize(("op", "impl"), [("triple", "ours"), ("double", "nobody")])
