@@ -1,0 +1,98 @@
+"""The tensors of a cell: always the same, laid out and valued as the case asks."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import inputs
+from kernels._contract import DTYPES, Cost, Op, Tensor, case
+
+
+def no_cost(a_case, direction, itemsize):
+    return Cost(0, 0, 0)
+
+
+SPECS = {
+    "x": Tensor("M N"),
+    "w": Tensor("K N", transposed="nt"),
+    "b": Tensor("N", when="bias"),
+    "i": Tensor("M", dtype="int64"),
+    "s": Tensor(""),
+}
+MADE = Op("made", None, SPECS, no_cost, edge=(), sweep=())
+sizes = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "MNK"})
+layouts = st.sampled_from(["", "padded", "offset"])
+kinds = st.sampled_from(["", "large", "equal", "spike", "inf"])
+flags = st.lists(st.sampled_from(["nt", "bias"]), unique=True).map(tuple)
+
+
+@settings(deadline=None)
+@given(sizes, flags, layouts, kinds, st.sampled_from(DTYPES), st.integers(0, 2**40))
+def test_a_cell_always_has_the_same_inputs(sizes, flags, layout, kind, dtype, seed):
+    a_case = case(*flags, layout=layout, values=kind, **sizes)
+    torch.manual_seed(seed)
+    first = inputs.make(MADE, a_case, dtype, seed, "cpu")
+    torch.rand(3)
+    again = inputs.make(MADE, a_case, dtype, seed, "cpu")
+    assert list(first) == list(SPECS)
+    assert (first["b"] is None) == ("bias" not in flags)
+    for name, tensor in first.items():
+        spec = SPECS[name]
+        if tensor is None:
+            continue
+        assert list(tensor.shape) == [sizes[letter] for letter in spec.shape.split()]
+        assert tensor.dtype == getattr(torch, spec.dtype or dtype)
+        assert torch.equal(tensor, again[name])
+        assert not tensor.requires_grad
+    assert first["i"].min() >= 0 and first["i"].max() < min(sizes.values())
+    if "nt" in flags and not layout and sizes["K"] > 1 < sizes["N"]:
+        assert first["w"].stride() == (1, sizes["K"])
+
+
+def test_inputs_differ_by_name_case_dtype_and_seed():
+    op = Op("pair", None, {"x": Tensor("N"), "y": Tensor("N")}, no_cost, edge=(), sweep=())
+
+    def made(seed=0, dtype="float32", **kwargs):
+        return inputs.make(op, case(N=64, **kwargs), dtype, seed, "cpu")
+
+    base = made()
+    others = [base["y"], made(seed=1)["x"], made(dtype="float16")["x"].float()]
+    others += [made(layout="offset")["x"], made(values="large")["x"] / inputs.LARGE]
+    for other in others:
+        assert not torch.allclose(base["x"], other, atol=1e-3)
+
+
+def test_layouts():
+    padded = inputs.make(MADE, case(M=3, N=4, K=2, layout="padded"), "float32", 0, "cpu")["x"]
+    assert padded.stride() == (4 + inputs.PADDING, 1)
+    memory = torch.empty(0).set_(padded.untyped_storage())
+    assert memory.isnan().sum() == 3 * inputs.PADDING
+    offset = inputs.make(MADE, case(M=3, N=4, K=2, layout="offset"), "float32", 0, "cpu")["x"]
+    assert offset.is_contiguous() and offset.data_ptr() % 16 == 4
+    assert not offset.isnan().any()
+
+
+def test_kinds_of_values():
+    def x(kind):
+        return inputs.make(MADE, case(M=50, N=40, K=1, values=kind), "float16", 0, "cpu")["x"]
+
+    assert x("").std() == pytest.approx(1, abs=0.1)
+    assert x("large").std() == pytest.approx(inputs.LARGE, rel=0.1)
+    assert x("equal").unique().numel() == 1 and x("equal")[0, 0] != 0
+    assert ((x("spike") == inputs.SPIKE).sum(1) == 1).all()
+    hidden = x("inf") == -math.inf
+    assert hidden.any(1).sum() > 40 and not hidden.all(1).any()
+    one_column = inputs.make(MADE, case(M=9, N=1, K=1, values="inf"), "float16", 0, "cpu")["x"]
+    assert one_column.isfinite().all()
+
+
+def test_gradients_follow_the_outputs():
+    outputs = (torch.zeros(3, 4).mT, torch.zeros(2, dtype=torch.float16))
+    first, again = inputs.gradients(outputs, 5), inputs.gradients(outputs, 5)
+    assert [g.dtype for g in first] == [torch.float32, torch.float16]
+    assert first[0].shape == (4, 3) and first[0].is_contiguous()
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], inputs.gradients(outputs, 6)[0])
