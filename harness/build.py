@@ -40,7 +40,7 @@ def main() -> int:
     from harness import compiled, launches
 
     found = launches.of_file(arguments.file, DTYPES)
-    rows = table(found, archs)
+    rows = table(arguments.file, found, archs)
     stages = []
     for name, launch in sorted(launches.models(found, DTYPES).items()):
         texts = compiled.stages(launch, HOME)
@@ -55,22 +55,29 @@ def main() -> int:
     return _verdict(arguments.file, rows)
 
 
-def table(found: Sequence, archs: Sequence[str]) -> list[dict]:
-    """A row for each launch and architecture that gives another binary."""
+def table(file: str, found: Sequence, archs: Sequence[str]) -> list[dict]:
+    """A row for each launch and architecture that gives another binary; `found`: those at home."""
     from harness import compiled
 
     rows = {}
     for arch in archs:
-        for launch in found if arch == HOME else _abroad(found):
+        for launch in found if arch == HOME else _abroad(file, arch):
             row = compiled.row(launch, arch)
             rows.setdefault((launch.name, arch, launch.dtype, launch.config, row["sha256"]), row)
     return list(rows.values())
 
 
-def _abroad(found: Sequence) -> list:
-    """Of the default launches the last for each kernel, op and dtype."""
-    defaults = (launch for launch in found if launch.default)
-    return list({(x.name, x.op.name, x.dtype): x for x in defaults}.values())
+def _abroad(file: str, arch: str) -> list:
+    """Of the default launches on an architecture the last for each kernel, op and dtype."""
+    from harness import compiled, launches
+    from kernels import _device
+
+    limits = {"hip": arch.startswith("gfx")}
+    if arch in compiled.SHARED_BYTES:
+        limits["shared_bytes"] = compiled.SHARED_BYTES[arch]
+    with _device.planned_for(**limits):
+        found = launches.of_file(file, DTYPES)
+    return list({(x.name, x.op.name, x.dtype): x for x in found if x.default}.values())
 
 
 def _verdict(file: str, rows: Sequence[Mapping]) -> int:

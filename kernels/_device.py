@@ -1,13 +1,40 @@
 """What a launcher may ask of the device, with an answer where there is none."""
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
-# Meta tensors (ahead-of-time builds) and CPU tensors (the interpreter) plan for this many.
-NOMINAL_SM_COUNT = 132
+# Tensors without a device (ahead-of-time builds, the interpreter) are planned for as on an H200.
+_plan = {"sm_count": 132, "shared_bytes": 232448, "hip": torch.version.hip is not None}
 
 
 def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors of `device`; a nominal number for devices that have none."""
+    """Streaming multiprocessors of `device`."""
     if device.type != "cuda":
-        return NOMINAL_SM_COUNT
+        return _plan["sm_count"]
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory, in bytes, that one program may have on `device`."""
+    if device.type != "cuda":
+        return _plan["shared_bytes"]
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def float32_dot() -> str:
+    """The input precision of a `tl.dot` that keeps float32 accuracy: three tf32 products on the
+    tensor cores of NVIDIA; AMD's compiler knows no such form."""
+    return "ieee" if _plan["hip"] else "tf32x3"
+
+
+@contextlib.contextmanager
+def planned_for(**limits: int | bool) -> Iterator[None]:
+    """Within the body tensors without a device are planned for with these limits instead."""
+    before = dict(_plan)
+    _plan.update(limits)
+    try:
+        yield
+    finally:
+        _plan.update(before)

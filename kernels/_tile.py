@@ -3,13 +3,16 @@
 import triton
 import triton.language as tl
 
-# As a default argument a bare string is not taken for a constant.
-NO_POLICY = tl.constexpr("")
+
+@triton.jit
+def load_f32(ptrs, mask):
+    """The tile in float32, zero where the mask is false."""
+    return tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_f32(ptrs, mask, POLICY: tl.constexpr = NO_POLICY):
-    """The tile in float32, zero where the mask is false; POLICY is its eviction policy."""
+def load_f32_hinted(ptrs, mask, POLICY: tl.constexpr):
+    """As `load_f32`; POLICY says what the cache shall do with the lines afterwards."""
     return tl.load(ptrs, mask=mask, other=0.0, eviction_policy=POLICY).to(tl.float32)
 
 

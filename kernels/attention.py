@@ -16,6 +16,7 @@ import triton.language as tl
 
 from kernels._checks import require, same
 from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._device import float32_dot, shared_bytes
 from kernels._tile import store_as
 
 LOG2E = math.log2(math.e)
@@ -71,7 +72,7 @@ ATTENTION = Op(
         case("causal", B=1, H=2, S=70, D=64, layout="offset"),
         case("causal", B=1, H=1, S=140, D=64, values="large", dtypes=("float32", "bfloat16")),
         case(B=1, H=1, S=140, D=64, values="equal"),
-        case(B=1, H=1, S=140, D=64, values="spike"),
+        case(B=1, H=1, S=140, D=64, values="spike", dtypes=("float32", "bfloat16")),
     ),
     sweep=tuple(_sweep()),
     params={"causal": False},
@@ -89,14 +90,24 @@ CONFIGS = (
     _tile(128, 64, 8, 4),
     _tile(128, 64, 4, 2),
     _tile(128, 128, 8, 2),
+    _tile(64, 32, 4, 2),
 )
 FLOAT32_CONFIG = _tile(64, 32, 4, 2)
 
 
-def _choose(s, d, itemsize, causal):
+def _shared_bytes(config, d, itemsize):
+    """What the tile of q and the stages of k and v take."""
+    keys = 2 * config["num_stages"] * config["BLOCK_N"]
+    return (config["BLOCK_M"] + keys) * d * itemsize
+
+
+def _choose(s, d, itemsize, shared):
     if itemsize == 4:
         return FLOAT32_CONFIG
-    return CONFIGS[1] if d == 128 and s <= 4096 else CONFIGS[0]
+    # Two small programs a multiprocessor overlap better than one; long sequences reuse more.
+    ranked = (CONFIGS[1], CONFIGS[0]) if d == 128 and s <= 4096 else CONFIGS[:2]
+    fitting = [config for config in ranked if _shared_bytes(config, d, itemsize) <= shared]
+    return fitting[0] if fitting else CONFIGS[-1]
 
 
 @triton.jit
@@ -186,7 +197,7 @@ def attention_fwd(q, k, v, causal):
     out = torch.empty((b, h, s, d), dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    config = FORWARD.choose(s=s, d=d, itemsize=q.element_size(), causal=causal)
+    config = FORWARD.choose(s=s, d=d, itemsize=q.element_size(), shared=shared_bytes(q.device))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     strides = {
         f"stride_{name}{letter}": tensor.stride(axis)
@@ -203,7 +214,8 @@ def attention_fwd(q, k, v, causal):
         S=s,
         scale=LOG2E / math.sqrt(d),
         CAUSAL=causal,
-        PRECISION="tf32x3",
+        # Only float32 has anything to split.
+        PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee",
         BLOCK_D=d,
         **config,
     )

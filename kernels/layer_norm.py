@@ -21,7 +21,7 @@ from kernels._checks import require, shaped
 from kernels._contract import Configs, Cost, Op, Tensor, case
 from kernels._device import sm_count
 from kernels._layout import rows_of
-from kernels._tile import load_f32, store_as
+from kernels._tile import load_f32, load_f32_hinted, store_as
 
 
 def layer_norm_reference(x, weight, bias, eps):
@@ -82,8 +82,11 @@ FORWARD_TILES = (
 BACKWARD_TILES = ((256, 8, 4), (512, 4, 4), (1024, 2, 4), (4096, 1, 4), (BACKWARD_ROW_LIMIT, 1, 8))
 
 
-def _choose_forward_row(n):
+def _choose_forward_row(n, itemsize):
     rows, warps = next((rows, warps) for limit, rows, warps in FORWARD_TILES if n <= limit)
+    if n * itemsize > 32768:
+        # Fewer warps would have to spill a row of this many bytes.
+        warps = 16
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
@@ -130,8 +133,8 @@ def _forward_row_kernel(
     mask_n = offs_n < N
     mask = (offs_m[:, None] < M) & mask_n[None, :]
     x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask)
-    weight = load_f32(weight_ptr + offs_n, mask_n, "evict_last")
-    bias = load_f32(bias_ptr + offs_n, mask_n, "evict_last")
+    weight = load_f32_hinted(weight_ptr + offs_n, mask_n, "evict_last")
+    bias = load_f32_hinted(bias_ptr + offs_n, mask_n, "evict_last")
     mean = tl.sum(x, 1) / N
     centred = tl.where(mask, x - mean[:, None], 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 1) / N + tl.cast(eps, tl.float32))
@@ -155,7 +158,7 @@ def _forward_loop_kernel(
     squares = 0.0
     for start in range(0, N, BLOCK_N):
         mask = start + offs_n < N
-        x = load_f32(x_ptr + start + offs_n, mask, "evict_last")
+        x = load_f32_hinted(x_ptr + start + offs_n, mask, "evict_last")
         count = tl.minimum(N - start, BLOCK_N).to(tl.float32)
         block_mean = tl.sum(x, 0) / count
         centred = tl.where(mask, x - block_mean, 0.0)
@@ -167,7 +170,7 @@ def _forward_loop_kernel(
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
         mask = offs < N
-        x = load_f32(x_ptr + offs, mask, "evict_first")
+        x = load_f32_hinted(x_ptr + offs, mask, "evict_first")
         weight = load_f32(weight_ptr + offs, mask)
         bias = load_f32(bias_ptr + offs, mask)
         y = (x - mean) * rstd * weight + bias
@@ -193,8 +196,8 @@ def _backward_row_kernel(
         rows = offs_m[:, None].to(tl.int64)
         mask_m = offs_m < M
         mask = mask_m[:, None] & mask_n[None, :]
-        x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask, "evict_first")
-        dy = load_f32(dy_ptr + rows * stride_dym + offs_n[None, :], mask, "evict_first")
+        x = load_f32_hinted(x_ptr + rows * stride_xm + offs_n[None, :], mask, "evict_first")
+        dy = load_f32_hinted(dy_ptr + rows * stride_dym + offs_n[None, :], mask, "evict_first")
         mean = tl.load(mean_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
         rstd = tl.load(rstd_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
         hat = tl.where(mask, (x - mean) * rstd, 0.0)
@@ -227,8 +230,8 @@ def _backward_dx_kernel(
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
         mask = offs < N
-        x = load_f32(x_ptr + offs, mask, "evict_last")
-        dy = load_f32(dy_ptr + offs, mask, "evict_last")
+        x = load_f32_hinted(x_ptr + offs, mask, "evict_last")
+        dy = load_f32_hinted(dy_ptr + offs, mask, "evict_last")
         weight = load_f32(weight_ptr + offs, mask)
         g = weight * dy
         along += g * (x - mean) * rstd
@@ -238,8 +241,8 @@ def _backward_dx_kernel(
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
         mask = offs < N
-        x = load_f32(x_ptr + offs, mask, "evict_first")
-        dy = load_f32(dy_ptr + offs, mask, "evict_first")
+        x = load_f32_hinted(x_ptr + offs, mask, "evict_first")
+        dy = load_f32_hinted(dy_ptr + offs, mask, "evict_first")
         weight = load_f32(weight_ptr + offs, mask)
         hat = (x - mean) * rstd
         dx = rstd * (weight * dy - row_level - hat * row_along)
@@ -321,7 +324,7 @@ def layer_norm_fwd(x, weight, bias, eps):
     if n > FORWARD_ROW_LIMIT:
         _forward_loop_kernel[(m,)](**arguments, **FORWARD_LOOP.choose(n=n))
     else:
-        config = FORWARD_ROW.choose(n=n)
+        config = FORWARD_ROW.choose(n=n, itemsize=x.element_size())
         _forward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
             **arguments, M=m, BLOCK_N=triton.next_power_of_2(n), **config
         )

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels._checks import require, shaped
 from kernels._contract import Configs, Cost, Op, Tensor, case
-from kernels._device import sm_count
+from kernels._device import float32_dot, shared_bytes, sm_count
 from kernels._tile import store_as
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu")
@@ -104,30 +104,43 @@ DESCRIPTOR_CONFIGS = (
     _tile(128, 128, 64, 8, 4, 4),
     _tile(64, 128, 64, 8, 4, 4),
     _tile(64, 64, 64, 8, 4, 6),
+    _tile(64, 64, 32, 8, 4, 3),
 )
 POINTER_CONFIGS = (
     _tile(128, 64, 32, 8, 4, 4),
     _tile(128, 64, 64, 8, 8, 3),
     _tile(64, 64, 64, 8, 4, 2),
     _tile(128, 128, 32, 8, 8, 3),
-    _tile(128, 256, 64, 8, 8, 3),
+    _tile(64, 64, 32, 8, 4, 2),
 )
 
 
-def _choose_descriptor(m, n, k, sms, activation):
+def _fitting(configs, itemsize, shared, out_tiles):
+    """Those whose stages of a and b, and tiles of the result, fit in `shared` bytes."""
+    for config in configs:
+        m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+        items = config["num_stages"] * (m * k + k * n) + out_tiles * m * n
+        if items * itemsize + 1024 <= shared:
+            yield config
+
+
+def _choose_descriptor(m, n, k, sms, shared, activation):
     # erf needs registers that the widest tile does not leave.
-    usable = DESCRIPTOR_CONFIGS[activation == "gelu" : -1]
-    for config in usable:
+    ranked = DESCRIPTOR_CONFIGS[activation == "gelu" :]
+    for config in _fitting(ranked, 2, shared, 1):
         # The largest tile that still gives every multiprocessor one.
         if triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) >= sms:
-            return config
-    return DESCRIPTOR_CONFIGS[-1]
+            break
+    return config
 
 
-def _choose_pointer(m, n, k, itemsize):
+def _choose_pointer(m, n, k, shared, itemsize):
     if itemsize == 4:
-        return POINTER_CONFIGS[0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 2]
-    return POINTER_CONFIGS[4 if m * n >= 4096 * 4096 else 2]
+        first = 0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 2
+    else:
+        first = 3 if m * n >= 4096 * 4096 else 2
+    ranked = (POINTER_CONFIGS[first], *POINTER_CONFIGS[2:])
+    return next(_fitting(ranked, itemsize, shared, 0))
 
 
 @triton.jit
@@ -228,7 +241,9 @@ def matmul_fwd(a, b, bias, activation):
     walkable = a.element_size() == 2 and k > 0 and _describable(a) and _describable(stored_b)
     if walkable and _describable(out):
         sms = sm_count(a.device)
-        config = DESCRIPTOR.choose(m=m, n=n, k=k, sms=sms, activation=activation)
+        config = DESCRIPTOR.choose(
+            m=m, n=n, k=k, sms=sms, shared=shared_bytes(a.device), activation=activation
+        )
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
         tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
         _descriptor_kernel[(min(sms, tiles),)](
@@ -242,7 +257,9 @@ def matmul_fwd(a, b, bias, activation):
             **config,
         )
     else:
-        config = POINTER.choose(m=m, n=n, k=k, itemsize=a.element_size())
+        config = POINTER.choose(
+            m=m, n=n, k=k, shared=shared_bytes(a.device), itemsize=a.element_size()
+        )
         tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
         _pointer_kernel[(tiles,)](
             a_ptr=a,
@@ -253,7 +270,8 @@ def matmul_fwd(a, b, bias, activation):
             stride_bk=b.stride(0),
             stride_bn=b.stride(1),
             stride_om=out.stride(0),
-            PRECISION="tf32x3",
+            # Only float32 has anything to split.
+            PRECISION=float32_dot() if a.dtype == torch.float32 else "ieee",
             **common,
             **config,
         )

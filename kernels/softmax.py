@@ -17,7 +17,7 @@ import triton.language as tl
 from kernels._checks import require
 from kernels._contract import Configs, Cost, Op, Tensor, case
 from kernels._layout import rows_of
-from kernels._tile import load_f32, store_as
+from kernels._tile import load_f32, load_f32_hinted, store_as
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -142,7 +142,7 @@ def _forward_loop_kernel(x_ptr, y_ptr, stride_xm, stride_ym, N, BLOCK_N: tl.cons
     row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
-        x = load_f32(x_ptr + offs, offs < N, "evict_first")
+        x = load_f32_hinted(x_ptr + offs, offs < N, "evict_first")
         y = tl.exp2((x - row_top) * LOG2E) / row_total
         store_as(y_ptr + offs, y, offs < N)
 
@@ -175,8 +175,8 @@ def _backward_loop_kernel(
     total = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
-        y = load_f32(y_ptr + offs, offs < N, "evict_last")
-        dy = load_f32(dy_ptr + offs, offs < N, "evict_last")
+        y = load_f32_hinted(y_ptr + offs, offs < N, "evict_last")
+        dy = load_f32_hinted(dy_ptr + offs, offs < N, "evict_last")
         total += y * dy
     weighted = tl.sum(total, 0)
     for start in range(0, N, BLOCK_N):

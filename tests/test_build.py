@@ -77,7 +77,8 @@ def make_tree(root, kernels=KERNELS):
     for name in ("kernels", "baselines"):
         (root / name).mkdir()
         (root / name / "__init__.py").write_text("")
-    shutil.copy(ROOT / "kernels/_contract.py", root / "kernels")
+    for shared in (ROOT / "kernels").glob("_[a-z]*.py"):
+        shutil.copy(shared, root / "kernels")
     (root / "kernels/toy.py").write_text(kernels)
     return root
 
