@@ -43,7 +43,7 @@ def describe(root: Path, config_sha256: str) -> dict[str, object]:
         "commit": commit,
         "dirty": dirty,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": "-".join((platform.system(), platform.machine(), *platform.libc_ver())),
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),

@@ -31,13 +31,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="harness.summarize", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--recorded", type=Path, required=True, help="folder of the recorded run")
+    parser.add_argument("--ops", nargs="+", help="leave out what the folder holds beside these")
     arguments = parser.parse_args()
-    summarize(arguments.run, arguments.recorded)
+    summarize(arguments.run, arguments.recorded, arguments.ops)
 
 
-def summarize(folder: Path, recorded: Path) -> None:
+def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) -> None:
     """Writes the eight CSV files into `folder`; UserError where it holds no measurement."""
     paths = sorted((folder / "raw").glob("*.csv"))
+    paths = [path for path in paths if ops is None or path.stem in ops]
     if not paths:
         raise UserError(f"{folder}/raw: no CSV file; run the measure or replay stage first")
     measured = {path.stem: raw.read(path, f"measure or replay {path.stem} again") for path in paths}
@@ -50,7 +52,11 @@ def summarize(folder: Path, recorded: Path) -> None:
         VERIFICATION,
         _verification(folder, recorded, sidecars, families),
     )
-    builds = [_json(path) for path in sorted((folder / "build").glob("*.json"))]
+    builds = [
+        _json(path)
+        for path in sorted((folder / "build").glob("*.json"))
+        if path.stem in families.values()
+    ]
     resources = list(_resources(builds))
     _write(folder / "resources.csv", _columns(resources), resources)
     _write(folder / "ir.csv", IR, _ir(builds))
@@ -86,10 +92,10 @@ def _limits(ceilings: Sequence[Mapping]) -> dict[str, float]:
 def _verification(
     folder: Path, recorded: Path, sidecars: Mapping[str, dict], families: Mapping[str, str]
 ) -> Iterator[dict]:
-    paths = sorted((folder / "verify").glob("*/*.json"))
+    paths = [path for op in sidecars for path in (folder / "verify" / op).glob("*.json")]
     for op, sidecar in sidecars.items():
         if sidecar["mode"] == "replayed":
-            paths += sorted((recorded / "verify" / op).glob("*.json"))
+            paths += (recorded / "verify" / op).glob("*.json")
     reports = [_json(path) for path in paths]
     for report in sorted(
         reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"])

@@ -196,6 +196,14 @@ def test_the_same_run_gives_the_same_bytes(measured, tmp_path):
         assert path.read_bytes() == (again / path.name).read_bytes(), path.name
 
 
+def test_ops_that_an_earlier_run_left_are_not_shown(measured, tmp_path):
+    folder = synthetic.write_run(tmp_path / "wide")
+    summarize(folder, folder / "recorded", ["dot", "softmax"])
+    for name in ("summary", "verdicts", "verification"):
+        assert {row["op"] for row in rows_of(folder, name)} == {"dot", "softmax"}
+    assert {row["file"] for row in rows_of(folder, "resources")} <= {"vector", "softmax"}
+
+
 def test_a_run_without_measurements_is_refused(tmp_path):
     with pytest.raises(UserError, match="no CSV file"):
         summarize(tmp_path, tmp_path)

@@ -24,7 +24,9 @@ rule summarize:
     params:
         run=subpath(output[0], parent=True),
         recorded=config["recorded"],
+        ops=list(study.ops),
     message:
         "Summarize"
     shell:
-        "python -m harness.summarize --run {params.run} --recorded {params.recorded} > {log} 2>&1"
+        "python -m harness.summarize --run {params.run} --recorded {params.recorded}"
+        " --ops {params.ops} > {log} 2>&1"
