@@ -41,6 +41,12 @@ def out_of_memory(error: BaseException) -> bool:
     return memory or "out of memory" in str(error).lower()
 
 
+def no_compiler(error: BaseException) -> bool:
+    """Whether a compiler of C or C++, which torch.compile and Triton call, is missing here."""
+    text = str(error).lower()
+    return "no working c++ compiler" in text or "failed to find c compiler" in text
+
+
 def reason(error: BaseException) -> str:
     """The first line of an exception, after its type unless its own message suffices.
 

@@ -82,6 +82,11 @@ def _cell(function: Callable, problem: oracle.Problem, direction: str, ours: boo
 
 
 def _fault(error: Exception, ours: bool) -> dict[str, str]:
+    if statuses.no_compiler(error):
+        raise UserError(
+            "needs a C++ compiler and finds none; run: apt-get install g++, or leave it out of"
+            " `baselines` in config/config.yaml"
+        ) from error
     if statuses.out_of_memory(error):
         status = "oom"
     elif ours or not _context_lives():

@@ -90,6 +90,8 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 if number in units:
                     continue
                 answer = _ask(worker, "check", unit=number)
+                if answer["status"] == "unsupported":
+                    raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
                 units[number] = answer.get("cells") or [
                     blank | lost for blank in plan["units"][number]
@@ -122,11 +124,6 @@ def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
         yield worker
     finally:
         worker.kill()
-
-
-def _ask(worker: Worker, do: str, **arguments: object) -> dict:
-    worker.send(do, **arguments)
-    return worker.answer(HANG_S)
 
 
 def _ask(worker: Worker, do: str, **arguments: object) -> dict:
