@@ -5,12 +5,12 @@ g = w dy: dx = r (g - mean g - h mean(g h)), dw = sum of dy h over the rows, db 
 
 Bytes: forward reads x and writes y; backward reads x and dy and writes dx; the weights are small
 beside them. FLOPs: about 8 and 12 an element, so memory decides. The forward pass keeps a row in
-registers; longer rows are walked in blocks whose means and squares are joined by the rule of
-Chan, Golub and LeVeque (1979). In the backward pass a fixed number of programs stride over the
-rows, read x and dy once and keep their share of dw and db in registers; a second kernel adds the
-shares in a fixed order, so the result is the same in each run. The two-stage sum follows the
-layer norm tutorial of Triton, without its locks. Rows too long for that take two passes: dx row
-by row, then dw and db column by column.
+registers; longer rows are walked in blocks whose means and squares run along lane by lane by the
+rule of Welford (1962) and meet by that of Chan, Golub and LeVeque (1979). In the backward pass a
+fixed number of programs stride over the rows, read x and dy once and keep their share of dw and
+db in registers; a second kernel adds the shares in a fixed order, so the result is the same in
+each run. The two-stage sum follows the layer norm tutorial of Triton, without its locks. Rows too
+long for that take two passes: dx row by row, then dw and db column by column.
 """
 
 import torch
@@ -48,7 +48,7 @@ LAYER_NORM = Op(
         case(M=17, N=129),
         case(M=300, N=64),
         case(M=2, N=1024),
-        case(M=2, N=40000),
+        case(M=2, N=20000),
         case(M=0, N=64),
         case(M=9, N=200, layout="padded"),
         case(M=9, N=200, layout="offset"),
@@ -67,8 +67,9 @@ LAYER_NORM = Op(
     params={"eps": 1e-5},
 )
 
-# Longest row, in elements, that one program keeps in its registers.
-FORWARD_ROW_LIMIT = 32768
+# Longest row, in elements, that one program keeps in its registers; forward by itemsize: a longer
+# row of 16-bit items is faster in blocks, since its weights are as many bytes as the row itself.
+FORWARD_ROW_LIMIT = {2: 8192, 4: 16384}
 BACKWARD_ROW_LIMIT = 8192
 # (longest row, rows of a program, warps)
 FORWARD_TILES = (
@@ -76,17 +77,14 @@ FORWARD_TILES = (
     (256, 4, 4),
     (512, 2, 4),
     (1024, 1, 2),
-    (16384, 1, 4),
-    (FORWARD_ROW_LIMIT, 1, 16),
+    (8192, 1, 4),
+    (16384, 1, 16),
 )
 BACKWARD_TILES = ((256, 8, 4), (512, 4, 4), (1024, 2, 4), (4096, 1, 4), (BACKWARD_ROW_LIMIT, 1, 8))
 
 
-def _choose_forward_row(n, itemsize):
+def _choose_forward_row(n):
     rows, warps = next((rows, warps) for limit, rows, warps in FORWARD_TILES if n <= limit)
-    if n * itemsize > 32768:
-        # Fewer warps would have to spill a row of this many bytes.
-        warps = 16
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
@@ -95,7 +93,12 @@ def _choose_backward_row(n):
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
-def _choose_loop(n):
+def _choose_forward_loop(n):
+    block = 2048 if n < 16384 else 4096 if n < 32768 else 8192
+    return {"BLOCK_N": block, "num_warps": block // 512}
+
+
+def _choose_dx(n):
     return {"BLOCK_N": 4096 if n <= 16384 else 16384, "num_warps": 16}
 
 
@@ -111,7 +114,9 @@ ROW_CONFIGS = tuple(
     {"BLOCK_M": rows, "num_warps": warps} for rows in (1, 2, 4) for warps in (4, 8, 16)
 )
 LOOP_CONFIGS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (4096, 8192, 16384) for warps in (8, 16)
+    {"BLOCK_N": block, "num_warps": warps}
+    for block in (2048, 4096, 8192, 16384)
+    for warps in (4, 8, 16)
 )
 COLUMN_CONFIGS = tuple(
     {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": warps}
@@ -154,18 +159,21 @@ def _forward_loop_kernel(
     x_ptr += row * stride_xm
     y_ptr += row * stride_ym
     offs_n = tl.arange(0, BLOCK_N)
-    mean = 0.0
-    squares = 0.0
+    # A mean and a sum of squares for each lane; the lanes meet once, after the walk.
+    lane_mean = tl.zeros((BLOCK_N,), tl.float32)
+    lane_squares = tl.zeros((BLOCK_N,), tl.float32)
+    count = 0.0
     for start in range(0, N, BLOCK_N):
         mask = start + offs_n < N
         x = load_f32_hinted(x_ptr + start + offs_n, mask, "evict_last")
-        count = tl.minimum(N - start, BLOCK_N).to(tl.float32)
-        block_mean = tl.sum(x, 0) / count
-        centred = tl.where(mask, x - block_mean, 0.0)
-        delta = block_mean - mean
-        share = count / (start + count)
-        squares += tl.sum(centred * centred, 0) + delta * delta * start * share
-        mean += delta * share
+        count += 1.0
+        delta = tl.where(mask, x - lane_mean, 0.0)
+        lane_mean += delta / count
+        lane_squares += delta * (x - lane_mean)
+    lane_count = (N - offs_n + BLOCK_N - 1) // BLOCK_N
+    mean = tl.sum(lane_mean * lane_count, 0) / N
+    apart = lane_mean - mean
+    squares = tl.sum(lane_squares + apart * apart * lane_count, 0)
     rstd = tl.rsqrt(squares / N + tl.cast(eps, tl.float32))
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
@@ -294,9 +302,9 @@ def _sum_parts_kernel(
 
 
 FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_forward_row)
-FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_loop)
+FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
 BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_backward_row)
-BACKWARD_DX = Configs(_backward_dx_kernel, LOOP_CONFIGS, _choose_loop)
+BACKWARD_DX = Configs(_backward_dx_kernel, LOOP_CONFIGS, _choose_dx)
 BACKWARD_COLUMNS = Configs(_backward_columns_kernel, COLUMN_CONFIGS, _choose_columns)
 SUM_PARTS = Configs(_sum_parts_kernel, (_choose_sum(0),), _choose_sum)
 
@@ -321,10 +329,10 @@ def layer_norm_fwd(x, weight, bias, eps):
         "N": n,
         "eps": eps,
     }
-    if n > FORWARD_ROW_LIMIT:
+    if n > FORWARD_ROW_LIMIT[x.element_size()]:
         _forward_loop_kernel[(m,)](**arguments, **FORWARD_LOOP.choose(n=n))
     else:
-        config = FORWARD_ROW.choose(n=n, itemsize=x.element_size())
+        config = FORWARD_ROW.choose(n=n)
         _forward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
             **arguments, M=m, BLOCK_N=triton.next_power_of_2(n), **config
         )

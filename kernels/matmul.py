@@ -102,8 +102,8 @@ DESCRIPTOR_CONFIGS = (
     _tile(128, 256, 64, 8, 8, 3),
     _tile(128, 128, 64, 8, 8, 4),
     _tile(128, 128, 64, 8, 4, 4),
-    _tile(64, 128, 64, 8, 4, 4),
-    _tile(64, 64, 64, 8, 4, 6),
+    _tile(64, 128, 128, 8, 4, 3),
+    _tile(64, 64, 128, 8, 4, 4),
     _tile(64, 64, 32, 8, 4, 3),
 )
 POINTER_CONFIGS = (
@@ -125,13 +125,16 @@ def _fitting(configs, itemsize, shared, out_tiles):
 
 
 def _choose_descriptor(m, n, k, sms, shared, activation):
+    def cost(config):
+        """Tile area times waves of tiles: the time of the last program to finish."""
+        area = config["BLOCK_M"] * config["BLOCK_N"]
+        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
+        # A tile of area A loads 1/sqrt(A) items for each product, hence the larger the better.
+        return triton.cdiv(tiles, sms) * area * (1 + 90 / area**0.5)
+
     # erf needs registers that the widest tile does not leave.
     ranked = DESCRIPTOR_CONFIGS[activation == "gelu" :]
-    for config in _fitting(ranked, 2, shared, 1):
-        # The largest tile that still gives every multiprocessor one.
-        if triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) >= sms:
-            break
-    return config
+    return min(_fitting(ranked, 2, shared, 1), key=cost)
 
 
 def _choose_pointer(m, n, k, shared, itemsize):
