@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._checks import require, shaped
 from kernels._contract import Configs, Cost, Op, Tensor, case
 from kernels._device import sm_count
@@ -42,27 +43,8 @@ LAYER_NORM = Op(
     layer_norm_reference,
     {"x": Tensor("M N"), "weight": Tensor("N"), "bias": Tensor("N")},
     _cost,
-    edge=(
-        case(M=1, N=1),
-        case(M=3, N=127),
-        case(M=17, N=129),
-        case(M=300, N=64),
-        case(M=2, N=1024),
-        case(M=2, N=20000),
-        case(M=0, N=64),
-        case(M=9, N=200, layout="padded"),
-        case(M=9, N=200, layout="offset"),
-        case(M=5, N=300, values="large"),
-        case(M=5, N=300, values="equal"),
-        case(M=5, N=300, values="spike"),
-    ),
-    sweep=(
-        *(case(M=4096, N=2**k, dtypes=("bfloat16", "float32")) for k in range(8, 15)),
-        case(M=4096, N=12288, dtypes=("float16",)),
-        case(M=32768, N=4096, dtypes=("bfloat16",)),
-        case(M=16384, N=16384, dtypes=("bfloat16",)),
-        case(M=4096, N=65536, dtypes=("bfloat16",)),
-    ),
+    edge=(*ROW_EDGE, case(M=300, N=64), case(M=2, N=20000)),
+    sweep=ROW_SWEEP,
     passes=("forward", "backward"),
     params={"eps": 1e-5},
 )
