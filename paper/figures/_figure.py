@@ -1,5 +1,7 @@
 """What the figures share: style, one colour for each implementation, panels of rate over size."""
 
+import math
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -19,10 +21,11 @@ from matplotlib.figure import Figure
 WIDTH = 6.3
 OURS_COLOUR, OURS_MARKER = "#c8102e", "o"
 PALETTE = (
-    "#0072b2", "#e69f00", "#009e73", "#8e4585", "#56b4e9", "#7a5c00",
-    "#5f6b73", "#d98cb3", "#2f4b26", "#4b3fa7", "#a3b300", "#00a6a6",
+    "#0072b2", "#4b3fa7", "#009e73", "#8e4585", "#56b4e9", "#7a5c00",
+    "#5f6b73", "#c96a9b", "#2f4b26", "#e69f00", "#a3b300", "#00a6a6",
 )  # fmt: skip
 MARKERS = "sD^vP<>Xhp*8"
+PANEL_INCHES = 1.15
 HOLES = {
     "unsupported": "x",
     "unavailable": "+",
@@ -117,6 +120,7 @@ def family(
     across: str,
     fixed: tuple[str, ...] = (),
     sharey: str = "all",
+    ratios: tuple[str, str] | None = None,
 ) -> None:
     """Rate over size, a panel for each value of the columns `down` and `across`.
 
@@ -124,6 +128,8 @@ def family(
     row on a log2 axis, NaN where a case is not on the curve. rate: "gbps" or "tflops". fixed:
     columns that must agree along a curve; the longest such curve of a panel is drawn. Cases that
     are on no curve of at least three sizes are drawn below, one a line. sharey: "all" or "col".
+    ratios: the columns `down` and `across` of further panels, which show the time of each baseline
+    over that of ours along the same curves.
     """
     if rows.empty:
         nothing(out, "This run holds no rows for this figure.")
@@ -132,40 +138,61 @@ def family(
     curves = _on_a_curve(rows, [down, across], list(fixed))
     lone = rows.drop(curves.index)
     styles = looks(every["impl"])
-    names = {row: sorted(curves[row].unique(), key=natural) for row in (down, across)}
+    unit = {"gbps": "GB/s", "tflops": "TFLOP/s"}[rate]
     lines = lone.groupby(["op", "pass", "dtype", "case"], sort=False).ngroups
-    heights = [
-        1.15 * len(names[down]) + 0.3 if len(curves) else 0.01,
-        0.14 * lines + 0.5 if lines else 0.01,
-        0.38,
-    ]
+    parts = []
+    if len(curves):
+        panels = _split(curves, down, across)
+        height = PANEL_INCHES * (1.3 if ratios else 1)
+        parts.append((height * len(panels) + 0.35, _rates, (panels, label, unit, sharey, rate)))
+        if ratios:
+            panels = _split(curves, *ratios)
+            parts.append((0.8 * PANEL_INCHES * len(panels) + 0.35, _ratios, (panels, label)))
+    if lines:
+        parts.append((0.14 * lines + 0.5, _lone, (lone, rate, unit, _varying(rows))))
+    parts.append((0.35, _legend, (rows,)))
+    heights = [height for height, *_ in parts]
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-        top, middle, bottom = figure.subfigures(3, 1, height_ratios=heights)
-        unit = {"gbps": "GB/s", "tflops": "TFLOP/s"}[rate]
-        if len(curves):
-            grid = top.subplots(
-                len(names[down]), len(names[across]), sharex=True, sharey=sharey, squeeze=False
-            )
-            for axes_row, row in zip(grid, names[down], strict=True):
-                for axes, column in zip(axes_row, names[across], strict=True):
-                    panel = curves[(curves[down] == row) & (curves[across] == column)]
-                    _curves(axes, panel, rate, styles)
-                axes_row[-1].annotate(
-                    _name(down, row),
-                    (1.02, 0.5),
-                    xycoords="axes fraction",
-                    rotation=270,
-                    va="center",
-                )
-            for axes, column in zip(grid[0], names[across], strict=True):
-                axes.set_title(_name(across, column), pad=4)
-            top.supxlabel(label, fontsize=7.5)
-            top.supylabel(unit, fontsize=7.5)
-        if lines:
-            _lone(middle.subplots(), lone, rate, unit, styles)
-        _legend(bottom, rows, styles)
+        places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False).flat
+        for place, (_, draw, given) in zip(places, parts, strict=True):
+            draw(place, styles, *given)
         save(figure, out)
+
+
+def _split(curves: pd.DataFrame, down: str, across: str) -> dict[str, dict[str, pd.DataFrame]]:
+    """The rows of each panel, by the title of its row and of its column."""
+    rows, columns = (sorted(curves[name].unique(), key=natural) for name in (down, across))
+    return {
+        _name(down, row): {
+            _name(across, column): curves[(curves[down] == row) & (curves[across] == column)]
+            for column in columns
+        }
+        for row in rows
+    }
+
+
+def _panels(
+    figure: Figure, panels: Mapping, label: str, unit: str, sharey: str
+) -> Iterable[tuple[Axes, pd.DataFrame]]:
+    """Titled axes and the rows of each panel."""
+    columns = next(iter(panels.values()))
+    grid = figure.subplots(len(panels), len(columns), sharex=True, sharey=sharey, squeeze=False)
+    for axes_row, (title, cells) in zip(grid, panels.items(), strict=True):
+        for axes, rows in zip(axes_row, cells.values(), strict=True):
+            axes.set_xscale("log", base=2)
+            ticks = 7 if len(columns) < 3 else 4
+            axes.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2, numticks=ticks))
+            axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+            axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4, steps=[1, 2, 5, 10]))
+            yield axes, rows
+        if len(panels) > 1:
+            place = {"xycoords": "axes fraction", "rotation": 270, "va": "center"}
+            axes_row[-1].annotate(title, (1.02, 0.5), **place)
+    for axes, title in zip(grid[0], columns, strict=True):
+        axes.set_title(title, pad=4)
+    figure.supxlabel(label, fontsize=7.5)
+    figure.supylabel(unit, fontsize=7.5)
 
 
 def _on_a_curve(rows: pd.DataFrame, panel: list[str], fixed: list[str]) -> pd.DataFrame:
@@ -178,46 +205,77 @@ def _on_a_curve(rows: pd.DataFrame, panel: list[str], fixed: list[str]) -> pd.Da
     return pd.concat(keep) if keep else rows.iloc[:0]
 
 
-def _curves(axes: Axes, panel: pd.DataFrame, rate: str, styles: Mapping[str, dict]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2, numticks=5))
-    axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
-    axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4))
-    limit = panel.groupby("x")["sol"].max().dropna()
-    axes.plot(limit.index, limit, color="#333333", linestyle="--", linewidth=0.8, zorder=2)
-    holes = 0
-    for impl in reversed(in_order(panel["impl"])):
-        cells = panel[panel["impl"] == impl].sort_values("x")
-        timed = cells[cells["status"] == "ok"]
-        width = 1.6 if impl == OURS else 1.1
-        axes.plot(timed["x"], timed[rate], linewidth=width, **styles[impl])
-        axes.fill_between(
-            timed["x"],
-            timed[rate] * timed["device_us"] / timed["ci_hi"],
-            timed[rate] * timed["device_us"] / timed["ci_lo"],
-            color=styles[impl]["color"],
-            alpha=0.25,
-            linewidth=0,
-        )
-        untimed = cells[cells["status"] != "ok"]
-        for status, found in untimed.groupby("status"):
-            axes.plot(
-                found["x"],
-                [0.04 + 0.07 * holes] * len(found),
-                transform=axes.get_xaxis_transform(),
-                **_mark(status, styles[impl]["color"]),
-            )
-        holes += len(untimed) > 0
-    axes.set_ylim(bottom=0)
+def _rates(
+    figure: Figure,
+    styles: Mapping[str, dict],
+    panels: Mapping,
+    label: str,
+    unit: str,
+    sharey: str,
+    rate: str,
+) -> None:
+    for axes, rows in _panels(figure, panels, label, unit, sharey):
+        limit = rows.groupby("x")["sol"].max().dropna()
+        axes.plot(limit.index, limit, color="#333333", linestyle="--", linewidth=0.8, zorder=2)
+        holes = 0
+        for impl in reversed(in_order(rows["impl"])):
+            cells = rows[rows["impl"] == impl]
+            for _, curve in cells[cells["status"] == "ok"].groupby("op"):
+                ends = [curve[rate] * curve["device_us"] / curve[end] for end in ("ci_hi", "ci_lo")]
+                width = 1.6 if impl == OURS else 1.1
+                _curve(axes, curve["x"], curve[rate], ends, width, styles[impl])
+            untimed = cells[cells["status"] != "ok"]
+            for status, found in untimed.groupby("status"):
+                axes.plot(
+                    found["x"],
+                    [0.04 + 0.07 * holes] * len(found),
+                    transform=axes.get_xaxis_transform(),
+                    **_mark(status, styles[impl]["color"]),
+                )
+            holes += len(untimed) > 0
+        axes.set_ylim(bottom=0)
 
 
-def _lone(axes: Axes, rows: pd.DataFrame, rate: str, unit: str, styles: Mapping[str, dict]) -> None:
-    varying = [name for name in ("op", "pass", "dtype") if rows[name].nunique() > 1]
+def _ratios(figure: Figure, styles: Mapping[str, dict], panels: Mapping, label: str) -> None:
+    for axes, rows in _panels(figure, panels, label, "baseline / ours", "all"):
+        axes.axhline(1, color=OURS_COLOUR, linewidth=1.2)
+        against = "speedup_vs_ours"
+        timed = rows[rows[against].notna() & (rows["status"] == "ok")]
+        for impl, cells in timed.groupby("impl"):
+            ends = [1 / cells[f"{against}{end}"] for end in ("_hi", "_lo")]
+            _curve(axes, cells["x"], 1 / cells[against], ends, 1.1, styles[impl])
+
+
+def _curve(
+    axes: Axes, x: pd.Series, y: pd.Series, ends: list[pd.Series], width: float, style: dict
+) -> None:
+    """One curve over rising x with the band between its `ends`."""
+    order = x.argsort()
+    x, y, low, high = (values.iloc[order] for values in (x, y, *ends))
+    axes.plot(x, y, linewidth=width, **style)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.25, linewidth=0)
+
+
+def _varying(rows: pd.DataFrame) -> list[str]:
+    """The columns beside the case that tell the cells of a figure apart."""
+    return [name for name in ("op", "pass", "dtype") if rows[name].nunique() > 1]
+
+
+def _lone(
+    figure: Figure,
+    styles: Mapping[str, dict],
+    rows: pd.DataFrame,
+    rate: str,
+    unit: str,
+    varying: list[str],
+) -> None:
+    axes = figure.subplots()
     labels = []
-    for _, cells in rows.groupby(["op", "pass", "dtype", "case"], sort=False):
+    lines = rows.groupby(["op", "pass", "dtype", "case"], sort=False)
+    for _, cells in sorted(lines, key=lambda line: [natural(part) for part in line[0][:2]]):
         line = len(labels)
         first = cells.iloc[0]
-        labels.append(" ".join([*(first[name] for name in varying), first["case"]]))
+        labels.append(" ".join([*(first[name] for name in varying), _spaced(first["case"])]))
         if cells["sol"].notna().any():
             axes.vlines(cells["sol"].max(), line - 0.4, line + 0.4, color="#333333", linewidth=0.8)
         holes = 0
@@ -247,14 +305,20 @@ def _mark(status: str, colour: str) -> dict:
     }
 
 
-def _legend(figure: Figure, rows: pd.DataFrame, styles: Mapping[str, dict]) -> None:
+def _legend(figure: Figure, styles: Mapping[str, dict], rows: pd.DataFrame) -> None:
     handles = [mpl.lines.Line2D([], [], label=i, **styles[i]) for i in in_order(rows["impl"])]
     if rows["sol"].notna().any():
         limit = {"color": "#333333", "linestyle": "--", "linewidth": 0.8}
         handles.append(mpl.lines.Line2D([], [], label="speed of light", **limit))
     for status in sorted(set(rows["status"]) - {"ok"}):
         handles.append(mpl.lines.Line2D([], [], label=status, **_mark(status, "#333333")))
-    figure.legend(handles=handles, loc="center", ncols=min(len(handles), 6), columnspacing=1.2)
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / 5))
+    figure.legend(handles=handles, loc="center", ncols=columns, columnspacing=1.2)
+
+
+def _spaced(case: str) -> str:
+    """The sizes of a case as they are read: M4096-N128-causal becomes M 4096, N 128, causal."""
+    return re.sub(r"\b([A-Z])(\d)", r"\1 \2", case).replace("-", ", ")
 
 
 def _name(column: str, value: object) -> str:

@@ -1,4 +1,4 @@
-"""How many times as long each baseline takes, by op and pass: geometric mean and range of cells."""
+"""How many times as long each baseline takes, by op and pass: mean, range and single cells."""
 
 import _figure
 import numpy as np
@@ -21,21 +21,18 @@ def main(arguments):
     )
     lines = sum(rows["baseline"].nunique() + 1 for _, rows in groups)
     with plt.rc_context(_figure.STYLE):
-        size = (_figure.WIDTH, 0.11 * lines + 0.8)
+        size = (_figure.WIDTH, 0.12 * lines + 0.8)
         figure, axes = plt.subplots(figsize=size, layout="constrained")
         line, ticks = 0, {}
-        for key, rows in groups:
+        for (_, op, direction), rows in groups:
             present = [name for name in baselines if (rows["baseline"] == name).any()]
-            ticks[line + (len(present) - 1) / 2] = _name(*key)
+            ticks[line + (len(present) - 1) / 2] = f"{op} {direction}"
             for name in present:
-                ratios = rows.loc[rows["baseline"] == name, "ratio"]
-                colour = styles[name]["color"]
-                axes.hlines(line, ratios.min(), ratios.max(), color=colour, alpha=0.5)
-                axes.plot(np.exp(np.log(ratios).mean()), line, ms=4, **_point(styles, name))
+                _line(axes, line, rows.loc[rows["baseline"] == name, "ratio"], styles[name])
                 line += 1
-            axes.axhline(line, color="#eeeeee", linewidth=0.6)
+            axes.axhline(line, color="#dddddd", linewidth=0.6)
             line += 1
-        axes.axvline(1, color=_figure.OURS_COLOUR, linewidth=1)
+        axes.axvline(1, color=_figure.OURS_COLOUR, linewidth=1, zorder=2)
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -44,18 +41,28 @@ def main(arguments):
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(line - 1, -1)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("time of the baseline / time of ours (right of the line: ours is faster)")
-        handles = [plt.Line2D([], [], label=name, **_point(styles, name)) for name in baselines]
+        top = axes.get_xaxis_transform()
+        axes.text(0.97, 1.01, "\u2190 ours slower", ha="right", transform=top)
+        axes.text(1.03, 1.01, "ours faster \u2192", transform=top)
+        axes.text(1.01, 1.01, "mean", transform=axes.transAxes)
+        axes.set_xlabel("time of the baseline / time of ours")
+        handles = [
+            plt.Line2D([], [], label=name, linestyle="none", **styles[name]) for name in baselines
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
         _figure.save(figure, arguments.out)
 
 
-def _point(styles, name):
-    return styles[name] | {"linestyle": "none"}
-
-
-def _name(family, op, direction):
-    return op if direction == "forward" else f"{op} {direction}"
+def _line(axes, line, ratios, style):
+    """The cells as strokes on their range, the geometric mean as a marker and in figures."""
+    mean = np.exp(np.log(ratios).mean())
+    colour = style["color"]
+    axes.hlines(line, ratios.min(), ratios.max(), color=colour, linewidth=0.8, alpha=0.6)
+    strokes = {"marker": "|", "markersize": 4, "markeredgewidth": 0.6, "linestyle": "none"}
+    axes.plot(ratios, [line] * len(ratios), color=colour, alpha=0.6, **strokes)
+    axes.plot(mean, line, **(style | {"markersize": 4.5}))
+    edge = axes.get_yaxis_transform()
+    axes.text(1.01, line, f"{mean:.2f}", va="center", transform=edge)
 
 
 if __name__ == "__main__":

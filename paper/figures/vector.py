@@ -1,4 +1,4 @@
-"""Vector ops: GB/s over the length, a row of panels for each dtype and a column for each op."""
+"""Vector ops: GB/s over the length, a panel for each dtype; below, the ratios op by op."""
 
 import _figure
 from _data import run, summary
@@ -13,8 +13,9 @@ def main(arguments):
         x=lambda cells: cells["size_N"],
         label="length N",
         rate="gbps",
-        down="dtype",
-        across="op",
+        down="pass",
+        across="dtype",
+        ratios=("dtype", "op"),
     )
 
 
