@@ -56,4 +56,4 @@ include: "workflow/rules/paper.smk"
 
 onerror:
     # The messages of the failed commands once more, where nothing drowns them.
-    shell("grep -A1 --no-group-separator '^tilewright: ' {log} | grep -v '^=' >&2 || true")
+    shell("grep -A1 --no-group-separator '^tilewright: ' {log:q} | grep -v '^=' >&2 || true")

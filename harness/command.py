@@ -42,8 +42,11 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, name):
+            # A full disk names no file, and nobody knows the temporary one.
+            error.filename = str(path)
         raise
 
 

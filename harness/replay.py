@@ -20,14 +20,15 @@ def main() -> None:
 
 
 def replay(op: str, recorded: Path, out: Path) -> None:
-    """Writes both files of an op; UserError where the recorded ones are missing or broken."""
+    """Writes both files of an op, or neither; UserError where the recorded ones are not whole."""
     source = recorded / "raw" / f"{op}.csv"
     remedy = f"record {op} on a GPU machine or take it out of ops in config/config.yaml"
     rows, sidecar = raw.read(source, remedy)
     if {op} != {sidecar["op"], *(row["op"] for row in rows)}:
         raise UserError(f"{source}: is about another op than {op}; {remedy}")
-    command.write_text(out, source.read_text(encoding="utf-8"))
-    command.write_json(out.with_suffix(".json"), sidecar | {"mode": "replayed"})
+    with command.whole_file(out) as temporary:
+        temporary.write_bytes(source.read_bytes())
+        command.write_json(out.with_suffix(".json"), sidecar | {"mode": "replayed"})
 
 
 if __name__ == "__main__":

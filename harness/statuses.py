@@ -48,12 +48,17 @@ def no_compiler(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of an exception, after its type unless its own message suffices.
-
-    A first line that only announces the next, as that of a failed compilation, takes it along.
-    """
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
-    text = " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
+    """The first line of an exception, after its type unless its own message suffices."""
+    text = first_line(error)
     if not isinstance(error, (Unsupported, Inaccurate, UserError)):
         text = f"{type(error).__name__}: {text}".rstrip(": ")
     return text[:REASON_LENGTH]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a message, "" of an empty one.
+
+    One that only announces the next, as that of a failed compilation, takes it along.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[:REASON_LENGTH]

@@ -94,15 +94,7 @@ def _fault(error: Exception, ours: bool) -> dict[str, str]:
         traceback.print_exception(error)
     else:
         status = "unsupported"
-    return {"status": status, "reason": _first_line(error)}
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of the message, and the next where the first only announces it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[: statuses.REASON_LENGTH]
+    return {"status": status, "reason": statuses.first_line(error) or type(error).__name__}
 
 
 def _blank(kind: str, case: Case, dtype: str, direction: str) -> dict:

@@ -65,7 +65,8 @@ def copied(folder):
 
 @pytest.fixture
 def tree(tmp_path):
-    return copied(tmp_path)
+    """A tree that has never run, below a name with a blank."""
+    return copied(tmp_path / "a tree")
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +262,7 @@ def test_the_message_of_a_failed_command_stands_at_the_end(tree):
     assert "\ntilewright: nowhere/raw/dot.csv: missing; " in "\n".join(
         done.stderr.splitlines()[-6:]
     )
+    assert "grep:" not in done.stderr
     assert not (tree / raw).exists()
 
 

@@ -1,0 +1,39 @@
+"""Files written whole, and the message that a failed write leaves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import command
+
+ROOT = Path(__file__).parents[1]
+# A limit on the size of files stands for a full disk: the write fails half-way, without a name.
+FULL_DISK = """
+import resource, sys
+from harness import command
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+command.run(lambda: command.write_text(sys.argv[1], "x" * 100_000))
+"""
+
+
+def test_a_file_is_renamed_into_place_when_it_is_whole(tmp_path):
+    path = tmp_path / "folder" / "file.json"
+    command.write_json(path, {"a": 1})
+    assert command.read_json(path, "write it again") == {"a": 1}
+    with pytest.raises(KeyboardInterrupt), command.whole_file(path) as temporary:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert command.read_json(path, "write it again") == {"a": 1}
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
+
+
+def test_a_full_disk_is_a_message_that_names_the_file(tmp_path):
+    path = tmp_path / "file.csv"
+    call = [sys.executable, "-c", FULL_DISK, str(path)]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"tilewright: {path}: File too large\n"
+    assert not list(tmp_path.iterdir())
