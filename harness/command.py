@@ -14,9 +14,14 @@ class UserError(Exception):
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Runs a command's main function; a UserError becomes a short message and exit code 2."""
+    """Runs a command's main function; a UserError becomes a short message and exit code 2.
+
+    Ctrl-C is no fault: exit code 130, and nothing to read.
+    """
     try:
         sys.exit(main() or 0)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except UserError as error:
         sys.exit(_complain(str(error)))
     except OSError as error:

@@ -176,8 +176,7 @@ class Study:
     def recorded_inputs(self, wildcards) -> list[str]:
         return self._recorded(f"raw/{wildcards.op}.csv", f"raw/{wildcards.op}.json")
 
-    @property
-    def recorded_reports(self) -> list[str]:
+    def recorded_reports(self, wildcards) -> list[str]:
         return self._recorded(
             *(f"verify/{op}/{impl}.json" for op in self.ops for impl in self.impls(op))
         )

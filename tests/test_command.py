@@ -30,6 +30,16 @@ def test_a_file_is_renamed_into_place_when_it_is_whole(tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
 
 
+def test_an_interrupted_command_ends_without_a_traceback(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        command.run(interrupted)
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_a_full_disk_is_a_message_that_names_the_file(tmp_path):
     path = tmp_path / "file.csv"
     call = [sys.executable, "-c", FULL_DISK, str(path)]
