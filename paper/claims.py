@@ -1,9 +1,10 @@
 r"""Writes numbers.tex: what `\result{key}` prints, for each key of claims.yaml that rows support.
 
 A claim names a CSV file of the run (`source`), the rows (`where`: a value, or a list of values,
-for each column; `largest`: keep the rows in which this column is largest), a `column`, how its
-values become one (`aggregate`) and a `format`. `within` names an aggregate that first reduces the
-rows of one cell to one value. A key that no row supports is left out, with a comment.
+for each column; `at_least`: the least value of each column; `largest`: keep the rows in which this
+column is largest), a `column`, how its values become one (`aggregate`) and a `format`. `gap: true`
+takes how far each value lies from one. `within` names an aggregate that first reduces the rows of
+one cell to one value. A key that no row supports is left out, with a comment.
 """
 
 from pathlib import Path
@@ -16,13 +17,14 @@ import yaml
 CLAIMS = Path(__file__).with_name("claims.yaml")
 CELL = ["op", "case", "dtype", "pass"]
 REQUIRED = {"source", "column", "aggregate"}
-OPTIONAL = {"where", "largest", "within", "format", "factor"}
+OPTIONAL = {"where", "at_least", "largest", "within", "gap", "format", "factor"}
 AGGREGATES = {
     "single": lambda values: values.iloc[0] if values.nunique() == 1 else None,
     "max": lambda values: values.max(),
     "min": lambda values: values.min(),
     "sum": lambda values: values.sum(),
     "median": lambda values: values.median(),
+    "p95": lambda values: values.quantile(0.95),
     "geomean": lambda values: np.exp(np.log(values).mean()),
     "count": len,
     "distinct": lambda values: values.nunique(),
@@ -54,22 +56,28 @@ def value(key: str, claim: dict, frames: dict[str, pd.DataFrame]) -> str | None:
             known = ", ".join(AGGREGATES)
             raise _data.PaperError(f"claims.yaml: {key}: {name} is one of {known}")
     rows = frames[claim["source"]]
-    for column in (*claim.get("where", {}), claim.get("largest", claim["column"])):
-        if column not in rows:
+    least = claim.get("at_least", {})
+    for column in (*claim.get("where", {}), *least, claim.get("largest"), claim["column"]):
+        if column and column not in rows:
             # A run without the op has no column for its sizes.
             return None
     counts = claim["aggregate"] == "count"
     supported = not rows.empty
     for column, wanted in claim.get("where", {}).items():
         rows = rows[rows[column].isin(wanted if isinstance(wanted, list) else [wanted])]
+    for column, bound in least.items():
+        rows = rows[rows[column] >= bound]
     if "largest" in claim:
         rows = rows[rows[claim["largest"]] == rows[claim["largest"]].max()]
     rows = rows[rows[claim["column"]].notna()]
     if rows.empty and not (counts and supported):
         return None
     values = rows[claim["column"]]
+    if claim.get("gap"):
+        values = (values - 1).abs()
     if "within" in claim:
-        values = rows.groupby(CELL)[claim["column"]].apply(AGGREGATES[claim["within"]])
+        cells = [rows[column] for column in CELL]
+        values = values.groupby(cells).apply(AGGREGATES[claim["within"]])
     found = AGGREGATES[claim["aggregate"]](values)
     if found is None:
         return None

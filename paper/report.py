@@ -20,17 +20,19 @@ PAGE = """<!doctype html>
   :root { --line: #444; --soft: #a5a5a5; --back: #16181a; --ink: #e8e8e8; }
 }
 body { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
-  max-width: 60rem; margin: 0 auto; padding: 1rem; }
+  max-width: 68rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: 0.2rem; }
 h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 p.note, figcaption, caption { color: var(--soft); font-size: 0.9rem; text-align: left; }
-figure { margin: 1rem 0; }
-figure img { width: 100%; height: auto; background: #fff; padding: 0.5rem; border-radius: 4px;
-  box-sizing: border-box; }
+figure { margin: 1rem 0 2rem; overflow-x: auto; }
+figure img { width: 100%; min-width: 40rem; height: auto; background: #fff; padding: 0.5rem;
+  border-radius: 4px; box-sizing: border-box; }
 div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.7rem 0.15rem 0; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: 0.15rem 0.7rem 0.15rem 0; text-align: left; vertical-align: top;
+  white-space: nowrap; }
+th { border-bottom: 1px solid var(--line); }
+td.long { white-space: normal; min-width: 18rem; }
 td.number { text-align: right; }
 td { border-bottom: 1px solid color-mix(in srgb, var(--line) 40%, transparent); }
 code { font-size: 0.9em; overflow-wrap: anywhere; }
@@ -54,7 +56,8 @@ nav a { margin-right: 1rem; }
 <h2 id="{{ section.name }}">{{ section.title }}</h2>
 {% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
 {% for figure in section.figures -%}
-<figure><img alt="{{ figure.name }}" src="data:image/svg+xml;base64,{{ figure.data }}"></figure>
+<figure><figcaption>{{ figure.name }}</figcaption>
+<img alt="{{ figure.name }}" src="data:image/svg+xml;base64,{{ figure.data }}"></figure>
 {% endfor -%}
 {% if section.rows is not none -%}
 {% if section.rows -%}
@@ -64,7 +67,7 @@ nav a { margin-right: 1rem; }
 {% for row in section.rows -%}
 <tr>
 {%- for cell in row -%}
-<td{% if cell is number %} class="number"{% endif %}>{{ show(cell) }}</td>
+<td class="{{ kind(cell) }}">{{ show(cell) }}</td>
 {%- endfor -%}
 </tr>
 {% endfor -%}
@@ -111,6 +114,7 @@ def main(arguments) -> None:
         runs=runs.to_dict("records"),
         sections=sections,
         show=_show,
+        kind=_kind,
     )
     _data.write(arguments.out, page)
 
@@ -133,7 +137,7 @@ def _figures(folder: Path, names: list[str]) -> list[dict]:
             data = base64.b64encode(path.read_bytes()).decode()
         except FileNotFoundError:
             raise _data.PaperError(f"{path}: missing; run the figure stage first") from None
-        found.append({"name": name, "data": data})
+        found.append({"name": name.replace("_", " "), "data": data})
     return found
 
 
@@ -147,8 +151,13 @@ def _drawn(folder: Path) -> list[str]:
 def _speedups(folder: Path) -> pd.DataFrame:
     verdicts = _data.read(folder, "verdicts")
     rows = []
-    for key, cells in verdicts.groupby(["op", "pass", "baseline"], sort=True):
-        row = dict(zip(("op", "pass", "baseline"), key, strict=True)) | {"cells": len(cells)}
+    place = _data.rank(folder)
+    names = ["family", "op", "pass", "baseline"]
+    groups = sorted(
+        verdicts.groupby(names), key=lambda g: (place[g[0][0]], *map(_data.natural, g[0][1:]))
+    )
+    for key, cells in groups:
+        row = dict(zip(names[1:], key[1:], strict=True)) | {"cells": len(cells)}
         row["mean"] = float(np.exp(np.log(cells["ratio"]).mean()))
         row |= {"least": cells["ratio"].min(), "most": cells["ratio"].max()}
         row |= {name: (cells["verdict"] == name).sum() for name in VERDICTS}
@@ -181,9 +190,16 @@ def _survey(folder: Path) -> pd.DataFrame:
     return rows.groupby(list(rows.columns[:2]), sort=True).size().rename("kernels").reset_index()
 
 
+def _kind(cell: object) -> str:
+    """The class of a table cell: numbers stand to the right, long text may break."""
+    return "number" if not isinstance(cell, str) else "long" if len(cell) > 40 else "text"
+
+
 def _show(cell: object) -> str:
     if isinstance(cell, float):
-        return f"{cell:.0f}" if cell == int(cell) else f"{cell:.3g}"
+        if cell == int(cell):
+            return f"{cell:.0f}"
+        return f"{cell:.1f}" if abs(cell) >= 100 else f"{cell:#.3g}"
     return str(cell)
 
 

@@ -136,7 +136,8 @@ def _cells(op: str):
             shapes = [(n, n, n, "") for n in (512, 1024, 2048, 4096, 8192)]
             shapes += [(8192, 4096, 14336, "")]
             shapes += [
-                (4096, 4096, 4096, f"-{f}") for f in ("bias", "relu", "leaky_relu", "gelu", "nt")
+                (4096, 4096, 4096, f"-{f}")
+                for f in ("bias", "relu", "leaky_relu", "gelu-bias", "nt")
             ]
             for m, n, k, flags in shapes:
                 work = 2 * m * n * k

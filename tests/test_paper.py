@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import synthetic
 
@@ -156,6 +158,53 @@ def test_a_family_without_figure_and_section_gets_plain_ones(full, tmp_path):
     families = (run / "tables" / "families.tex").read_text()
     assert "\\subsection{Novel family}" in families
     assert "{figures/others}" in families
+
+
+def test_each_op_and_pass_is_once_ahead_of_behind_or_level_with_the_fastest(full):
+    text = (full / "tables" / "closest.tex").read_text().replace("\\allowbreak{}", "")
+    sentence = re.search(r"\\closestsentence}\{(.*)\}", text)[1]
+    verdicts = pd.read_csv(full / "verdicts.csv")
+    fastest = verdicts.groupby(["op", "pass", "case", "dtype"])["ratio"].min()
+    means = np.exp(np.log(fastest).groupby(["op", "pass"]).mean())
+    sides = {"ahead of it": means > 1.01, "behind it": means < 1 / 1.01}
+    parts = sentence.removeprefix("ours is ").split("; ")
+    assert len(re.findall(r"\(\d+\.\d\d\)", sentence)) == len(means)
+    for part in parts:
+        side = part.partition(" in ")[0]
+        expected = means[
+            sides[side] if side in sides else ~(sides["ahead of it"] | sides["behind it"])
+        ]
+        found = re.findall(r"texttt\{([\w\\]+)\}.*?\((\d+\.\d\d)\)", part)
+        assert sorted((op.replace("\\", ""), mean) for op, mean in found) == sorted(
+            (op, f"{mean:.2f}") for (op, _), mean in expected.items()
+        )
+
+
+def test_the_gap_to_the_twin_is_that_of_the_longer_calls(full):
+    rows = pd.read_csv(full / "summary.csv")
+    rows = rows[(rows["impl"] == "ours") & (rows["status"] == "ok") & (rows["device_us"] >= 20)]
+    gaps = (rows["speedup_vs_ours_twin"] - 1).abs() * 100
+    assert numbers(full)["twin_gap_median"] == f"{gaps.median():.2f}"
+    assert numbers(full)["twin_gap_p95"] == f"{gaps.quantile(0.95):.2f}"
+
+
+def test_a_report_that_is_not_ok_is_named_with_its_reason(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    rows = pd.read_csv(run / "verification.csv", keep_default_na=False)
+    rows.loc[rows["impl"] == "sdpa_flash", ["status", "reason", "passed"]] = "crashed", "no_luck", 1
+    rows.to_csv(run / "verification.csv", index=False)
+    script(PAPER / "tables" / "verification.py", run, tmp_path / "verification.tex")
+    assert "What did not pass" not in (full / "tables" / "verification.tex").read_text()
+    assert "crashed in" in (tmp_path / "verification.tex").read_text()
+    assert "``no\\_luck''" in (tmp_path / "verification.tex").read_text()
+
+
+def test_a_table_is_split_only_if_no_page_holds_it():
+    module = runpy.run_path(str(PAPER / "tables" / "_table.py"))
+    for rows, kind in ((module["FLOAT_ROWS"], "table"), (module["FLOAT_ROWS"] + 1, "longtable")):
+        text = module["captioned"]("l", ["op"], [["add"]] * rows, "Ops.", "tab:ops")
+        assert text.startswith(f"\\begin{{{kind}}}")
+        assert text.count("add") == rows
 
 
 def test_the_twin_is_not_drawn_and_holes_are(full):

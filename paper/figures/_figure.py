@@ -25,7 +25,7 @@ PALETTE = (
     "#5f6b73", "#c96a9b", "#2f4b26", "#e69f00", "#a3b300", "#00a6a6",
 )  # fmt: skip
 MARKERS = "sD^vP<>Xhp*8"
-PANEL_INCHES = 1.15
+PANEL_INCHES = 1.05
 HOLES = {
     "unsupported": "x",
     "unavailable": "+",
@@ -143,7 +143,7 @@ def family(
     parts = []
     if len(curves):
         panels = _split(curves, down, across)
-        height = PANEL_INCHES * (1.3 if ratios else 1)
+        height = PANEL_INCHES * (1.2 if ratios else 1)
         parts.append((height * len(panels) + 0.35, _rates, (panels, label, unit, sharey, rate)))
         if ratios:
             panels = _split(curves, *ratios)
@@ -184,7 +184,7 @@ def _panels(
             ticks = 7 if len(columns) < 3 else 4
             axes.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2, numticks=ticks))
             axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
-            axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4, steps=[1, 2, 5, 10]))
+            axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
             yield axes, rows
         if len(panels) > 1:
             place = {"xycoords": "axes fraction", "rotation": 270, "va": "center"}

@@ -8,6 +8,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))
 from _data import write
 
+# As many rows as fit on a page below a caption of a few lines.
+FLOAT_ROWS = 52
 ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -51,13 +53,18 @@ def tabular(columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) ->
     return "\n".join([*lines, *_body(rows), r"\bottomrule", r"\end{tabular}", ""])
 
 
-def longtable(
-    columns: str, head: Sequence[str], rows: Iterable[Sequence[str]], caption: str, label: str
+def captioned(
+    columns: str, head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str
 ) -> str:
-    """A table that may run over several pages, with its caption."""
+    """A captioned table: a float, which is never split, or a longtable if no page holds it."""
+    title = rf"\caption{{{caption}}}\label{{{label}}}"
+    if len(rows) <= FLOAT_ROWS:
+        size = r"\footnotesize\setlength{\tabcolsep}{4.5pt}"
+        start = [r"\begin{table}[!htbp]", r"\centering", title, size]
+        return "\n".join([*start, tabular(columns, head, rows).rstrip(), r"\end{table}", ""])
     lines = [
         rf"\begin{{longtable}}{{{columns}}}",
-        rf"\caption{{{caption}}}\label{{{label}}}\\",
+        title + r"\\",
         r"\toprule",
         *_lines(head),
         r"\midrule",

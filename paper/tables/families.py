@@ -9,6 +9,7 @@ from _data import rank, run
 def main(arguments):
     drawn = {path.stem for path in (Path(__file__).parents[1] / "figures").glob("[!_]*.py")}
     families = list(rank(arguments.run))
+    first = next((family for family in families if family in drawn), "others")
     lines = []
     for family in families:
         figure = family if family in drawn else "others"
@@ -24,18 +25,22 @@ def main(arguments):
             "}",
         ]
         if figure != "others":
-            lines.append(_float(figure, f"The family {name}"))
+            lines.append(_float(figure, name.capitalize(), first))
     if any(family not in drawn for family in families):
-        lines.append(_float("others", "Families without a figure of their own"))
+        lines.append(_float("others", "Further families", first))
     _table.save(arguments.out, "\n".join([*lines, ""]))
 
 
-def _float(figure: str, title: str) -> str:
-    caption = (
-        rf"{title}: rate by implementation. Bands are \SI{{95}}{{\percent}} intervals, dashes the "
-        "speed of light, crosses and strokes cells without a time. Cases that lie on no curve are "
-        "listed one a line."
+def _float(figure: str, title: str, first: str) -> str:
+    """The figure with its caption; that of the first explains the marks of all."""
+    how = (
+        r"Dashes and upright strokes mark the speed of light, bands \SI{95}{\percent} intervals, "
+        "which may be narrower than the lines. Cells on no curve stand below, one a line. Crosses "
+        "mark cells without a time."
+        if figure == first
+        else rf"Marks as in \cref{{fig:{first}}}."
     )
+    caption = f"{title}: rate of each implementation by size. {how}"
     return "\n".join(
         (
             r"\begin{figure}[!htbp]\centering",

@@ -25,7 +25,7 @@ def main(arguments):
     ]
     head = ["op & implementation & status & {cells} & reason"]
     columns = r"lllS[table-format=3.0]>{\raggedright\arraybackslash}p{0.42\linewidth}"
-    _table.save(arguments.out, _table.longtable(columns, head, lines, CAPTION, "tab:holes"))
+    _table.save(arguments.out, _table.captioned(columns, head, lines, CAPTION, "tab:holes"))
 
 
 if __name__ == "__main__":

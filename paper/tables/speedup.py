@@ -22,7 +22,7 @@ def main(arguments):
     for key, cells in groups:
         _, op, direction, baseline = key
         if last is not None and last != (op, direction):
-            rows.append([r"\addlinespace"])
+            rows.append([r"\addlinespace[2pt]"])
         name = ["", ""] if last == (op, direction) else [_table.code(op), direction]
         ratio = cells["ratio"]
         mean = np.exp(np.log(ratio).mean())
@@ -37,7 +37,7 @@ def main(arguments):
         r" & {open}",
     ]
     columns = "lllS[table-format=3.0]*{3}{S[table-format=3.2]}*{4}{S[table-format=3.0]}"
-    _table.save(arguments.out, _table.longtable(columns, head, rows, CAPTION, "tab:speedup"))
+    _table.save(arguments.out, _table.captioned(columns, head, rows, CAPTION, "tab:speedup"))
 
 
 if __name__ == "__main__":

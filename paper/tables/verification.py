@@ -8,6 +8,7 @@ CAPTION = (
     "the largest error as a share of its bound. Without a GPU ours runs in Triton's interpreter, "
     "the libraries on the CPU."
 )
+LENGTH = 120
 TITLES = {"cpu": "without a GPU", "gpu": "on the GPU"}
 
 
@@ -21,7 +22,7 @@ def main(arguments):
     for key, found in reports.groupby(["place_of_family", "op", "rank", "impl"], sort=True):
         _, op, _, impl = key
         if last not in (None, op):
-            rows.append([r"\addlinespace"])
+            rows.append([r"\addlinespace[2pt]"])
         cells = [cell for place in places for cell in _place(found[found["place"] == place])]
         rows.append(["" if op == last else _table.code(op), _table.code(impl), *cells])
         last = op
@@ -30,7 +31,20 @@ def main(arguments):
     titles = "op & implementation" + " & {passed} & {error/bound} & status" * len(places)
     head = [f"&{groups}", "".join(rules), titles]
     columns = "ll" + "rS[table-format=1.3]l" * len(places)
-    _table.save(arguments.out, _table.longtable(columns, head, rows, CAPTION, "tab:verification"))
+    table = _table.captioned(columns, head, rows, CAPTION, "tab:verification")
+    _table.save(arguments.out, table + _failures(reports))
+
+
+def _failures(reports):
+    """A sentence on each report that is not ok, with its first reason."""
+    failed = reports[reports["status"] != "ok"]
+    sentences = [
+        rf"{_table.code(row.impl)} in {_table.code(row.op)}, {TITLES[row.place]}: {row.status} in "
+        rf"{row.cells - row.passed} of {row.cells}~cells, first "
+        rf"``{_table.escape(_table.cut(row.reason, LENGTH))}''."
+        for row in failed.itertuples()
+    ]
+    return "\n".join([r"\par What did not pass:", *sentences, ""]) if sentences else ""
 
 
 def _place(reports):
