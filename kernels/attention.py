@@ -189,14 +189,25 @@ def _forward_kernel(
 
 
 FORWARD = Configs(_forward_kernel, CONFIGS, _choose)
+# What the second dimension of a grid holds.
+MOST_HEADS = 65535
 
 
 def attention_fwd(q, k, v, causal):
     """q, k, v: [B, H, S, D], contiguous in D. Returns out, contiguous."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out.numel() > 0:
+        _launch(q, k, v, out, causal)
+    return out
+
+
+def _launch(q, k, v, out, causal):
     b, h, s, d = q.shape
-    out = torch.empty((b, h, s, d), dtype=q.dtype, device=q.device)
-    if out.numel() == 0:
-        return out
+    if b * h > MOST_HEADS:
+        halves = (x.chunk(2, dim=0 if b > 1 else 1) for x in (q, k, v, out))
+        for half in zip(*halves, strict=True):
+            _launch(*half, causal)
+        return
     config = FORWARD.choose(s=s, d=d, itemsize=q.element_size(), shared=shared_bytes(q.device))
     tensors = {"q": q, "k": k, "v": v, "o": out}
     strides = {
@@ -219,7 +230,6 @@ def attention_fwd(q, k, v, causal):
         BLOCK_D=d,
         **config,
     )
-    return out
 
 
 def attention(

@@ -3,10 +3,10 @@
 FLOPs: 2 M N K. Bytes: M K + K N items read, M N written; at M = N = K = 4096 in bfloat16 that is
 1365 FLOP a byte, so the tensor cores decide. Programs walk the output tiles in groups of rows, so
 that the tiles in flight together share their columns of b in the L2 cache (Triton's matmul
-tutorial). Where every row of a and b starts at a multiple of 16 bytes, tiles travel by tensor
-descriptors (the copy engine of Hopper, plain loads elsewhere), and a fixed number of programs
-stride over the tiles so that the loads of one overlap the epilogue of the one before. All other
-strides and sizes take the pointer kernel with its masks. The epilogue works on the float32
+tutorial). Where items have 16 bits and every row of a, b and out starts at a multiple of 16 bytes,
+tiles travel by tensor descriptors (the copy engine of Hopper, plain loads elsewhere), and a fixed
+number of programs stride over the tiles so that the loads of one overlap the epilogue of the one
+before. All else takes the pointer kernel with its masks. The epilogue works on the float32
 accumulator, so bias and activation cost no memory traffic. A float32 product is done as three
 tf32 products (tf32x3), which keeps float32 accuracy on the tensor cores.
 """
@@ -302,7 +302,7 @@ def matmul(
 ) -> torch.Tensor:
     """activation(a b + bias), accumulated in float32.
 
-    a: [M, K]; b: [K, N]; any strides; bias: [N] or None; one dtype of float32, float16, bfloat16.
+    a: [M, K]; b: [K, N]; any strides; one dtype of float32, float16, bfloat16. bias: [N] or None.
     activation: "none", "relu", "leaky_relu" (slope 0.01) or "gelu" (erf form). Returns [M, N].
     ValueError where shapes or dtypes do not fit or the activation is unknown.
     """

@@ -3,7 +3,7 @@
 scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y.
 
 Bytes: one read of each input, one write of the output, so 2, 3 and 2 items an element; FLOPs: one
-an element (two for dot). At 0.25 FLOP a byte all of them wait for memory: the kernels only have
+an element (two for dot). At half a FLOP a byte or less all wait for memory: the kernels only have
 to keep enough 16-byte accesses in flight. Full blocks are loaded without a mask, because a mask
 whose bound is no multiple of the vector width makes every access of the kernel scalar; only the
 last block pays for its tail. The dot product follows the two-stage scheme of Harris, "Optimizing
@@ -208,7 +208,8 @@ def minimum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Sum of the products of x and y, added in float32 in a fixed order.
 
-    x, y: the same shape [N] and dtype, else ValueError. Returns a tensor without dimensions.
+    x, y: any shape, the same for both; ValueError where shapes or dtypes differ. Returns a tensor
+    without dimensions.
     """
     same(x=x, y=y)
     x, y = x.contiguous(), y.contiguous()

@@ -90,6 +90,14 @@ def test_binary_vectors_equal_pytorch_to_the_bit(n, name, dtype):
     assert torch.equal(actual.isnan(), expected.isnan())
 
 
+@pytest.mark.parametrize("shape", [(5, 1), (1, 5), (3, 4)])
+def test_attention_of_more_heads_than_a_grid_holds(shape, monkeypatch):
+    q, k, v = (randn(*shape, 20, 16, seed=seed) for seed in range(3))
+    monkeypatch.setattr(attention, "MOST_HEADS", 2)
+    expected = attention.attention_reference(q.double(), k.double(), v.double(), True)
+    close(attention.attention(q, k, v, causal=True), expected, q.dtype)
+
+
 def test_a_row_of_minus_infinity_is_nan_as_in_pytorch():
     for n in (100, softmax.ROW_LIMIT + 1):
         x = torch.full((1, n), -math.inf, device=DEVICE)
