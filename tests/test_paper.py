@@ -79,6 +79,8 @@ def test_every_claim_resolves_on_a_full_run(full):
     found = numbers(full)
     assert found["ops"] == "10"
     assert found["baselines"] == "5"
+    built = pd.read_csv(full / "resources.csv")
+    assert found["kernels"] == str(len(built.drop_duplicates(["file", "kernel"])))
     parts = ("better", "worse", "same", "undecided")
     assert sum(int(found[f"comparisons_{part}"]) for part in parts) == int(found["comparisons"])
 
