@@ -18,9 +18,7 @@ SUMMARY_VALUES = (
     "flags,blocks,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,gbps,tflops,floor_us,bound,pct_sol"
 )
 VERDICTS = "op,family,case,dtype,pass,baseline,ratio,ci_lo,ci_hi,noise,verdict"
-VERIFICATION = (
-    "op,family,impl,impl_version,mode,cells,passed,worst_ratio,worst_case,status,reason,run_id"
-)
+VERIFICATION = "op,family,impl,impl_version,mode,cells,passed,worst_ratio,worst_case,status,reason"
 IR = "file,kernel,stage,bytes,lines"
 RUNS = "run_id,mode,date,commit,dirty,machine,gpu,ops"
 ENVIRONMENT = "run_id,key,value"
@@ -105,7 +103,7 @@ def _verification(
         yield {
             **{
                 key: report[key]
-                for key in ("op", "impl", "impl_version", "mode", "status", "reason", "run_id")
+                for key in ("op", "impl", "impl_version", "mode", "status", "reason")
             },
             "family": families.get(report["op"], ""),
             "cells": len(offered),

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from harness import nvml
 from harness.command import UserError, run, write_json
 from harness.process import START_S, Worker
+from kernels._contract import DTYPES
 
 BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
@@ -48,7 +49,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
         with _surroundings(mode, alone=True):
             facts, units = _run(arguments, mode, kept)
     cells = [cell for number in sorted(units) for cell in units[number]]
-    report = {name: vars(arguments)[name] for name in ("op", "impl", "run_id", "seed")}
+    report = {name: vars(arguments)[name] for name in ("op", "impl", "seed")}
     return report | {"mode": mode} | _overall(cells) | facts | {"cells": cells}
 
 
@@ -176,12 +177,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--passes", nargs="+", default=["forward", "backward"])
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
-    parser.add_argument("--run-id", default="")
     arguments = parser.parse_args()
     for key in ("dtypes", "passes"):
         # Blanks or commas: a list of the configuration, or one word of a command line.
         words = ",".join(getattr(arguments, key))
         setattr(arguments, key, [word for word in words.split(",") if word])
+    if unknown := sorted(set(arguments.dtypes) - set(DTYPES)):
+        raise UserError(f"--dtypes: {unknown[0]!r} is none of {', '.join(DTYPES)}")
     return arguments
 
 

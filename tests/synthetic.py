@@ -244,7 +244,6 @@ def _report(folder: Path, op: str, impl: str, mode: str) -> None:
         "impl_version": "3.6.0" if impl == "ours" else "2.11.0",
         "mode": mode,
         "device": "Synthetic GPU" if mode == "gpu" else "Synthetic CPU",
-        "run_id": RUN_ID,
         "seed": 1,
         "status": "ok",
         "reason": "",
