@@ -1,10 +1,13 @@
 # The study in one image: `make image`, then
-# docker run --gpus all -v "$PWD/out:/tilewright/results/study" tilewright
+# docker run --gpus all --name study tilewright
+# docker cp study:/tilewright/results/study results/image
 # Without --gpus it replays the recorded run. No step needs the network once the image is built.
 ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${BASE_IMAGE}
 
-ENV DEBIAN_FRONTEND=noninteractive
+ARG DEBIAN_FRONTEND=noninteractive
+# The base decides the versions, and may be any Debian or Ubuntu: none is pinned.
+# hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
         ca-certificates g++ gcc make python3 python3-dev python3-venv \
@@ -12,7 +15,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home --uid 1001 tilewright && install -d -o tilewright /tilewright
-USER tilewright
+USER 1001
 WORKDIR /tilewright
 
 # The environment before the code: an edit of a kernel does not install torch again.
