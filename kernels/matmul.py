@@ -226,7 +226,9 @@ DESCRIPTOR = Configs(_descriptor_kernel, DESCRIPTOR_CONFIGS, _choose_descriptor)
 def _describable(x):
     """Whether the copy engine can walk x: unit last stride, rows at multiples of 16 bytes."""
     aligned = x.is_meta or x.data_ptr() % 16 == 0
-    return x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and aligned
+    # Rows that are all the same memory, as expanded ones are, have no stride to walk by.
+    step = x.stride(0) * x.element_size()
+    return x.stride(1) == 1 and step > 0 and step % 16 == 0 and aligned
 
 
 def matmul_fwd(a, b, bias, activation):

@@ -114,6 +114,12 @@ def test_more_dimensions_and_broken_layouts_give_the_same():
     assert torch.equal(attention.attention(q, q, q), attention.attention(*[q.contiguous()] * 3))
 
 
+def test_expanded_factors_are_walked_by_pointers():
+    a, b = randn(1, 64, dtype=torch.float16).expand(32, 64), randn(64, 32, dtype=torch.float16)
+    assert not matmul._describable(a)
+    close(matmul.matmul(a, b), a.double() @ b.double(), torch.float16)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_reference_is_differentiable_and_right(name):
     """The oracle's own gradients, against finite differences in float64."""
