@@ -49,8 +49,9 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, name):
-            # A full disk names no file, and nobody knows the temporary one.
+        if isinstance(error, OSError) and error.errno and error.filename in (None, name):
+            # A full disk names no file, and nobody knows the temporary one. An error that is not
+            # the system's own has words only, and a name would take their place.
             error.filename = str(path)
         raise
 

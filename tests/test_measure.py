@@ -1,6 +1,7 @@
 """Whatever an implementation does, the others keep their numbers and it gets its status."""
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -10,7 +11,7 @@ import pytest
 
 from harness import engine, measure, process, raw
 from harness.cell import Cell, floor_us, sweep
-from harness.command import UserError
+from harness.command import UserError, whole_file
 from harness.gate import Gate
 from kernels._contract import Cost, Op, Tensor, case
 
@@ -244,16 +245,22 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     assert "overhead" in capsys.readouterr().err
 
 
+def test_an_error_that_is_not_the_systems_keeps_its_words(tmp_path):
+    with pytest.raises(OSError, match="only words"), whole_file(tmp_path / "out"):
+        raise OSError("only words")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
     report(tmp_path, "fake", "ours", CELLS)
     gate = Gate(tmp_path, "fake", ["ours"])
     out = tmp_path / "raw/fake.csv"
 
     def fail(row):
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr(raw, "line", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OSError, match=r"disk full.*raw/fake\.csv"):
         measure.measure(plan(["ours"]), gate, ENVIRONMENT, [], out, time.monotonic())
     assert list(out.parent.iterdir()) == []
     assert not children()
