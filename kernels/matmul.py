@@ -306,7 +306,7 @@ def matmul(
 
     a: [M, K]; b: [K, N]; any strides; one dtype of float32, float16, bfloat16. bias: [N] or None.
     activation: "none", "relu", "leaky_relu" (slope 0.01) or "gelu" (erf form). Returns [M, N].
-    ValueError where shapes or dtypes do not fit or the activation is unknown.
+    ValueError where shapes do not fit, b has another dtype than a, or the activation is unknown.
     """
     require(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
     require(

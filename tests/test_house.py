@@ -23,6 +23,7 @@ def tracked():
     """The files of the project: those that git knows, else all that it would not ignore."""
     call = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     if shutil.which("git") is None or not (ROOT / ".git").exists():
+        # The image and a source archive have none; there the checks of tracked files say nothing.
         pytest.skip("no git history: which files are the project's is not known")
     listed = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
     return [ROOT / name for name in listed if (ROOT / name).is_file()]

@@ -160,6 +160,21 @@ def family(
         save(figure, out)
 
 
+def over_rows(every: pd.DataFrame, name: str, out: Path) -> None:
+    """The figure of a family whose cases are M rows of length N: GB/s by pass and dtype."""
+    family(
+        every,
+        every[every["family"] == name],
+        out,
+        x=lambda cells: cells["size_N"],
+        label="row length N",
+        rate="gbps",
+        down="pass",
+        across="dtype",
+        fixed=("size_M",),
+    )
+
+
 def _split(curves: pd.DataFrame, down: str, across: str) -> dict[str, dict[str, pd.DataFrame]]:
     """The rows of each panel, by the title of its row and of its column."""
     rows, columns = (sorted(curves[name].unique(), key=natural) for name in (down, across))

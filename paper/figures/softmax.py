@@ -5,19 +5,7 @@ from _data import run, summary
 
 
 def main(arguments):
-    every = summary(arguments.run)
-    rows = every[every["family"] == "softmax"]
-    _figure.family(
-        every,
-        rows,
-        arguments.out,
-        x=lambda cells: cells["size_N"],
-        label="row length N",
-        rate="gbps",
-        down="pass",
-        across="dtype",
-        fixed=("size_M",),
-    )
+    _figure.over_rows(summary(arguments.run), "softmax", arguments.out)
 
 
 if __name__ == "__main__":
