@@ -12,7 +12,7 @@ from harness.statuses import STATUSES
 
 TEXT = ("op", "family", "case", "dtype", "pass", "impl", "impl_version")
 INTEGERS = ("block", "order", "calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes")
-READINGS = ("sm_mhz", "temp_c", "power_w", "energy_uj")
+READINGS = ("sm_mhz", "temp_c", "power_w", "energy_uj", "energy_pm_uj")
 TIMES = ("device_us", "call_us")
 HEADER = (
     *TEXT,

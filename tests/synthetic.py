@@ -24,7 +24,8 @@ CEILINGS = {
 }
 HEADER = (
     "op,family,case,dtype,pass,impl,impl_version,block,order,device_us,call_us,calls,bytes_read,"
-    "bytes_written,flops,peak_mem_bytes,sm_mhz,temp_c,power_w,energy_uj,throttle,status,reason"
+    "bytes_written,flops,peak_mem_bytes,sm_mhz,temp_c,power_w,energy_uj,energy_pm_uj,"
+    "throttle,status,reason"
 )
 FAMILIES = {
     "scale": "vector",
@@ -191,6 +192,7 @@ def _rows(op, case, dtype, direction, read, written, flops):
                 "temp_c": 45,
                 "power_w": 500,
                 "energy_uj": "",
+                "energy_pm_uj": "",
                 "throttle": 0,
                 "status": "ok",
             }
