@@ -3,19 +3,23 @@
 import contextlib
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from triton.runtime.jit import JITFunction
 
 from harness import inputs, load, oracle
 from harness.command import UserError
-from kernels._contract import Case, Configs, Op
+from kernels._contract import Case, Op
+from kernels._tuned import Configs
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch of a kernel: its arguments by name, num_warps and the like among them."""
+    """One launch of a kernel: its arguments by name, num_warps and the like among them.
+
+    key: what the launcher asked the kernel's `Configs` with; empty where it has none.
+    """
 
     kernel: JITFunction
     arguments: Mapping[str, object]
@@ -23,6 +27,7 @@ class Launch:
     case: Case
     dtype: str
     default: bool = True
+    key: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -44,7 +49,7 @@ def of_file(stem: str, dtypes: Sequence[str]) -> list[Launch]:
     """
     module = importlib.import_module(f"kernels.{stem}")
     values = list(vars(module).values())
-    ops = [value for value in values if isinstance(value, Op)]
+    ops = declared(stem, Op)
     missing = _entries(
         v for v in values if isinstance(v, JITFunction) and v.module == module.__name__
     )
@@ -60,22 +65,31 @@ def of_file(stem: str, dtypes: Sequence[str]) -> list[Launch]:
             f"kernels/{stem}.py: no case of any op launches {', '.join(sorted(missing))};"
             " add such a case or remove the kernel"
         )
-    standing = models(found, dtypes)
-    for configs in values:
-        if isinstance(configs, Configs):
-            found += _candidates(configs, standing[configs.kernel.fn.__name__])
-    return found
+    return found + [x for each in declared(stem, Configs) for x in _candidates(each, found, dtypes)]
 
 
-def launched(op: Op, case: Case, dtype: str) -> list[Launch]:
-    """The launches of our implementation for a case, with the backward pass if the op has one."""
+def declared(stem: str, kind: type) -> list:
+    """The objects of a kind, `Op` or `Configs`, that a kernel file declares, in its order."""
+    values = vars(importlib.import_module(f"kernels.{stem}")).values()
+    return [value for value in values if isinstance(value, kind)]
+
+
+def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Launch]:
+    """The launches of our implementation for a case, with the backward pass if the op has one.
+
+    backward: whether that pass is wanted.
+    """
     tensors = inputs.make(op, case, dtype, 0, "meta")
-    function = load.function(op.name, load.OURS)
-    shapes = oracle.run(op, op.reference, case, tensors).values()
-    seeds = inputs.gradients(tuple(shapes), 0) if "backward" in op.passes else None
-    with recorded() as calls:
+    function, seeds = load.function(op.name, load.OURS), None
+    if backward and "backward" in op.passes:
+        shapes = oracle.run(op, op.reference, case, tensors).values()
+        seeds = inputs.gradients(tuple(shapes), 0)
+    with recorded() as calls, _asked(declared(load.op(op.name)[1], Configs)) as keys:
         oracle.run(op, function, case, tensors, seeds)
-    return [Launch(kernel, arguments, op, case, dtype) for kernel, arguments in calls]
+    return [
+        Launch(kernel, arguments, op, case, dtype, key=keys.get(kernel.fn.__name__, {}))
+        for kernel, arguments in calls
+    ]
 
 
 @contextlib.contextmanager
@@ -113,23 +127,52 @@ def models(found: Sequence[Launch], dtypes: Sequence[str]) -> dict[str, Launch]:
     return {x.name: x for dtype in reversed(dtypes) for x in defaults if x.dtype == dtype}
 
 
-def _candidates(configs: Configs, model: Launch) -> Iterator[Launch]:
+def _candidates(
+    configs: Configs, found: Sequence[Launch], dtypes: Sequence[str]
+) -> Iterator[Launch]:
+    own = [launch for launch in found if launch.name == configs.name]
     for candidate in configs.candidates:
-        # The launcher itself must see the candidate: blocks of tensor descriptors follow from it.
-        with _choosing(configs, candidate):
-            calls = launched(model.op, model.case, model.dtype)
-        for launch in calls:
-            if launch.name == model.name:
-                arguments = {**launch.arguments, **candidate}
-                yield replace(launch, arguments=arguments, default=False)
+        suited = [launch for launch in own if configs.suits(candidate, **launch.key)]
+        model = models(suited or own, dtypes)[configs.name]
+        for launch in trial(configs, candidate, model.op, model.case, model.dtype):
+            arguments = {**launch.arguments, **candidate}
+            yield replace(launch, arguments=arguments, default=False)
+
+
+def trial(
+    configs: Configs, candidate: Mapping[str, int], op: Op, case: Case, dtype: str
+) -> list[Launch]:
+    """The launches of one kernel for a case if it is to use a candidate."""
+    # The launcher itself must see the candidate: blocks of tensor descriptors follow from it.
+    with choosing(configs, lambda **key: candidate):
+        return [x for x in launched(op, case, dtype) if x.name == configs.name]
 
 
 @contextlib.contextmanager
-def _choosing(configs: Configs, candidate: Mapping[str, int]) -> Iterator[None]:
-    rule = configs.choose
+def choosing(configs: Configs, rule: Callable[..., Mapping[str, int]]) -> Iterator[None]:
+    """Within the body another rule chooses where no table does."""
+    before = configs.choose
     # The declaration is frozen for kernel files, not for a build that asks "what if".
-    object.__setattr__(configs, "choose", lambda *args, **key: candidate)
+    object.__setattr__(configs, "choose", rule)
     try:
         yield
     finally:
-        object.__setattr__(configs, "choose", rule)
+        object.__setattr__(configs, "choose", before)
+
+
+@contextlib.contextmanager
+def _asked(every: Sequence[Configs]) -> Iterator[dict[str, dict[str, object]]]:
+    """Notes by kernel the key that the body asked a configuration for."""
+    keys = {}
+
+    def noting(configs: Configs, rule: Callable) -> Callable:
+        def choose(**key):
+            keys[configs.name] = key
+            return rule(**key)
+
+        return choose
+
+    with contextlib.ExitStack() as stack:
+        for configs in every:
+            stack.enter_context(choosing(configs, noting(configs, configs.choose)))
+        yield keys

@@ -113,18 +113,3 @@ class Op:
         for flag in a_case.flags:
             merged |= self.flags.get(flag, {})
         return merged
-
-
-@dataclass(frozen=True)
-class Configs:
-    """The tile configurations of one `@triton.jit` kernel, as data.
-
-    kernel: the jit function.
-    candidates: meta-parameters, num_warps and num_stages of each configuration; the build stage
-        compiles all of them, the tuner times them.
-    choose: (**key) -> one configuration; the rule used where no tuned table names the case.
-    """
-
-    kernel: object
-    candidates: tuple[Mapping[str, int], ...]
-    choose: Callable[..., Mapping[str, int]]

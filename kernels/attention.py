@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 
 from kernels._checks import require, same
-from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes
 from kernels._tile import store_as
+from kernels._tuned import Configs
 
 LOG2E = math.log2(math.e)
 HEAD_DIMS = (16, 32, 64, 128)
@@ -101,7 +102,7 @@ def _shared_bytes(config, d, itemsize):
     return (config["BLOCK_M"] + keys) * d * itemsize
 
 
-def _choose(s, d, itemsize, shared):
+def _choose(s, d, itemsize, causal, shared):
     if itemsize == 4:
         return FLOAT32_CONFIG
     # Two small programs a multiprocessor overlap better than one; long sequences reuse more.
@@ -208,7 +209,10 @@ def _launch(q, k, v, out, causal):
         for half in zip(*halves, strict=True):
             _launch(*half, causal)
         return
-    config = FORWARD.choose(s=s, d=d, itemsize=q.element_size(), shared=shared_bytes(q.device))
+    config = FORWARD.pick(
+        q.device,
+        s=s, d=d, itemsize=q.element_size(), causal=causal, shared=shared_bytes(q.device),
+    )  # fmt: skip
     tensors = {"q": q, "k": k, "v": v, "o": out}
     strides = {
         f"stride_{name}{letter}": tensor.stride(axis)

@@ -19,10 +19,11 @@ import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._checks import require, shaped
-from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
 from kernels._layout import rows_of
 from kernels._tile import load_f32, load_f32_hinted, store_as
+from kernels._tuned import Configs
 
 
 def layer_norm_reference(x, weight, bias, eps):
@@ -65,30 +66,30 @@ FORWARD_TILES = (
 BACKWARD_TILES = ((256, 8, 4), (512, 4, 4), (1024, 2, 4), (4096, 1, 4), (BACKWARD_ROW_LIMIT, 1, 8))
 
 
-def _choose_forward_row(n):
+def _choose_forward_row(n, itemsize):
     rows, warps = next((rows, warps) for limit, rows, warps in FORWARD_TILES if n <= limit)
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
-def _choose_backward_row(n):
+def _choose_backward_row(n, itemsize):
     rows, warps = next((rows, warps) for limit, rows, warps in BACKWARD_TILES if n <= limit)
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
-def _choose_forward_loop(n):
+def _choose_forward_loop(n, itemsize):
     block = 2048 if n < 16384 else 4096 if n < 32768 else 8192
     return {"BLOCK_N": block, "num_warps": block // 512}
 
 
-def _choose_dx(n):
+def _choose_dx(n, itemsize):
     return {"BLOCK_N": 4096 if n <= 16384 else 16384, "num_warps": 16}
 
 
-def _choose_columns(n):
+def _choose_columns(n, itemsize):
     return {"BLOCK_M": 32, "BLOCK_N": 128, "num_warps": 4}
 
 
-def _choose_sum(n):
+def _choose_sum(n, itemsize):
     return {"BLOCK_P": 32, "BLOCK_N": 32, "num_warps": 4}
 
 
@@ -288,7 +289,7 @@ FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
 BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_backward_row)
 BACKWARD_DX = Configs(_backward_dx_kernel, LOOP_CONFIGS, _choose_dx)
 BACKWARD_COLUMNS = Configs(_backward_columns_kernel, COLUMN_CONFIGS, _choose_columns)
-SUM_PARTS = Configs(_sum_parts_kernel, (_choose_sum(0),), _choose_sum)
+SUM_PARTS = Configs(_sum_parts_kernel, (_choose_sum(0, 4),), _choose_sum)
 
 
 def layer_norm_fwd(x, weight, bias, eps):
@@ -311,10 +312,12 @@ def layer_norm_fwd(x, weight, bias, eps):
         "N": n,
         "eps": eps,
     }
+    key = {"n": n, "itemsize": x.element_size()}
     if n > FORWARD_ROW_LIMIT[x.element_size()]:
-        _forward_loop_kernel[(m,)](**arguments, **FORWARD_LOOP.choose(n=n))
+        config = FORWARD_LOOP.pick(x.device, **key)
+        _forward_loop_kernel[(m,)](**arguments, **config)
     else:
-        config = FORWARD_ROW.choose(n=n)
+        config = FORWARD_ROW.pick(x.device, **key)
         _forward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
             **arguments, M=m, BLOCK_N=triton.next_power_of_2(n), **config
         )
@@ -331,7 +334,8 @@ def layer_norm_bwd(x, weight, mean, rstd, dy):
     tensors = {"x_ptr": x, "dy_ptr": dy, "mean_ptr": mean, "rstd_ptr": rstd}
     strides = {"stride_xm": x.stride(0), "stride_dym": dy.stride(0)}
     by_rows = n <= BACKWARD_ROW_LIMIT
-    config = (BACKWARD_ROW if by_rows else BACKWARD_COLUMNS).choose(n=n)
+    key = {"n": n, "itemsize": x.element_size()}
+    config = (BACKWARD_ROW if by_rows else BACKWARD_COLUMNS).pick(x.device, **key)
     tiles = triton.cdiv(m, config["BLOCK_M"])
     parts = min(tiles, 2 * sm_count(x.device) if by_rows else 16)
     dw_part, db_part = torch.empty((2, parts, n), dtype=torch.float32, device=x.device)
@@ -343,11 +347,12 @@ def layer_norm_bwd(x, weight, mean, rstd, dy):
             BLOCK_N=triton.next_power_of_2(n), **config,
         )  # fmt: skip
     else:
-        _backward_dx_kernel[(m,)](**tensors, **strides, **rows, N=n, **BACKWARD_DX.choose(n=n))
+        dx_config = BACKWARD_DX.pick(x.device, **key)
+        _backward_dx_kernel[(m,)](**tensors, **strides, **rows, N=n, **dx_config)
         _backward_columns_kernel[(triton.cdiv(n, config["BLOCK_N"]), parts)](
             **tensors, **strides, **shares, M=m, N=n, **config
         )
-    config = SUM_PARTS.choose(n=n)
+    config = SUM_PARTS.pick(x.device, **key)
     _sum_parts_kernel[(triton.cdiv(n, config["BLOCK_N"]),)](
         **shares, dw_ptr=dw, db_ptr=db, P=parts, N=n, **config
     )

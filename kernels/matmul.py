@@ -17,9 +17,10 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels._checks import require, shaped
-from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes, sm_count
 from kernels._tile import store_as
+from kernels._tuned import Configs
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu")
 LEAKY_SLOPE = tl.constexpr(0.01)
@@ -124,7 +125,7 @@ def _fitting(configs, itemsize, shared, out_tiles):
             yield config
 
 
-def _choose_descriptor(m, n, k, sms, shared, activation):
+def _choose_descriptor(m, n, k, sms, shared, activation, transposed):
     def cost(config):
         """Tile area times waves of tiles: the time of the last program to finish."""
         area = config["BLOCK_M"] * config["BLOCK_N"]
@@ -137,7 +138,7 @@ def _choose_descriptor(m, n, k, sms, shared, activation):
     return min(_fitting(ranked, 2, shared, 1), key=cost)
 
 
-def _choose_pointer(m, n, k, shared, itemsize):
+def _choose_pointer(m, n, k, shared, itemsize, transposed):
     if itemsize == 4:
         first = 0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 2
     else:
@@ -244,11 +245,10 @@ def matmul_fwd(a, b, bias, activation):
     transposed = b.stride(0) == 1 and n > 1
     stored_b = b.T if transposed else b
     walkable = a.element_size() == 2 and k > 0 and _describable(a) and _describable(stored_b)
+    key = {"m": m, "n": n, "k": k, "transposed": transposed, "shared": shared_bytes(a.device)}
     if walkable and _describable(out):
         sms = sm_count(a.device)
-        config = DESCRIPTOR.choose(
-            m=m, n=n, k=k, sms=sms, shared=shared_bytes(a.device), activation=activation
-        )
+        config = DESCRIPTOR.pick(a.device, **key, sms=sms, activation=activation)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
         tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
         _descriptor_kernel[(min(sms, tiles),)](
@@ -262,9 +262,7 @@ def matmul_fwd(a, b, bias, activation):
             **config,
         )
     else:
-        config = POINTER.choose(
-            m=m, n=n, k=k, shared=shared_bytes(a.device), itemsize=a.element_size()
-        )
+        config = POINTER.pick(a.device, **key, itemsize=a.element_size())
         tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
         _pointer_kernel[(tiles,)](
             a_ptr=a,

@@ -16,9 +16,10 @@ import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._checks import require
-from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case
 from kernels._layout import rows_of
 from kernels._tile import load_f32, load_f32_hinted, store_as
+from kernels._tuned import Configs
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -59,16 +60,16 @@ ROW_TILES = (
 )
 
 
-def _choose_row(n):
+def _choose_row(n, itemsize):
     rows, warps = next((rows, warps) for limit, rows, warps in ROW_TILES if n <= limit)
     return {"BLOCK_M": rows, "num_warps": warps}
 
 
-def _choose_forward_loop(n):
+def _choose_forward_loop(n, itemsize):
     return {"BLOCK_N": 8192, "num_warps": 32}
 
 
-def _choose_backward_loop(n):
+def _choose_backward_loop(n, itemsize):
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 
@@ -182,10 +183,10 @@ def softmax_fwd(x: torch.Tensor) -> torch.Tensor:
         return y
     strides = {"stride_xm": x.stride(0), "stride_ym": y.stride(0)}
     if n > ROW_LIMIT:
-        config = FORWARD_LOOP.choose(n=n)
+        config = FORWARD_LOOP.pick(x.device, n=n, itemsize=x.element_size())
         _forward_loop_kernel[(m,)](x_ptr=x, y_ptr=y, **strides, N=n, **config)
     else:
-        config = FORWARD_ROW.choose(n=n)
+        config = FORWARD_ROW.pick(x.device, n=n, itemsize=x.element_size())
         _forward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
             x_ptr=x, y_ptr=y, **strides, M=m, N=n, BLOCK_N=triton.next_power_of_2(n), **config
         )
@@ -201,10 +202,10 @@ def softmax_bwd(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     tensors = {"y_ptr": y, "dy_ptr": dy, "dx_ptr": dx}
     strides = {"stride_ym": y.stride(0), "stride_dym": dy.stride(0), "stride_dxm": dx.stride(0)}
     if n > ROW_LIMIT:
-        config = BACKWARD_LOOP.choose(n=n)
+        config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=y.element_size())
         _backward_loop_kernel[(m,)](**tensors, **strides, N=n, **config)
     else:
-        config = BACKWARD_ROW.choose(n=n)
+        config = BACKWARD_ROW.pick(y.device, n=n, itemsize=y.element_size())
         _backward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
             **tensors, **strides, M=m, N=n, BLOCK_N=triton.next_power_of_2(n), **config
         )

@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 
 from kernels._checks import same
-from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
+from kernels._tuned import Configs
 
 
 def scale_reference(x, alpha):
@@ -81,7 +82,7 @@ MINIMUM = Op("minimum", minimum_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 
 DOT = Op("dot", dot_reference, {"x": VECTOR, "y": VECTOR}, _dot_cost, EDGE[:-1], SWEEP)
 
 
-def _choose_block(n, itemsize):
+def _choose_block(n, itemsize, inputs):
     # One 16-byte access for each of 128 threads, and as many programs as that takes.
     return {"BLOCK_N": 2048 // itemsize, "num_warps": 4}
 
@@ -166,7 +167,8 @@ def _elementwise(op, x, y, alpha=0.0):
     n = x.numel()
     if n == 0:
         return out
-    config = ELEMENTWISE.choose(n=n, itemsize=x.element_size())
+    inputs = 1 if op == "scale" else 2
+    config = ELEMENTWISE.pick(x.device, n=n, itemsize=x.element_size(), inputs=inputs)
     _elementwise_kernel[(triton.cdiv(n, config["BLOCK_N"]),)](
         x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config
     )
@@ -214,7 +216,7 @@ def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     same(x=x, y=y)
     x, y = x.contiguous(), y.contiguous()
     n = x.numel()
-    config = DOT_PARTIAL.choose(n=n, itemsize=x.element_size())
+    config = DOT_PARTIAL.pick(x.device, n=n, itemsize=x.element_size())
     programs = max(1, min(triton.cdiv(n, config["BLOCK_N"]), 4 * sm_count(x.device)))
     partial = torch.empty(programs, dtype=torch.float32, device=x.device)
     out = torch.empty((), dtype=x.dtype, device=x.device)

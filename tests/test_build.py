@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 KERNELS = """
 import torch, triton, triton.language as tl
-from kernels._contract import Configs, Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._tuned import Configs
 
 OP = Op(
     "double", lambda x: x * 2, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0),
@@ -51,7 +52,7 @@ def _launch(x):
     if n < 10:
         _small_kernel[(1,)](x, out, n)
     else:
-        config = CONFIGS.choose(n=n)
+        config = CONFIGS.pick(x.device, n=n)
         _double_kernel[(triton.cdiv(n, config["BLOCK_N"]),)](x, out, N=n, **config)
     return out
 

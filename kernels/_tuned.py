@@ -1,0 +1,167 @@
+"""The tile configurations of a kernel as data, and the one in force: tuned if it was, else chosen.
+
+A table holds what `python -m harness.tune` measured on one kind of GPU: for each kernel and key,
+the arguments of its rule, the fastest configuration. The format is that of docs/architecture.md.
+TILEWRIGHT_TUNED, read at the first look-up, says which tables bind: those of kernels/tuned/ where
+it is unset, none where it is empty, else those of the folder that it names.
+"""
+
+import ast
+import functools
+import hashlib
+import inspect
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import triton
+
+MODE = "TILEWRIGHT_TUNED"
+COMMITTED = Path(__file__).parent / "tuned"
+REMEDY = f"tune again (python -m harness.tune), remove the file, or set {MODE}= for no table"
+
+Config = Mapping[str, int]
+Table = Mapping[tuple[tuple[str, object], ...], Config]
+
+
+@dataclass(frozen=True)
+class Configs:
+    """The tile configurations of one `@triton.jit` kernel, as data.
+
+    kernel: the jit function.
+    candidates: meta-parameters, num_warps and num_stages of each configuration; the build stage
+        compiles all of them, the tuner times them.
+    choose: (**key) -> one configuration; the rule where no table names the key.
+    suits: (candidate, **key) -> whether the candidate is worth a try for the key; all are where it
+        is left out.
+    """
+
+    kernel: object
+    candidates: tuple[Config, ...]
+    choose: Callable[..., Config]
+    suits: Callable[..., bool] = lambda candidate, **key: True
+    _tables: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return self.kernel.fn.__name__
+
+    def pick(self, device: torch.device, **key: int | str | bool) -> Config:
+        """The configuration to launch with on `device`: that of a table, else `choose(**key)`.
+
+        The key is all that the best tile depends on; without a GPU no table binds. ValueError
+        where a table cannot be read.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            fn = self.kernel.fn
+            for known, config in _traced(fn.__module__, fn.__name__, device):
+                # One comparison a table entry: an unknown size stays symbolic in the graph.
+                if known == tuple(key.items()):
+                    return config
+            return self.choose(**key)
+        table = self._tables.get(device)
+        if table is None:
+            table = self._tables[device] = table_of(self.kernel, device)
+        config = table.get(tuple(key.items()))
+        return self.choose(**key) if config is None else config
+
+
+@torch.compiler.assume_constant_result
+def _traced(module: str, name: str, device: torch.device) -> list:
+    """The table of a kernel as a constant of the traced graph, which can read no file."""
+    return list(table_of(vars(sys.modules[module])[name], device).items())
+
+
+def table_of(kernel: object, device: torch.device) -> Table:
+    """The tuned configurations of a kernel on a device, by key; empty where none are in force."""
+    chosen = folder()
+    if device.type != "cuda" or chosen is None:
+        return {}
+    family = kernel.fn.__module__.rpartition(".")[2]
+    record = families(chosen, torch.cuda.get_device_name(device)).get(family, {})
+    tuned = record.get("kernels", {}).get(kernel.fn.__name__)
+    if tuned is None or stale(kernel, tuned, record):
+        return {}
+    return {tuple(entry["key"].items()): entry["config"] for entry in tuned["keys"]}
+
+
+def folder() -> Path | None:
+    """The folder whose tables bind; None where none do."""
+    named = os.environ.get(MODE)
+    if named is None:
+        return COMMITTED if COMMITTED.is_dir() else None
+    if named and not Path(named).is_dir():
+        raise ValueError(f"{MODE}={named}: no such folder; {REMEDY}")
+    return Path(named) if named else None
+
+
+@functools.cache
+def families(folder: Path, device: str) -> dict[str, dict]:
+    """The records of all tables for a GPU, by family; ValueError where a table is broken."""
+    found, origin = {}, {}
+    for path in sorted(folder.glob("*.json")):
+        table = read(path)
+        if table["device"] == device:
+            if double := min(found.keys() & table["families"].keys(), default=None):
+                raise ValueError(f"{path}: {double} is also in {origin[double]}; remove one")
+            found |= table["families"]
+            origin |= dict.fromkeys(table["families"], path)
+    return found
+
+
+def read(path: Path) -> dict:
+    """The table in a file; ValueError says what is wrong with it and what to do."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        str(table["device"])
+        for record in table["families"].values():
+            str(record["triton"])
+            for tuned in record["kernels"].values():
+                str(tuned["source_sha256"])
+                for entry in tuned["keys"]:
+                    if not entry["key"].items() or not all(
+                        type(value) is int for value in entry["config"].values()
+                    ):
+                        raise ValueError(f"entry {entry['key']} holds no configuration")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path}: no table of tuned configurations ({why}); {REMEDY}") from None
+    return table
+
+
+def stale(kernel: object, tuned: Mapping, record: Mapping) -> str:
+    """Why the entries of a kernel bind no longer; "" where they do.
+
+    tuned: the kernel's part of a table. record: that of its family.
+    """
+    if record["triton"] != triton.__version__:
+        return f"tuned with triton {record['triton']}, this is {triton.__version__}"
+    if tuned["source_sha256"] != source_sha256(kernel):
+        return "the kernel has changed since"
+    return ""
+
+
+def source_sha256(kernel: object) -> str:
+    """The digest of a kernel and of all it calls or names, without comments and layout.
+
+    Unlike the compiler's key it does not depend on where in its file the kernel stands.
+    """
+    parts, queue, seen = [], [kernel], set()
+    while queue:
+        fn = queue.pop().fn
+        if fn in seen:
+            continue
+        seen.add(fn)
+        parts.append(ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(fn)))))
+        for name in sorted(set(fn.__code__.co_names)):
+            value = fn.__globals__.get(name)
+            if hasattr(value, "fn") and hasattr(value, "arg_names"):
+                queue.append(value)
+            elif isinstance(value, triton.language.constexpr):
+                parts.append(f"{name} = {value.value!r}")
+    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
