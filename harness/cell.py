@@ -85,6 +85,17 @@ class Rows:
         measured |= {"peak_mem_bytes": prepared["peak_mem_bytes"]}
         self._add(impl, version, block, order, **measured, status=status, reason=reason)
 
+    def energy(self, impl: str, answer: Mapping) -> None:
+        """Puts the energy of a call, of which each cell has one, on the last block's row."""
+        last = max((row for row in self.taken if row["impl"] == impl), key=lambda row: row["block"])
+        last |= {name: _rounded(answer.get(name)) for name in ("energy_uj", "energy_pm_uj")}
+
+    def shared(self, program: str) -> None:
+        """Another program was on the GPU: no time of this cell is that of the GPU alone."""
+        for row in self.taken:
+            if row["status"] == "ok":
+                row.update(status="throttled", reason=f"shared with {program}")
+
     def condemn(self, impl: str, answer: Mapping) -> None:
         """The times of an implementation stand, with the reason why they count for nothing."""
         for row in self.taken:

@@ -65,6 +65,16 @@ def write_json(path: str | Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def seed(text: str) -> int | None:
+    """The argument of `--seed`: an integer from 0; None of "fresh", which is drawn for each run."""
+    return None if text == "fresh" else int(text)
+
+
+def fresh_seed() -> int:
+    """A seed that nobody chose, below 2**32."""
+    return int.from_bytes(os.urandom(4), "big")
+
+
 def read_json(path: str | Path, remedy: str) -> dict:
     """The object in a JSON file; a missing or broken one is a UserError that ends in `remedy`."""
     try:

@@ -137,6 +137,12 @@ class Study:
         cases = self.config["max_cases"]
         return "" if cases is None else f"--max-cases {cases}"
 
+    @property
+    def timing(self) -> str:
+        """The keys of `timing` as options of `harness.measure`."""
+        timing = self.config["timing"].items()
+        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in timing)
+
     def impls(self, op: str) -> list[str]:
         return [OURS, *self.rivals[op]]
 

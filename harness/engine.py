@@ -8,12 +8,16 @@ replaced before the next cell; the others go on.
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.cell import Cell, Rows
 from harness.gate import Gate
+from harness.lease import Watch
+from harness.memory import Memory
 from harness.process import Crew
+from harness.stopping import Rule, Timing
 from kernels._contract import Op
 
 WARM_UP_CALLS = 3
@@ -26,47 +30,57 @@ FATAL = ("crashed", "hung", "oom")
 class Plan:
     """What to time and how.
 
-    impls: in the order in which failures are listed. ceilings: GB/s and TFLOP/s by quantity, empty
-    where unknown. bench: the module that does the work in the workers. block_ms: GPU time of an
-    implementation in a block. timeout_s: the longest wait for one answer.
+    impls: in the order in which failures are listed. seed: root of the inputs and of the order;
+    None until one is drawn. ceilings: GB/s and TFLOP/s by quantity, empty where unknown. bench:
+    the module that does the work in the workers.
     """
 
     op: Op
     family: str
     impls: Sequence[str]
     cells: Sequence[Cell]
-    seed: int
-    blocks: int
-    block_ms: float
-    timeout_s: float
+    seed: int | None
+    timing: Timing
     ceilings: Mapping[str, float]
     bench: str
 
 
-class Engine:
-    """Walks the cells of a plan; `busy_s` is the time that the workers spent in timed loops."""
+@dataclass(frozen=True)
+class Done:
+    """A finished cell: its rows, why its timing stopped (a key of `stopping.REASONS`), and the
+    seconds in which the GPU was timed or warmed up for it.
+    """
 
-    def __init__(self, plan: Plan, gate: Gate):
-        self.busy_s = 0.0
-        self._plan, self._gate = plan, gate
+    name: str
+    rows: list[dict[str, object]]
+    stopped: str
+    timed_s: float
+
+
+class Engine:
+    """Walks the cells of a plan."""
+
+    def __init__(self, plan: Plan, gate: Gate, watch: Watch):
+        self._plan, self._gate, self._watch = plan, gate, watch
+        self._memory = Memory(watch.used_bytes)
         self._versions: dict[str, str] = {}
 
-    def cells(self) -> Iterator[list[dict[str, object]]]:
-        """The rows of each cell as soon as it is done; ends its workers when it is closed."""
+    def cells(self) -> Iterator[Done]:
+        """Each cell as soon as it is done; ends the workers when it is closed."""
         plan = self._plan
         with Crew(plan.op.name, plan.seed, plan.bench) as self._crew:
             for cell in plan.cells:
-                self._rows = Rows(plan.op, plan.family, cell, plan.ceilings)
-                self._measure(cell)
+                self._rows, self._timed_s = Rows(plan.op, plan.family, cell, plan.ceilings), 0.0
+                stopped = self._measure(cell)
                 print(f"{plan.op.name} {cell}: {_digest(self._rows.taken)}", file=sys.stderr)
-                yield self._rows.taken
+                yield Done(str(cell), self._rows.taken, stopped, self._timed_s)
 
-    def _measure(self, cell: Cell) -> None:
+    def _measure(self, cell: Cell) -> str:
         ready = self._prepare(cell)
-        for block in range(self._plan.blocks):
-            names = sorted(ready)
-            draw = random.Random(f"{self._plan.seed}/{self._plan.op.name}/{cell}/{block}")
-            for order, impl in enumerate(draw.sample(names, len(names))):
+        rule = Rule(self._plan.timing, self._plan.impls)
+        block, began = 0, time.monotonic()
+        while not (stopped := rule.stop(list(ready), block, time.monotonic() - began)):
+            for order, impl in enumerate(self._draw(ready, cell, block)):
                 prepared = ready[impl]
                 answer = self._block(impl, prepared["calls"])
                 if self._failed(impl, answer, block, order):
@@ -74,32 +88,38 @@ class Engine:
                 else:
                     version = self._versions[impl]
                     self._rows.timed(impl, version, prepared, answer, block, order)
-        for impl, answer in self._ask(ready, "check").items():
-            if answer["status"] == "inaccurate":
-                self._rows.condemn(impl, answer)
-            elif self._failed(impl, answer, self._plan.blocks - 1):
-                del ready[impl]
-        self._release(ready)
+                    rule.timed(impl, block, answer["device_us"])
+            block += 1
+        self._conclude(ready, cell, block - 1)
+        return stopped
 
     def _prepare(self, cell: Cell) -> dict[str, dict]:
         """What each implementation that can be timed said of the cell, and its calls a block."""
         what = {"case": cell.case.name, "dtype": cell.dtype, "direction": cell.direction}
-        ready = self._ask(self._start(self._verified(cell)), "prepare", **what)
+        started = self._start(self._verified(cell))
+        self._memory.idle()
+        ready = self._ask(started, "prepare", **what)
         short = [impl for impl, answer in ready.items() if answer["status"] == "oom"]
         if len(ready) > 1:
             # Rivals that prepared at the same time may have held the memory: once more, alone.
             for impl in short:
-                self._crew.dismiss(impl)
+                self._dismiss(impl)
                 del ready[impl]
+            for impl in short:
+                self._memory.settle()
                 ready |= self._ask(self._start([impl]), "prepare", **what)
         for impl, prepared in list(ready.items()):
+            if self._failed(impl, prepared):
+                del ready[impl]
+        self._memory.settle()
+        self._memory.ready()
+        for impl, prepared in list(ready.items()):
             # The first block is warm-up; it also says how many calls fill the time of a block.
-            if not self._failed(impl, prepared):
-                answer = self._block(impl, WARM_UP_CALLS)
-                if not self._failed(impl, answer):
-                    prepared["calls"] = _calls(self._plan.block_ms, answer["device_us"])
-                    continue
-            del ready[impl]
+            answer = self._block(impl, WARM_UP_CALLS)
+            if self._failed(impl, answer):
+                del ready[impl]
+            else:
+                prepared["calls"] = _calls(self._plan.timing.block_ms, answer["device_us"])
         return ready
 
     def _verified(self, cell: Cell) -> list[str]:
@@ -127,10 +147,33 @@ class Engine:
                 started.remove(impl)
         return started
 
+    def _draw(self, impls: Mapping, cell: Cell, what: object) -> list[str]:
+        """The implementations in the order that the seed gives them here."""
+        draw = random.Random(f"{self._plan.seed}/{self._plan.op.name}/{cell}/{what}")
+        return draw.sample(sorted(impls), len(impls))
+
     def _block(self, impl: str, calls: int) -> dict:
-        answer = self._ask([impl], "block", calls=calls)[impl]
-        self.busy_s += answer.get("busy_s", 0.0)
-        return answer | {"calls": calls}
+        self._memory.settle()
+        return self._ask([impl], "block", calls=calls)[impl] | {"calls": calls}
+
+    def _conclude(self, ready: dict[str, dict], cell: Cell, last: int) -> None:
+        """What follows the last block: energy, the check of the timed calls, and the end."""
+        window_ms = self._plan.timing.energy_ms
+        for impl in self._draw(ready, cell, "energy") if window_ms else []:
+            self._memory.settle()
+            answer = self._ask([impl], "energy", window_ms=window_ms)[impl]
+            if self._failed(impl, answer, last):
+                del ready[impl]
+            else:
+                self._rows.energy(impl, answer)
+        if strangers := self._watch.strangers(self._crew.groups):
+            self._rows.shared(strangers[0])
+        for impl, answer in self._ask(ready, "check").items():
+            if answer["status"] == "inaccurate":
+                self._rows.condemn(impl, answer)
+            elif self._failed(impl, answer, last):
+                del ready[impl]
+        self._release(ready)
 
     def _failed(self, impl: str, answer: Mapping, block: int = 0, order: int = 0) -> bool:
         """Whether an answer is a failure; if so it is written down and its worker dealt with."""
@@ -138,18 +181,30 @@ class Engine:
             return False
         self._rows.failed(impl, self._versions[impl], answer, block, order)
         if answer["status"] in FATAL:
-            self._crew.dismiss(impl)
+            self._dismiss(impl)
         else:
             self._release([impl])
         return True
 
     def _release(self, impls: Sequence[str]) -> None:
         for impl, answer in self._ask(impls, "release").items():
-            if answer["status"] != "ok":
-                self._crew.dismiss(impl)
+            if answer["status"] != "ok" or self._memory.leaks(answer["held_bytes"]):
+                self._dismiss(impl)
+            else:
+                self._memory.lost(impl)
+
+    def _dismiss(self, impl: str) -> None:
+        self._crew.dismiss(impl)
+        self._memory.lost(impl)
 
     def _ask(self, impls: Sequence[str], do: str, **arguments: object) -> dict[str, dict]:
-        return self._crew.ask(impls, self._plan.timeout_s, do, **arguments)
+        answers = self._crew.ask(impls, self._plan.timing.cell_timeout_s, do, **arguments)
+        # Side by side they share one GPU, and each waits for the others: the longest counts.
+        self._timed_s += max((each.get("busy_s", 0.0) for each in answers.values()), default=0.0)
+        for impl, answer in answers.items():
+            if do == "prepare" and answer["status"] == "ok":
+                self._memory.holds(impl, answer["held_bytes"])
+        return answers
 
 
 def _calls(block_ms: float, device_us: float) -> int:

@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from harness import nvml
@@ -50,6 +50,41 @@ def hold(exclusive: bool, wait_s: float = WAIT_S) -> Iterator[Gpu]:
             else:
                 os.environ[key] = value
         os.close(lock)
+
+
+class Watch:
+    """What the driver says of a leased GPU while workers use it."""
+
+    def __init__(self, gpu: Gpu):
+        self._gpu = gpu
+        self._driver = nvml.library()
+        self._device = self._driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
+
+    def used_bytes(self) -> int | None:
+        """The memory in use by all programs; None where the driver does not tell."""
+        memory = nvml.ask(self._driver, "nvmlDeviceGetMemoryInfo", self._device)
+        return None if memory is None else memory.used
+
+    def strangers(self, workers: Collection[int]) -> list[str]:
+        """The programs on this GPU that are none of ours.
+
+        workers: process groups of the workers, all of which must be using the GPU. Where the driver
+        does not list them its numbers are those of another namespace, as in some containers, and
+        say nothing: no stranger is found.
+        """
+        users = dict(_users(self._gpu))
+        if not set(workers) <= set(users):
+            return []
+        return [
+            f"process {pid} ({name})" for pid, name in users.items() if _group(pid) not in workers
+        ]
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _acquire(exclusive: bool, wait_s: float) -> tuple[int, Gpu]:

@@ -1,6 +1,7 @@
 """Times one op on a leased GPU and writes `raw/<op>.csv` with its sidecar.
 
-`python -m harness.measure --op softmax … --out raw/softmax.csv`; `--help` names the rest.
+`python -m harness.measure --op softmax … --out raw/softmax.csv`; `--help` names the rest. Started
+again after an interruption, it measures what was not yet finished.
 """
 
 import argparse
@@ -9,20 +10,27 @@ import json
 import signal
 import sys
 import time
+from collections import Counter
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from harness import ceilings, cell, command, engine, lease, load, raw
+from harness import ceilings, cell, command, engine, forkserver, journal, lease, load, raw
 from harness.command import UserError
 from harness.gate import Gate
+from harness.stopping import REASONS, Timing
 from kernels._contract import DTYPES
 
+ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.bench"
+TIMING = {field.name: field.type for field in fields(Timing)}
 ENVIRONMENT_REMEDY = "make it with python -m harness.environment on the machine that times"
 
 
 def main() -> None:
     options = _options()
     began = time.monotonic()
+    # It imports what the workers need while this process imports what it needs itself.
+    forkserver.current()
     op, family = load.op(options.op)
     cells = list(cell.sweep(op, options.dtypes, options.passes, options.max_cases))
     if not cells:
@@ -37,9 +45,7 @@ def main() -> None:
         impls=impls,
         cells=cells,
         seed=options.seed,
-        blocks=options.blocks,
-        block_ms=options.block_ms,
-        timeout_s=options.cell_timeout_s,
+        timing=Timing(**{key: vars(options)[key] for key in TIMING}),
         ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
         bench=options.bench,
     )
@@ -48,64 +54,90 @@ def main() -> None:
         _same_gpu(gpu, environment, options.environment)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        measure(plan, gate, environment, limits, options.out, began)
+        origin = origin_of(op.name, environment, limits)
+        measure(plan, gate, lease.Watch(gpu), origin, options.out, began)
 
 
 def measure(
     plan: engine.Plan,
     gate: Gate,
-    environment: dict,
-    limits: list[dict],
+    watch: lease.Watch,
+    origin: dict[str, object],
     out: Path,
     began: float,
 ) -> None:
     """Runs a plan and writes both files whole, or neither; prints the share of overhead.
 
-    began: when the job began, by the monotonic clock.
+    Cells that an earlier, interrupted run of the same plan has finished are taken over.
+    origin: the part of the sidecar that is known beforehand. began: when the job began, by the
+    monotonic clock.
     """
-    runner = engine.Engine(plan, gate)
-    rows = 0
+    digest = journal.digest(ROOT, _moving(plan, gate, origin))
+    with journal.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
+        rest = [each for each in plan.cells if str(each) not in kept.cells]
+        runner = engine.Engine(replace(plan, cells=rest, seed=kept.seed), gate, watch)
+        with contextlib.closing(runner.cells()) as cells:
+            for done in cells:
+                now = time.monotonic()
+                kept.add(done.name, asdict(done) | {"spent_s": now - began})
+                began = now
+        total = sum(each["spent_s"] for each in kept.cells.values()) + time.monotonic() - began
+        _write(out, list(kept.cells.values()), total, origin | _schedule(plan, kept))
+        kept.remove()
+
+
+def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, object]) -> None:
+    timed_s = sum(each["timed_s"] for each in cells)
+    share = 1 - timed_s / total_s
+    lines = [raw.line(row) for each in cells for row in each["rows"]]
     with command.whole_file(out) as temporary:
-        with (
-            temporary.open("w", encoding="utf-8") as file,
-            contextlib.closing(runner.cells()) as cells,
-        ):
-            file.write(raw.header_line())
-            for taken in cells:
-                file.writelines(map(raw.line, taken))
-                file.flush()
-                rows += len(taken)
-        total = time.monotonic() - began
-        share = 1 - runner.busy_s / total
-        sidecar = _origin(plan, environment, limits) | {
-            "rows": rows,
+        temporary.write_text(raw.header_line() + "".join(lines), encoding="utf-8")
+        sidecar = sidecar | {
+            "rows": len(lines),
             "csv_sha256": raw.sha256(temporary.read_bytes()),
             "overhead": {
-                "total_s": round(total, 3),
-                "timed_s": round(runner.busy_s, 3),
+                "total_s": round(total_s, 3),
+                "timed_s": round(timed_s, 3),
                 "share": round(share, 4),
             },
         }
         command.write_json(out.with_suffix(".json"), sidecar)
-    done = f"{plan.op.name}: {rows} rows in {total:.1f} s, overhead {share:.0%}"
+    done = f"{sidecar['op']}: {len(lines)} rows in {total_s:.1f} s, overhead {share:.0%}"
     print(done, file=sys.stderr)
 
 
-def _origin(plan: engine.Plan, environment: dict, limits: list[dict]) -> dict[str, object]:
-    """The part of the sidecar that was known before the first cell."""
+def _schedule(plan: engine.Plan, kept: journal.Journal) -> dict[str, object]:
+    """The part of the sidecar that tells how the times were taken."""
+    stopped = Counter(each["stopped"] for each in kept.cells.values())
+    schedule = {"seed": kept.seed, **asdict(plan.timing)}
+    schedule |= {"stopped": {reason: stopped[reason] for reason in REASONS}}
+    return {"schedule": schedule, "resumed": kept.resumed}
+
+
+def origin_of(op: str, environment: dict, limits: list[dict]) -> dict[str, object]:
+    """The part of the sidecar that is known before the first cell."""
     return {
-        "op": plan.op.name,
+        "op": op,
         **{key: environment.get(key) for key in ("run_id", "date", "commit", "dirty")},
         "mode": "measured",
         "environment": environment,
         "environment_sha256": raw.sha256(json.dumps(environment, sort_keys=True).encode()),
         "ceilings": limits,
-        "schedule": {
-            "seed": plan.seed,
-            "blocks": plan.blocks,
-            "block_ms": plan.block_ms,
-            "cell_timeout_s": plan.timeout_s,
-        },
+    }
+
+
+def _moving(plan: engine.Plan, gate: Gate, origin: dict[str, object]) -> dict[str, object]:
+    """All that could move a number, except the code."""
+    return {
+        "impls": list(plan.impls),
+        "cells": [
+            [str(each), [asdict(gate.verdict(impl, each)) for impl in plan.impls]]
+            for each in plan.cells
+        ],
+        "seed": plan.seed,
+        "timing": asdict(plan.timing),
+        "bench": plan.bench,
+        "origin": origin,
     }
 
 
@@ -116,13 +148,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--environment", type=Path, required=True)
     parser.add_argument("--ceilings", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--seed", type=command.seed, required=True, help="an integer, or fresh")
     parser.add_argument("--dtypes", type=_names, nargs="+", default=[list(DTYPES)])
     parser.add_argument("--passes", type=_names, nargs="+", default=[["forward", "backward"]])
     parser.add_argument("--impls", type=_names, nargs="+", required=True)
-    parser.add_argument("--blocks", type=int, required=True)
-    parser.add_argument("--block-ms", type=float, required=True, help="GPU time in a block")
-    parser.add_argument("--cell-timeout-s", type=float, required=True, help="limit of one answer")
+    for key, kind in TIMING.items():
+        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, required=True)
     parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
     parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
     options = parser.parse_args()

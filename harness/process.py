@@ -3,49 +3,47 @@
 import contextlib
 import json
 import os
-import select
 import signal
-import subprocess
+import socket
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-WORKER = "harness.worker"
+from harness import forkserver
+
 LAST_WORDS = 4000
 EXIT_S = 5.0
-# Importing torch beside several other workers, from a cold disk.
+# Importing torch from a cold disk.
 START_S = 300.0
+# No answer is as long; a process that talks without end must not fill the parent's memory.
+LONGEST = 2**26
 
 
 class Worker:
-    """One `harness.worker`; every answer is a dict with a `status`, also that of a dead process.
+    """One forked `harness.worker`; every answer is a dict with a `status`, also of a dead process.
 
-    impl: the implementation it runs. bench: the module whose `Bench` it drives.
+    impl: the implementation it runs. bench: the module whose `Bench` it drives. It sees the
+    environment variables of this moment. pid: the number of the process and of its group, None
+    until its first answer.
     """
 
     def __init__(self, op: str, impl: str, seed: int, bench: str):
         self.impl = impl
-        call = [sys.executable, "-m", WORKER]
-        call += ["--op", op, "--impl", impl, "--seed", str(seed), "--bench", bench]
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by kill
-        self._process = subprocess.Popen(
-            call,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, read after the end of the process
+        self._socket, theirs = socket.socketpair()
         self._buffer = b""
+        self.pid: int | None = None
+        self._ended = False
+        self._server = forkserver.current()
+        # Of a dead server the first answer tells.
+        with theirs, contextlib.suppress(OSError):
+            self._server.fork(theirs, self._log)
+        job = {"op": op, "impl": impl, "seed": seed, "bench": bench}
+        self._write(job | {"environment": dict(os.environ)})
 
     def send(self, do: str, **arguments: object) -> None:
-        # A dead worker has closed its end; the next answer says so.
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
+        self._write({"do": do, **arguments})
 
     def answer(self, limit_s: float, began: float | None = None) -> dict:
         """The next answer; a worker that dies, talks nonsense or takes too long is ended here.
@@ -53,48 +51,88 @@ class Worker:
         began: when the limit began to run, by the monotonic clock; now where it is left out.
         """
         deadline = (time.monotonic() if began is None else began) + limit_s
-        while b"\n" not in self._buffer:
-            left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._process.stdout], [], [], left)
-            if not ready:
-                self.kill()
-                return {"status": "hung", "reason": f"no answer within {limit_s:g} s"}
-            chunk = os.read(self._process.stdout.fileno(), 2**16)
-            if not chunk:
-                return {"status": "crashed", "reason": self._end()}
-            self._buffer += chunk
-        text, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            answer = json.loads(text)
+            self._greet(deadline)
+            answer = self._read(deadline)
             return answer | {"status": str(answer["status"])}
+        except TimeoutError:
+            self.kill()
+            return {"status": "hung", "reason": f"no answer within {limit_s:g} s"}
+        except (EOFError, OSError):
+            return {"status": "crashed", "reason": self._end()}
         except (ValueError, TypeError, LookupError):
             self.kill()
-            return {"status": "crashed", "reason": "wrote into the pipe of its answers"}
+            return {"status": "crashed", "reason": "wrote into the socket of its answers"}
 
     def last_words(self) -> str:
         """The end of what the process printed."""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - LAST_WORDS))
-        return self._log.read().decode(errors="replace")
+        descriptor = self._log.fileno()
+        size = os.fstat(descriptor).st_size
+        # At a place of its own: the process writes on where the file ends.
+        words = os.pread(descriptor, LAST_WORDS, max(0, size - LAST_WORDS))
+        return words.decode(errors="replace")
+
+    def strike(self) -> None:
+        """Sends SIGKILL to the process and all that it started, without waiting for their end."""
+        # It may be running and not have said its number yet; one not yet forked will find its
+        # socket closed.
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError, LookupError):
+            self._greet(time.monotonic())
+        if self.pid is not None and not self._ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
         """Ends the process and all that it started; does nothing to a dead one."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.stdout.close()
+        self.strike()
+        if self.pid is not None and not self._ended:
+            # Until then the zombie keeps the number from going to another process.
+            with contextlib.suppress(OSError):
+                self._server.exit_code(self.pid, EXIT_S, reap=True)
+        self._ended = True
+        self._socket.close()
 
     def _end(self) -> str:
+        """The reason of a closed socket."""
+        code = None
         try:
-            code = self._process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            code = None
+            if self.pid is not None:
+                code = self._server.exit_code(self.pid, EXIT_S, reap=False)
+        except OSError:
+            pass
+        lost = self.pid is None or not self._server.alive
         self.kill()
-        if code is None:
-            return "closed the pipe of its answers"
-        return f"died by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        if code is not None:
+            return (
+                f"died by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            )
+        return "lost with the forkserver" if lost else "closed the socket of its answers"
+
+    def _greet(self, deadline: float) -> None:
+        """Hears the number of the process, which it says first of all."""
+        if self.pid is None:
+            self.pid = int(self._read(deadline)["pid"])
+
+    def _read(self, deadline: float) -> dict:
+        """The next line; raises TimeoutError, EOFError, or ValueError where it is no JSON."""
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > LONGEST:
+                raise ValueError("an answer without end")
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            try:
+                chunk = self._socket.recv(2**20)
+            except ConnectionResetError:
+                chunk = b""
+            if not chunk:
+                raise EOFError
+            self._buffer += chunk
+        text, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(text)
+
+    def _write(self, message: dict) -> None:
+        self._socket.settimeout(EXIT_S)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
 
 class Crew:
@@ -109,7 +147,14 @@ class Crew:
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():
+            worker.strike()
+        for worker in self._workers.values():
             worker.kill()
+
+    @property
+    def groups(self) -> set[int]:
+        """The process groups of the workers, each the number of its worker."""
+        return {worker.pid for worker in self._workers.values() if worker.pid is not None}
 
     def start(self, impls: Iterable[str]) -> dict[str, dict]:
         """Starts the workers that are missing, side by side; what each of these said."""

@@ -1,47 +1,67 @@
 """One implementation of one op in a process of its own, driven by JSON lines.
 
-The parent sends `{"do": name, …}` and gets one line back with a `status`. The answers go through
-a copy of standard output; standard output itself is joined to standard error first, so nothing
-that a library prints can be taken for an answer.
+The parent sends its job, then `{"do": name, …}` again and again, and gets a line back each time,
+with a `status`. They pass through a socket that nobody else knows; standard output and standard
+error are a log, so nothing that a library prints can be taken for an answer.
 """
 
-import argparse
 import ctypes
 import importlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from typing import TextIO
 
-from harness import command, statuses
+from harness import statuses
 
-COMMANDS = ("prepare", "block", "check", "release")
+COMMANDS = ("prepare", "block", "energy", "check", "release")
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--op", required=True)
-    parser.add_argument("--impl", required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--bench", required=True, help="module whose Bench does the work")
-    options = parser.parse_args()
-    _die_with_parent()
-    commands, answers = _private_pipes()
+def main(connection: int, log: int, parent: int) -> None:
+    """The life of a worker that was just forked, with the descriptors of its socket and its log.
+
+    The first line back is its process number; the first line read is the job: `op`, `impl`,
+    `seed`, `bench` (the module whose Bench does the work) and `environment`.
+    """
+    os.setsid()
+    die_with(parent)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    # Unlike all others, a descriptor that was sent would pass to the programs that are run here.
+    os.set_inheritable(connection, False)
+    with socket.socket(fileno=connection) as line:
+        commands, answers = line.makefile("r"), line.makefile("w")
+        _say(answers, {"pid": os.getpid()})
+        if text := commands.readline():
+            _work(json.loads(text), commands, answers)
+
+
+def die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent, of this number, ends in whatever way."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit("the parent is gone")
+
+
+def _work(job: dict, commands: TextIO, answers: TextIO) -> None:
+    os.environ.clear()
+    os.environ.update(job["environment"])
 
     def start() -> object:
-        bench = importlib.import_module(options.bench)
-        return bench.Bench(options.op, options.impl, options.seed)
+        return importlib.import_module(job["bench"]).Bench(job["op"], job["impl"], job["seed"])
 
     serve(start, commands, answers)
 
 
 def serve(start: Callable[[], object], commands: TextIO, answers: TextIO) -> None:
-    """Makes the bench, says so, and obeys until "quit" or the end of the commands.
+    """Makes the bench, says so, and obeys until the end of the commands.
 
-    A bench has `version` and the methods COMMANDS, which return None or a dict; an exception
-    becomes the status and the reason of the answer.
+    A bench has `version` and, of the methods COMMANDS, those that its parent asks for; they
+    return None or a dict, and an exception becomes the status and the reason of the answer.
     """
     bench = None
 
@@ -52,13 +72,11 @@ def serve(start: Callable[[], object], commands: TextIO, answers: TextIO) -> Non
 
     _say(answers, _attempt(greet))
     for line in commands:
-        command_ = json.loads(line)
-        name = command_.pop("do")
-        if name == "quit":
-            return
+        command = json.loads(line)
+        name = command.pop("do")
         if name not in COMMANDS:
             raise ValueError(f"no command {name!r}")
-        _say(answers, _attempt(getattr(bench, name), **command_))
+        _say(answers, _attempt(getattr(bench, name), **command))
 
 
 def _attempt(action: Callable[..., dict | None], **arguments: object) -> dict:
@@ -71,24 +89,3 @@ def _attempt(action: Callable[..., dict | None], **arguments: object) -> dict:
 def _say(answers: TextIO, answer: dict) -> None:
     answers.write(json.dumps(answer) + "\n")
     answers.flush()
-
-
-def _private_pipes() -> tuple[TextIO, TextIO]:
-    """The parent's pipes under new numbers; what others read or print goes elsewhere."""
-    commands, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    return commands, answers
-
-
-def _die_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends in whatever way."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit("the parent is gone")
-
-
-if __name__ == "__main__":
-    command.run(main)

@@ -4,8 +4,10 @@
 named LAST_CASE all behave.
 """
 
+import contextlib
 import ctypes
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from harness.statuses import Inaccurate, Unsupported
 
 US = {"slow": 103.0, "fast": 1.0}
 LAST_CASE = "M2"
+GIB = 2**30
 
 
 class OutOfMemoryError(RuntimeError):
@@ -32,25 +35,39 @@ class Bench:
     def __init__(self, op, impl, seed):
         if impl == "absent":
             raise Unavailable("No module named 'absent'")
-        self.impl, self.blocks, self.case = impl, 0, ""
+        self.impl, self.blocks, self.case, self.kept = impl, 0, "", 0
+        self.log = os.environ.get("FAKE_LOG")
 
     def prepare(self, case, dtype, direction):
         self.case, self.blocks = case, 0
+        self._note(f"{self.impl} {case} {dtype} {direction}")
         if self.impl == "starves_beside_others" and not self._alone():
             raise OutOfMemoryError("CUDA out of memory")
         if case != LAST_CASE and self.impl.endswith("_at_once"):
             self._fail(self.impl.removesuffix("_at_once"))
-        return {"reason": "", "peak_mem_bytes": 7, "l2_bytes": 1000}
+        if self.impl == "leaks":
+            self.kept += GIB
+        answer = {"reason": "", "peak_mem_bytes": 7, "l2_bytes": 1000, "busy_s": 0.002}
+        return answer | {"held_bytes": self.kept + GIB}
 
     def block(self, calls):
         self.blocks += 1
         # The first block is warm-up.
         if self.case != LAST_CASE and self.blocks == 3:
             self._fail(self.impl)
+        time.sleep(0.001)
         throttle = "thermal slowdown" if self.impl == "hot" else "power cap"
         reading = {"sm_mhz": 1980, "temp_c": 40, "power_w": 123.4, "throttle": throttle}
         time_us = US.get(self.impl, 100.0)
+        if self.impl == "noisy":
+            time_us *= random.Random(self.blocks).uniform(0.5, 2)
         return reading | {"device_us": time_us, "call_us": 2 * time_us, "busy_s": 0.001}
+
+    def energy(self, window_ms):
+        if self.impl == "exits_at_last" and self.case != LAST_CASE:
+            sys.exit(4)
+        time.sleep(0.003)
+        return {"energy_uj": 10 * window_ms, "energy_pm_uj": 0.5, "busy_s": 0.003}
 
     def check(self):
         if self.impl == "wrong_later" and self.case != LAST_CASE:
@@ -59,6 +76,12 @@ class Bench:
     def release(self):
         if self.impl == "keeps_memory":
             raise RuntimeError("cannot free")
+        return {"held_bytes": self.kept + GIB // 8}
+
+    def _note(self, line):
+        if self.log:
+            with open(self.log, "a") as log:
+                log.write(f"{os.getpid()} {line}\n")
 
     def _alone(self):
         """Whether this is not the first process of its kind that the parent started."""
@@ -88,13 +111,20 @@ class Bench:
             os.closerange(3, 20)
             time.sleep(600)
         if what == "prints":
-            os.write(1, b'{"status": "ok", "device_us": 0.001}\n' * 50_000)
+            os.write(1, b'{"status": "ok", "device_us": 0.001}\n' * 200_000)
             print('{"status": "crashed"}', flush=True)
         if what == "reads":
             sys.stdin.read()
+        if what == "says_half":
+            self._write_everywhere(b'{"status": ')
+            time.sleep(600)
+        if what == "kills_the_forkserver":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
         if what == "garbles":
-            for descriptor in range(3, 20):
-                try:
-                    os.write(descriptor, b"noise\n")
-                except OSError:
-                    continue
+            self._write_everywhere(b"noise\n")
+
+    def _write_everywhere(self, text):
+        for descriptor in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, text)

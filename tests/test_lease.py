@@ -31,6 +31,7 @@ def nvmlDeviceGetHandleByIndex(index): return f"GPU-{index}{index}-fake"
 def nvmlDeviceGetHandleByUUID(uuid): return uuid
 def nvmlDeviceGetUUID(handle): return handle
 def nvmlDeviceGetName(handle): return "NVIDIA H200"
+def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=2**30)
 def nvmlDeviceGetComputeRunningProcesses(handle):
     return [types.SimpleNamespace(pid=pid) for pid in PROCESSES.get(handle, ())]
 def nvmlSystemGetProcessName(pid): return "trainer"

@@ -1,18 +1,18 @@
 """Whatever an implementation does, the others keep their numbers and it gets its status."""
 
 import contextlib
-import errno
+import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from harness import engine, measure, process, raw
+from harness import engine, forkserver, measure, process, raw
 from harness.cell import Cell, floor_us, sweep
 from harness.command import UserError, whole_file
 from harness.gate import Gate
+from harness.stopping import REASONS, Timing
 from kernels._contract import Cost, Op, Tensor, case
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,22 +29,53 @@ OP = Op(
 )
 CELLS = list(sweep(OP, ["float32"], ["forward"], None))
 ENVIRONMENT = {"run_id": "r", "date": "d", "commit": "c", "dirty": False, "gpu": {"name": "H"}}
+TIMING = Timing(
+    min_blocks=BLOCKS,
+    max_blocks=BLOCKS,
+    interval=0.01,
+    cell_cap_s=60.0,
+    block_ms=10.0,
+    energy_ms=20.0,
+    cell_timeout_s=LIMIT_S,
+)
+
+
+class Watch:
+    """In place of the driver: `used` in turn, the last for ever, and these strangers."""
+
+    def __init__(self, *used, strangers=()):
+        self.used, self.names, self.groups = list(used) or [None], list(strangers), []
+
+    def used_bytes(self):
+        return self.used.pop(0) if len(self.used) > 1 else self.used[0]
+
+    def strangers(self, workers):
+        self.groups.append(set(workers))
+        return self.names
 
 
 def plan(impls, **changes) -> engine.Plan:
+    timing = {key: changes.pop(key) for key in set(changes) & set(measure.TIMING)}
     settings = {
         "op": OP,
         "family": "family",
         "impls": impls,
         "cells": CELLS,
         "seed": 1,
-        "blocks": BLOCKS,
-        "block_ms": 10.0,
-        "timeout_s": LIMIT_S,
+        "timing": dataclasses.replace(TIMING, **timing),
         "ceilings": {},
         "bench": BENCH,
     }
     return engine.Plan(**settings | changes)
+
+
+def run(folder, impls, watch=None, **changes) -> Path:
+    """Measures with the reports in `folder`; the CSV file."""
+    out = folder / "raw" / "fake.csv"
+    gate, origin = Gate(folder, "fake", impls), measure.origin_of("fake", ENVIRONMENT, [])
+    watch = watch or Watch()
+    measure.measure(plan(impls, **changes), gate, watch, origin, out, time.monotonic())
+    return out
 
 
 def report(folder, op, impl, cells, /, **changes):
@@ -62,15 +93,12 @@ def report(folder, op, impl, cells, /, **changes):
 def timed(tmp_path):
     """Runs a plan whose implementations are all verified; the rows as they are read back."""
 
-    def run(impls, **changes) -> list[dict]:
+    def timed(impls, watch=None, **changes) -> list[dict]:
         for impl in impls:
             report(tmp_path, "fake", impl.replace("ours_twin", "ours"), CELLS)
-        out = tmp_path / "raw" / "fake.csv"
-        gate = Gate(tmp_path, "fake", impls)
-        measure.measure(plan(impls, **changes), gate, ENVIRONMENT, [], out, time.monotonic())
-        return raw.read(out, "")[0]
+        return raw.read(run(tmp_path, impls, watch, **changes), "")[0]
 
-    return run
+    return timed
 
 
 def of(rows, impl, case_name="M1"):
@@ -85,13 +113,15 @@ FAULTS = {
     "is_killed": (["ok", "crashed"], "died by SIGKILL"),
     "exits": (["ok", "crashed"], "exited with code 3"),
     "hangs": (["ok", "hung"], "no answer within 2 s"),
-    "closes_its_pipes": (["ok", "crashed"], "closed the pipe of its answers"),
-    "garbles": (["ok", "crashed"], "wrote into the pipe of its answers"),
+    "closes_its_pipes": (["ok", "crashed"], "closed the socket of its answers"),
+    "garbles": (["ok", "crashed"], "wrote into the socket of its answers"),
     "declines_at_once": (["unsupported"], "only even sizes"),
     "exits_at_once": (["crashed"], "exited with code 3"),
     "hangs_at_once": (["hung"], "no answer within 2 s"),
     "exhausts_memory_at_once": (["oom"], "OutOfMemoryError: CUDA out of memory"),
     "wrong_later": (["inaccurate"] * BLOCKS, "output 0 changed"),
+    "says_half": (["ok", "hung"], "no answer within 2 s"),
+    "exits_at_last": (["ok"] * BLOCKS + ["crashed"], "exited with code 4"),
     "prints": (["ok"] * BLOCKS, ""),
     "reads": (["ok"] * BLOCKS, ""),
     "keeps_memory": (["ok"] * BLOCKS, ""),
@@ -99,7 +129,7 @@ FAULTS = {
 
 
 def test_every_fault_has_its_status_and_harms_nobody_else(timed, monkeypatch):
-    monkeypatch.setattr(process, "EXIT_S", 0.5)
+    monkeypatch.setattr(process, "EXIT_S", 3.0)
     rows = timed(["ours", "ours_twin", "slow", *FAULTS])
     for impl, (statuses, reason) in FAULTS.items():
         first = of(rows, impl)
@@ -160,20 +190,21 @@ def test_the_floor_is_the_slower_of_traffic_and_arithmetic():
 
 def test_the_order_is_drawn_anew_and_stored(timed):
     names = ["ours", "ours_twin", "slow", "other"]
-    rows = timed(names, blocks=12)
+    long = {"min_blocks": 12, "max_blocks": 12}
+    rows = timed(names, **long)
     assert [(row["block"], row["order"]) for row in rows] == [
         (block, order) for _ in CELLS for block in range(12) for order in range(4)
     ]
     visits = [tuple(row["impl"] for row in rows[at : at + 4]) for at in range(0, len(rows), 4)]
     assert all(sorted(visit) == sorted(names) for visit in visits)
     assert len(set(visits)) > 6
-    assert [row["impl"] for row in timed(names, blocks=12)] == [row["impl"] for row in rows]
-    assert [row["impl"] for row in timed(names, blocks=12, seed=2)] != [row["impl"] for row in rows]
+    assert [row["impl"] for row in timed(names, **long)] == [row["impl"] for row in rows]
+    assert [row["impl"] for row in timed(names, seed=2, **long)] != [row["impl"] for row in rows]
 
 
 @pytest.mark.parametrize(("block_ms", "calls"), [(0.001, 3), (1.0, 10), (10.0, 100), (1000.0, 200)])
 def test_a_block_fills_its_time_within_bounds(timed, block_ms, calls):
-    assert {row["calls"] for row in timed(["ours"], block_ms=block_ms, blocks=1)} == {calls}
+    assert {row["calls"] for row in timed(["ours"], block_ms=block_ms)} == {calls}
 
 
 def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
@@ -185,10 +216,7 @@ def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
     gone = {"status": "unavailable", "reason": "no such library", "mode": "cpu"}
     report(tmp_path, "fake", "absent", [], **gone)
     impls = ["ours", "wrong", "partial", "absent"]
-    out = tmp_path / "raw/fake.csv"
-    gate = Gate(tmp_path, "fake", impls)
-    measure.measure(plan(impls), gate, ENVIRONMENT, [], out, time.monotonic())
-    rows, _ = raw.read(out, "")
+    rows, _ = raw.read(run(tmp_path, impls), "")
     assert [(row["status"], row["reason"]) for row in of(rows, "wrong")] == [
         ("inaccurate", "out: 3 x the bound")
     ]
@@ -235,13 +263,17 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
         "measured",
         False,
     ]
-    assert sidecar["schedule"]["seed"] == 1
+    assert sidecar["schedule"] == dataclasses.asdict(TIMING) | {
+        "seed": 1,
+        "stopped": {name: len(CELLS) if name == "interval" else 0 for name in REASONS},
+    }
+    assert sidecar["resumed"] == 0
     overhead = sidecar["overhead"]
-    blocks = (BLOCKS + 1) * len(CELLS) * 2
-    assert overhead["timed_s"] == pytest.approx(0.001 * blocks)
-    assert overhead["share"] == pytest.approx(
-        1 - overhead["timed_s"] / overhead["total_s"], abs=0.01
-    )
+    # Two implementations: their preparations at the same time, their blocks and energy in turn.
+    busy_s = 0.002 + 2 * (0.001 * (BLOCKS + 1) + 0.003)
+    assert overhead["timed_s"] == pytest.approx(busy_s * len(CELLS))
+    share = 1 - overhead["timed_s"] / overhead["total_s"]
+    assert overhead["share"] == pytest.approx(share, abs=0.05)
     assert "overhead" in capsys.readouterr().err
 
 
@@ -249,21 +281,6 @@ def test_an_error_that_is_not_the_systems_keeps_its_words(tmp_path):
     with pytest.raises(OSError, match="only words"), whole_file(tmp_path / "out"):
         raise OSError("only words")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_run_leaves_nothing(tmp_path, monkeypatch):
-    report(tmp_path, "fake", "ours", CELLS)
-    gate = Gate(tmp_path, "fake", ["ours"])
-    out = tmp_path / "raw/fake.csv"
-
-    def fail(row):
-        raise OSError(errno.ENOSPC, "disk full")
-
-    monkeypatch.setattr(raw, "line", fail)
-    with pytest.raises(OSError, match=r"disk full.*raw/fake\.csv"):
-        measure.measure(plan(["ours"]), gate, ENVIRONMENT, [], out, time.monotonic())
-    assert list(out.parent.iterdir()) == []
-    assert not children()
 
 
 def test_a_sweep_is_what_was_asked_for():
@@ -285,13 +302,14 @@ def test_a_sweep_is_what_was_asked_for():
     assert list(sweep(op, ["float32"], ["forward"], 1)) == [Cell(case(M=1), "float32", "forward")]
 
 
-def children() -> list[str]:
-    """The workers on this machine whose parent is this process or is gone."""
+def children() -> list[int]:
+    """The workers of the forkservers of this process, and those that lost theirs."""
+    servers = {server.pid for server in forkserver.servers()}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().decode().split("\0")
             parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if process.WORKER in words and BENCH in words and parent in (1, os.getpid()):
-                found.append(folder.name)
+            if "harness.forkserver" in words and parent in (1, *servers):
+                found.append(int(folder.name))
     return found

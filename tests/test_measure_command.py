@@ -38,7 +38,11 @@ def arguments(tmp_path):
             "seed": 3,
             "impls": ",".join(impls),
             "dtypes": "float32",
-            "blocks": 2,
+            "min-blocks": 2,
+            "max-blocks": 3,
+            "interval": 0.01,
+            "cell-cap-s": 5,
+            "energy-ms": 5,
             "block-ms": 1,
             "cell-timeout-s": 30,
             "max-cases": 1,
@@ -58,6 +62,7 @@ def command(tmp_path, arguments):
 
     def start(*impls) -> subprocess.Popen:
         environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment["FAKE_LOG"] = str(tmp_path / "prepared")
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         call = [sys.executable, "-m", "harness.measure", *arguments(*impls)]
         return subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -101,21 +106,26 @@ def test_an_environment_of_another_machine_is_refused(arguments, tmp_path, monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_no_worker_outlives_the_parent(command, tmp_path, number):
+def test_no_process_outlives_the_parent(command, tmp_path, number):
     job = command("hangs_at_once")
-    deadline = time.monotonic() + 60
-    while not (workers := children_of(job.pid)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    log = tmp_path / "prepared"
+    wait_until(log.exists)
+    # The forkserver, and the worker that hangs.
+    others = [*children_of(job.pid), int(log.read_text().split()[0])]
+    assert len(others) == 2
+    assert all(map(running, others))
     job.send_signal(number)
     job.communicate()
-    assert workers
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    deadline = time.monotonic() + 10
-    while any(map(running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(running, workers))
-    if number != signal.SIGKILL:
-        assert not list((tmp_path / "raw").iterdir())
+    wait_until(lambda: not any(map(running, others)))
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == [".scale.journal"]
+
+
+def wait_until(condition, limit_s=60):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
 
 
 def children_of(parent: int) -> list[int]:

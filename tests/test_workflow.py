@@ -222,8 +222,8 @@ def study(folder, **changes):
         ({"run": "recorded"}, "run: 'recorded' does not fit; expected a folder name"),
         ({"run": "../up"}, "run: '../up' does not fit"),
         ({"build": {"archs": [70]}}, "build.archs: 70 does not fit"),
-        ({"timing": {"blocks": 2, "block_ms": 1}}, "timing.cell_timeout_s is missing"),
-        ({"timing": {"blocks": 2, "block_ms": 1, "cell_timeout": 1}}, "timing.cell_timeout"),
+        ({"timing": {"min_blocks": 2, "block_ms": 1}}, "timing.max_blocks is missing"),
+        ({"timing": {"blocks": 2}}, "unknown key timing.blocks; did you mean 'max_blocks'"),
     ],
 )
 def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):

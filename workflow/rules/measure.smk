@@ -23,9 +23,7 @@ if study.measures:
             dtypes=config["dtypes"],
             passes=config["passes"],
             impls=study.impls_of,
-            blocks=config["timing"]["blocks"],
-            block_ms=config["timing"]["block_ms"],
-            timeout=config["timing"]["cell_timeout_s"],
+            timing=study.timing,
             limit=study.limit,
         message:
             "Measure {wildcards.op}"
@@ -33,8 +31,7 @@ if study.measures:
             "python -m harness.measure --op {wildcards.op} --verify {params.verify}"
             " --environment {input.environment} --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
-            " --blocks {params.blocks} --block-ms {params.block_ms}"
-            " --cell-timeout-s {params.timeout} {params.limit} --out {output.csv} > {log} 2>&1"
+            " {params.timing} {params.limit} --out {output.csv} > {log} 2>&1"
 
 else:
 

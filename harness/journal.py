@@ -1,0 +1,114 @@
+"""The finished cells of a measurement that has not finished: what an interruption leaves behind.
+
+One JSON line says what is measured; then each finished cell adds one, written whole and flushed to
+the disk before the next cell begins.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.command import UserError, fresh_seed
+
+CODE = ("harness/*.py", "kernels/*.py", "kernels/tuned/*", "baselines/*.py")
+TABLES = "TILEWRIGHT_TUNED"
+# Variables that kernels, compilers and libraries look at.
+PREFIXES = ("CUBLAS", "CUDA_", "CUDNN", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
+
+
+class Journal:
+    """A context that holds the file locked; leaves it behind unless `remove` was called.
+
+    digest: of everything that could move a number; the content of a journal with another one is
+    discarded. seed: None draws one, or takes over the one that was drawn.
+    cells: the records of the finished cells by name, as `add` got them. resumed: how often a
+    measurement with this digest was taken up again.
+    Raises UserError where another job writes the file.
+    """
+
+    def __init__(self, path: Path, digest: str, seed: int | None):
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise UserError(f"{path}: another job is measuring this; wait for its end") from None
+        self.cells: dict[str, dict] = {}
+        self.resumed, self.seed = 0, -1
+        self._take_over(digest)
+        if self.seed < 0:
+            self.seed = fresh_seed() if seed is None else seed
+            self._append({"digest": digest, "seed": self.seed})
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def add(self, name: str, record: Mapping) -> None:
+        """Keeps the record of a finished cell; when this returns, it is on the disk."""
+        self._append({"cell": name, "record": record})
+        self.cells[name] = dict(record)
+
+    def remove(self) -> None:
+        self._path.unlink()
+
+    def _take_over(self, digest: str) -> None:
+        """Reads what there is, and cuts off what is torn or belongs to something else."""
+        size = os.fstat(self._file).st_size
+        lines = os.pread(self._file, size, 0).splitlines(keepends=True)
+        records, whole = [], 0
+        with contextlib.suppress(ValueError):
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                records.append(json.loads(line))
+                whole += len(line)
+        if records and records[0]["digest"] == digest:
+            self.seed = records[0]["seed"]
+            self.cells = {each["cell"]: each["record"] for each in records[1:] if "cell" in each}
+            self.resumed = sum("resumed" in each for each in records) + 1
+        elif size:
+            print(f"{self._path}: of another plan, machine or code; discarded", file=sys.stderr)
+            whole = 0
+        os.ftruncate(self._file, whole)
+        os.lseek(self._file, whole, os.SEEK_SET)
+        if self.resumed:
+            self._append({"resumed": self.resumed})
+            print(f"{self._path}: {len(self.cells)} cells taken over", file=sys.stderr)
+
+    def _append(self, record: Mapping) -> None:
+        rest = json.dumps(record, allow_nan=False).encode() + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
+
+
+def digest(root: Path, parts: Mapping[str, object]) -> str:
+    """The SHA-256 of `parts`, of the code and tables below `root`, and of the environment."""
+    files = {path for pattern in CODE for path in root.glob(pattern)}
+    if tables := os.environ.get(TABLES):
+        files |= set(Path(tables).glob("*"))
+    variables = {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}
+    whole = {
+        "parts": parts,
+        "variables": variables | {TABLES: os.environ.get(TABLES)},
+        "files": {
+            str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if path.is_file()
+        },
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
