@@ -1,8 +1,7 @@
-"""From the timed blocks of one op to its rows of summary.csv and verdicts.csv."""
+"""From the timed blocks of a cell to its rows of summary.csv."""
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +16,8 @@ SIZE = re.compile(r"([A-Z])(\d+)")
 CACHE_BYTES = 128 << 20
 # A dense-matmul ceiling is one shape's rate at one moment's clock; other shapes pass it a little.
 FASTEST = 0.8
+# What was observed while a block ran; the energy is in one row of a cell.
+READINGS = ("energy_uj", "energy_pm_uj", "power_w", "sm_mhz", "temp_c")
 
 
 @dataclass
@@ -35,14 +36,21 @@ class Cell:
         return next((row for row in self.rows if row["status"] == "inaccurate"), None)
 
     def times(self, column: str = "device_us") -> dict[int, float]:
-        """The times in µs by block."""
+        """The times in µs by block, without impossible ones unless there is no other."""
         if self.wrong:
             return {}
-        return {row["block"]: row[column] for row in self.rows if row[column] is not None}
+        timed = [row for row in self.rows if row[column] is not None]
+        real = [row for row in timed if row["status"] != "impossible"]
+        return {row["block"]: row[column] for row in real or timed}
 
     def number(self, column: str) -> float:
         """The first value of a column that is the same in all rows; 0 where there is none."""
         return next((row[column] for row in self.rows if row[column] is not None), 0)
+
+    def median(self, column: str) -> float | None:
+        """The median of a reading over the blocks that have it; None where none has."""
+        found = [row[column] for row in self.rows if row[column] is not None]
+        return statistics.median_interval(found).value if found else None
 
 
 def group(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, Cell]]:
@@ -59,27 +67,25 @@ def summary(rivals: Mapping[str, Cell], ceilings: Mapping[str, float]) -> list[d
 
     ceilings: GB/s of "read" and "write", TFLOP/s by dtype, of the run that timed these cells.
     """
-    return [_row(cell, ceilings) | _speedups(impl, rivals) for impl, cell in rivals.items()]
+    fair = counted(rivals, ceilings)
+    return [_row(cell, ceilings) | _speedups(impl, fair) for impl, cell in rivals.items()]
 
 
-def verdicts(rivals: Mapping[str, Cell]) -> list[dict]:
-    """One row of verdicts.csv for each baseline that was timed together with ours."""
-    ours, twin = rivals.get(OURS, Cell()), rivals.get(TWIN, Cell())
-    floor = math.nan
-    if shared := _shared(twin, ours):
-        floor = statistics.noise(statistics.paired_ratio(*shared))
-    rows = []
-    for impl, cell in rivals.items():
-        shared = _shared(cell, ours)
-        if impl in (OURS, TWIN) or not shared:
-            continue
-        ratio = statistics.paired_ratio(*shared)
-        found = {column: cell.first[column] for column in ("op", "family", *KEY[1:])}
-        found |= {"baseline": impl, "ratio": ratio.value, "ci_lo": ratio.lo, "ci_hi": ratio.hi}
-        found["noise"] = "" if math.isnan(floor) else floor
-        found["verdict"] = statistics.verdict(ratio, floor, len(shared[0]))
-        rows.append(found)
-    return rows
+def counted(rivals: Mapping[str, Cell], ceilings: Mapping[str, float]) -> dict[str, Cell]:
+    """The implementations of a cell whose times count, that is, may be compared."""
+    counting = ("ok", "throttled")
+    return {
+        impl: cell
+        for impl, cell in rivals.items()
+        if cell.times() and _status(cell, ceilings)[0] in counting
+    }
+
+
+def shared(rival: Cell, ours: Cell) -> tuple[list[float], list[float]]:
+    """The times of both in the blocks that both have."""
+    theirs, own = rival.times(), ours.times()
+    blocks = [block for block in own if block in theirs]
+    return [theirs[block] for block in blocks], [own[block] for block in blocks]
 
 
 def floor_us(cell: Cell, ceilings: Mapping[str, float], spared: int = 0) -> tuple[float, str]:
@@ -105,7 +111,7 @@ def _row(cell: Cell, ceilings: Mapping[str, float]) -> dict:
     floor, bound = floor_us(cell, ceilings)
     if floor:
         row |= {"floor_us": floor, "bound": bound}
-    row["status"], row["reason"] = _status(cell)
+    row["status"], row["reason"] = _status(cell, ceilings)
     if not times:
         return row
     time = statistics.median_interval(list(times.values()))
@@ -114,46 +120,40 @@ def _row(cell: Cell, ceilings: Mapping[str, float]) -> dict:
         row["call_us"] = statistics.median_interval(list(calls.values())).value
     if peak := cell.number("peak_mem_bytes"):
         row["peak_mem_bytes"] = peak
+    row |= {name: value for name in READINGS if (value := cell.median(name)) is not None}
+    row["throttled"] = sum(row["status"] == "throttled" for row in cell.rows)
     moved = cell.number("bytes_read") + cell.number("bytes_written")
     row |= {"gbps": moved / time.value / 1e3, "tflops": cell.number("flops") / time.value / 1e6}
     if floor:
         row["pct_sol"] = 100 * floor / time.value
-        least, _ = floor_us(cell, ceilings, spared=CACHE_BYTES)
-        if time.value < FASTEST * least and row["status"] == "ok":
-            row["status"] = "impossible"
-            row["reason"] = f"{time.value:.1f} us, faster than the floor of {least:.1f} us"
     return row
 
 
-def _speedups(impl: str, rivals: Mapping[str, Cell]) -> dict[str, float]:
+def _speedups(impl: str, fair: Mapping[str, Cell]) -> dict[str, float]:
     found = {}
-    for rival, cell in rivals.items():
-        shared = _shared(cell, rivals[impl])
-        if rival != impl and shared:
-            ratio = statistics.paired_ratio(*shared)
+    for rival, cell in fair.items():
+        if impl in fair and rival != impl and (both := shared(cell, fair[impl]))[0]:
+            ratio = statistics.paired_ratio(*both)
             names = (f"speedup_vs_{rival}{end}" for end in ("", "_lo", "_hi"))
             found |= dict(zip(names, ratio, strict=True))
     return found
 
 
-def _shared(rival: Cell, ours: Cell) -> tuple[Sequence[float], Sequence[float]] | None:
-    """The times of both in the blocks that both have; None where there is no such block."""
-    theirs, own = rival.times(), ours.times()
-    blocks = [block for block in own if block in theirs]
-    if not blocks:
-        return None
-    return [theirs[block] for block in blocks], [own[block] for block in blocks]
-
-
-def _status(cell: Cell) -> tuple[str, str]:
+def _status(cell: Cell, ceilings: Mapping[str, float]) -> tuple[str, str]:
     """The status and reason of a cell: "ok" if one block is, unless a result was wrong."""
     others = [row for row in cell.rows if row["status"] != "ok"]
     if cell.wrong or len(others) == len(cell.rows):
         row = cell.wrong or cell.first
         return row["status"], row["reason"]
-    if others:
-        return "ok", f"{len(others)} of {len(cell.rows)} blocks {others[0]['status']}"
-    return "ok", ""
+    time = statistics.median_interval(list(cell.times().values())).value
+    least, _ = floor_us(cell, ceilings, spared=CACHE_BYTES)
+    if time < FASTEST * least:
+        return "impossible", f"{time:.1f} us, faster than the floor of {least:.1f} us"
+    remarks = [f"{len(others)} of {len(cell.rows)} blocks {others[0]['status']}"] if others else []
+    floor, _ = floor_us(cell, ceilings)
+    if floor > time:
+        remarks.append(f"{100 * floor / time:.1f} % of the speed of light")
+    return "ok", "; ".join(remarks)
 
 
 def _parts(case: str) -> dict:

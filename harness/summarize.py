@@ -7,22 +7,26 @@ verification reports of the recorded run.
 
 import argparse
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from harness import cells, raw
+from harness import cells, claims, raw, reports
 from harness.command import UserError, read_json, run, whole_file
 
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
 SUMMARY_VALUES = (
-    "flags,blocks,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,gbps,tflops,floor_us,bound,pct_sol"
+    "flags,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
+    "power_w,sm_mhz,temp_c,gbps,tflops,floor_us,bound,pct_sol"
 )
-VERDICTS = "op,family,case,dtype,pass,baseline,ratio,ci_lo,ci_hi,noise,verdict"
+VERDICTS = "op,family,case,dtype,pass,baseline,ratio,ci_lo,ci_hi,noise,offset,p,p_holm,verdict,note"
+CLAIMS = "op,family,pass,baseline,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,verdict,note"
 VERIFICATION = "op,family,impl,impl_version,mode,cells,passed,worst_ratio,worst_case,status,reason"
 IR = "file,kernel,stage,bytes,lines"
-RUNS = "run_id,mode,date,commit,dirty,machine,gpu,ops"
+RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
 ENVIRONMENT = "run_id,key,value"
-CEILINGS = "run_id,quantity,unit,value,source"
+CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
+OVERHEAD = "op,total_s,timed_s,share,blocks,cells"
 
 
 def main() -> None:
@@ -31,147 +35,78 @@ def main() -> None:
     parser.add_argument("--recorded", type=Path, required=True, help="folder of the recorded run")
     parser.add_argument("--ops", nargs="+", help="leave out what the folder holds beside these")
     arguments = parser.parse_args()
-    summarize(arguments.run, arguments.recorded, arguments.ops)
+    print(summarize(arguments.run, arguments.recorded, arguments.ops))
 
 
-def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) -> None:
-    """Writes the eight CSV files into `folder`; UserError where it holds no measurement."""
-    paths = sorted((folder / "raw").glob("*.csv"))
-    paths = [path for path in paths if ops is None or path.stem in ops]
-    if not paths:
-        raise UserError(f"{folder}/raw: no CSV file; run the measure or replay stage first")
-    measured = {path.stem: raw.read(path, f"measure or replay {path.stem} again") for path in paths}
-    rows = {op: rows for op, (rows, _) in measured.items()}
-    sidecars = {op: sidecar for op, (_, sidecar) in measured.items()}
-    _write_cells(folder, rows, sidecars)
+def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) -> str:
+    """Writes the CSV files into `folder`; says what measuring took.
+
+    Raises UserError where the folder holds no measurement.
+    """
+    study = measurements(folder, ops)
+    rows = {op: rows for op, (rows, _) in study.items()}
+    sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
+    _write_cells(folder, study)
     families = {op: found[0]["family"] for op, found in rows.items() if found}
-    _write(
-        folder / "verification.csv",
-        VERIFICATION,
-        _verification(folder, recorded, sidecars, families),
-    )
+    verification = reports.verification(folder, recorded, sidecars, families)
+    _write(folder / "verification.csv", VERIFICATION, verification)
     builds = [
         _json(path)
         for path in sorted((folder / "build").glob("*.json"))
         if path.stem in families.values()
     ]
-    resources = list(_resources(builds))
+    resources = list(reports.resources(builds))
     _write(folder / "resources.csv", _columns(resources), resources)
-    _write(folder / "ir.csv", IR, _ir(builds))
-    _write(folder / "runs.csv", RUNS, _runs(sidecars))
+    _write(folder / "ir.csv", IR, reports.ir(builds))
+    _write(folder / "runs.csv", RUNS, reports.runs(sidecars))
     here = _json(folder / "environment.json")
     environments = {car["run_id"]: car["environment"] for car in sidecars.values()}
     environments.setdefault(here["run_id"], here)
-    _write(folder / "environment.csv", ENVIRONMENT, _environment(environments))
-    _write(folder / "shown_ceilings.csv", CEILINGS, _ceilings(sidecars))
+    _write(folder / "environment.csv", ENVIRONMENT, reports.environment(environments))
+    _write(folder / "shown_ceilings.csv", CEILINGS, reports.ceilings(sidecars))
+    overhead = reports.overhead(rows, sidecars)
+    _write(folder / "overhead.csv", OVERHEAD, overhead)
+    return _took(overhead[-1])
 
 
-def _write_cells(folder: Path, raw_rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> None:
-    summary, verdicts = [], []
-    for op, rows in raw_rows.items():
-        ceilings = _limits(sidecars[op]["ceilings"])
-        for rivals in cells.group(rows).values():
+def measurements(
+    folder: Path, ops: Sequence[str] | None = None
+) -> dict[str, tuple[list[dict], dict]]:
+    """The raw rows and the sidecar of each op below `folder`/raw; UserError where there is none."""
+    paths = sorted((folder / "raw").glob("*.csv"))
+    paths = [path for path in paths if ops is None or path.stem in ops]
+    if not paths:
+        raise UserError(f"{folder}/raw: no CSV file; run the measure or replay stage first")
+    return {path.stem: raw.read(path, f"measure or replay {path.stem} again") for path in paths}
+
+
+def limits(sidecar: Mapping) -> dict[str, float]:
+    """Each ceiling by its quantity; a measured one goes before the data sheet's."""
+    ordered = sorted(sidecar["ceilings"], key=lambda row: row["source"] == "measured")
+    return {row["quantity"]: float(row["value"]) for row in ordered}
+
+
+def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> None:
+    summary, counted = [], {}
+    for rows, sidecar in study.values():
+        ceilings = limits(sidecar)
+        for key, rivals in cells.group(rows).items():
             summary += cells.summary(rivals, ceilings)
-            verdicts += cells.verdicts(rivals)
+            counted[key] = cells.counted(rivals, ceilings)
     sizes = sorted({key for row in summary for key in row if key.startswith("size_")})
     impls = dict.fromkeys(row["impl"] for row in summary)
     speedups = [f"speedup_vs_{impl}{end}" for impl in impls for end in ("", "_lo", "_hi")]
     columns = ",".join([SUMMARY, *sizes, SUMMARY_VALUES, *speedups, "status", "reason"])
     _write(folder / "summary.csv", columns, summary)
-    _write(folder / "verdicts.csv", VERDICTS, verdicts)
+    compared = claims.comparisons(counted)
+    _write(folder / "verdicts.csv", VERDICTS, claims.verdict_rows(compared))
+    _write(folder / "claims.csv", CLAIMS, claims.claim_rows(compared, counted))
 
 
-def _limits(ceilings: Sequence[Mapping]) -> dict[str, float]:
-    """Each ceiling by its quantity; a measured one goes before the data sheet's."""
-    ordered = sorted(ceilings, key=lambda row: row["source"] == "measured")
-    return {row["quantity"]: float(row["value"]) for row in ordered}
-
-
-def _verification(
-    folder: Path, recorded: Path, sidecars: Mapping[str, dict], families: Mapping[str, str]
-) -> Iterator[dict]:
-    paths = [path for op in sidecars for path in (folder / "verify" / op).glob("*.json")]
-    for op, sidecar in sidecars.items():
-        if sidecar["mode"] == "replayed":
-            paths += (recorded / "verify" / op).glob("*.json")
-    reports = [_json(path) for path in paths]
-    for report in sorted(
-        reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"])
-    ):
-        offered = [cell for cell in report["cells"] if cell["status"] != "unsupported"]
-        worst, where = _worst(offered)
-        yield {
-            **{
-                key: report[key]
-                for key in ("op", "impl", "impl_version", "mode", "status", "reason")
-            },
-            "family": families.get(report["op"], ""),
-            "cells": len(offered),
-            "passed": sum(cell["status"] == "ok" for cell in offered),
-            "worst_ratio": worst,
-            "worst_case": where,
-        }
-
-
-def _worst(offered: Sequence[Mapping]) -> tuple[float | str, str]:
-    """The largest ratio of error over bound, and its cell."""
-    found = [
-        (tensor["ratio"], f"{cell['case']} {cell['dtype']} {cell['pass']}")
-        for cell in offered
-        for tensor in cell["tensors"]
-        if tensor["ratio"] is not None
-    ]
-    return max(found, key=lambda pair: pair[0], default=("", ""))
-
-
-def _resources(builds: Iterable[Mapping]) -> Iterator[dict]:
-    for build in builds:
-        for kernel in build["kernels"]:
-            yield {"file": build["file"]} | _flat(kernel)
-
-
-def _ir(builds: Iterable[Mapping]) -> Iterator[dict]:
-    for build in builds:
-        for stage in build["ir"]:
-            yield {"file": build["file"], **stage}
-
-
-def _runs(sidecars: Mapping[str, dict]) -> list[dict]:
-    found: dict[tuple[str, str], dict] = {}
-    for op, car in sidecars.items():
-        gpu = car["environment"].get("gpu") or {}
-        row = {key: car[key] for key in ("run_id", "mode", "date", "commit", "dirty")}
-        row |= {"machine": car["run_id"].split("-", 2)[-1], "gpu": gpu.get("name", ""), "ops": ""}
-        row = found.setdefault((car["run_id"], car["mode"]), row)
-        row["ops"] = f"{row['ops']} {op}".strip()
-    return list(found.values())
-
-
-def _environment(environments: Mapping[str, Mapping]) -> Iterator[dict]:
-    for run_id, environment in environments.items():
-        for key, value in _flat(environment).items():
-            yield {"run_id": run_id, "key": key, "value": value}
-
-
-def _ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
-    seen = set()
-    for car in sidecars.values():
-        for row in car["ceilings"]:
-            key = (car["run_id"], row["quantity"], row["source"])
-            if key not in seen:
-                seen.add(key)
-                yield {"run_id": car["run_id"], **row}
-
-
-def _flat(value: Mapping, prefix: str = "") -> dict:
-    """Nested objects become dotted keys; those of `instructions` keep their own names."""
-    flat = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            flat |= _flat(item, "" if key == "instructions" else f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat
+def _took(row: Mapping) -> str:
+    if "share" not in row:
+        return "measuring: no sidecar tells what it took"
+    return f"measuring took {row['total_s']:.0f} s, overhead {100 * row['share']:.0f} %"
 
 
 def _columns(rows: Iterable[Mapping]) -> str:
@@ -179,7 +114,7 @@ def _columns(rows: Iterable[Mapping]) -> str:
 
 
 def _json(path: Path) -> dict:
-    return read_json(path, "run the stage that writes it again")
+    return read_json(path, reports.REMEDY)
 
 
 def _write(path: Path, columns: str, rows: Iterable[Mapping]) -> None:
@@ -192,7 +127,9 @@ def _write(path: Path, columns: str, rows: Iterable[Mapping]) -> None:
 
 
 def _text(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return value
 
 
 if __name__ == "__main__":

@@ -75,6 +75,15 @@ def environment(run_id: str = RUN_ID, gpu: bool = True) -> dict:
     }
 
 
+def block(number, impl, time, **other):
+    """A row as `harness.raw` reads it: one block of add, of a size that no cache holds."""
+    row = dict.fromkeys(HEADER.split(",")) | {"op": "add", "family": "vector", "case": "N1024"}
+    row |= {"dtype": "float32", "pass": "forward", "impl": impl, "impl_version": "1"}
+    row |= {"block": number, "order": 0, "bytes_read": 8_000_000_000, "flops": 10**9}
+    row |= {"bytes_written": 4_000_000_000, "device_us": time, "status": "ok", "reason": ""}
+    return row | other
+
+
 def write_run(folder: Path, ops=tuple(FAMILIES), mode="measured", recorded=None) -> Path:
     """A run of `ops` in `folder`; a replayed one has its GPU reports in `recorded`."""
     here = (
@@ -110,12 +119,14 @@ def _measurement(folder: Path, op: str, mode: str) -> None:
         "rows": len(rows),
         "csv_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "environment": taken,
-        "environment_sha256": hashlib.sha256(json.dumps(taken).encode()).hexdigest(),
+        "environment_sha256": hashlib.sha256(
+            json.dumps(taken, sort_keys=True).encode()
+        ).hexdigest(),
         "ceilings": [
             {"quantity": name, "unit": unit, "value": value, "source": "measured"}
             for name, (unit, value) in CEILINGS.items()
         ],
-        "overhead": {"event_us": 1.0},
+        "overhead": {"total_s": 100.0, "timed_s": 80.0, "share": 0.2},
     }
     _json(path.with_suffix(".json"), sidecar)
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import statistics
+from harness import statistics, student
 
 BLOCKS = 9
+KNOWN = statistics.Estimate(np.array(0.03), np.array(1e-6), np.array(9.0))
 
 
 def traces(count, difference, noise, seed, drift=0.05):
@@ -20,67 +21,121 @@ def traces(count, difference, noise, seed, drift=0.05):
     rng = np.random.default_rng(seed)
     common = 100 * np.exp(rng.normal(0, drift, (count, BLOCKS)))
     ours = common * np.exp(rng.normal(0, noise, (count, BLOCKS)))
-    rival = common * (1 + difference) * np.exp(rng.normal(0, noise, (count, BLOCKS)))
-    twin = common * np.exp(rng.normal(0, noise, (count, BLOCKS)))
-    return ours, rival, twin
-
-
-def verdicts(difference, noise, seed, count=3000):
-    ours, rival, twin = traces(count, difference, noise, seed)
-    ratios = zip(*statistics.paired_ratio(rival, ours), strict=True)
-    twins = zip(*statistics.paired_ratio(twin, ours), strict=True)
-    return [
-        statistics.verdict(
-            statistics.Interval(*r), statistics.noise(statistics.Interval(*t)), BLOCKS
-        )
-        for r, t in zip(ratios, twins, strict=True)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("difference", "expected"),
-    [(0.0, "no difference"), (0.03, "better"), (-0.03, "worse"), (0.10, "better")],
-)
-def test_a_clear_trace_gets_its_verdict(difference, expected):
-    found = verdicts(difference, noise=0.003, seed=1)
-    assert found.count(expected) > 0.98 * len(found)
-
-
-def test_an_equal_pair_is_hardly_ever_called_different():
-    found = verdicts(0.0, noise=0.02, seed=2)
-    assert found.count("better") + found.count("worse") < 0.01 * len(found)
-
-
-def test_a_small_difference_in_much_noise_is_not_called_the_wrong_way():
-    found = verdicts(0.03, noise=0.03, seed=3)
-    assert "undecided" in found
-    assert found.count("worse") < 0.005 * len(found)
+    return ours, common * (1 + difference) * np.exp(rng.normal(0, noise, (count, BLOCKS)))
 
 
 def test_the_interval_covers_the_true_ratio():
-    ours, rival, _ = traces(4000, 0.10, 0.02, seed=4)
+    ours, rival = traces(4000, 0.10, 0.02, seed=4)
     _, lo, hi = statistics.paired_ratio(rival, ours)
     covered = ((lo <= 1.10) & (hi >= 1.10)).mean()
     assert 0.92 < covered < 0.995
 
 
 def test_pairing_removes_a_drift_common_to_both():
-    ours, rival, _ = traces(200, 0.03, 0.001, seed=5, drift=0.2)
+    ours, rival = traces(200, 0.03, 0.001, seed=5, drift=0.2)
     _, lo, hi = statistics.paired_ratio(rival, ours)
     assert (hi - lo).max() < 0.02
 
 
-def test_few_blocks_and_an_unknown_noise_floor_decide_nothing():
-    clear = statistics.Interval(1.5, 1.45, 1.55)
-    assert statistics.verdict(clear, 0.001, statistics.FEWEST_BLOCKS) == "better"
-    assert statistics.verdict(clear, 0.001, statistics.FEWEST_BLOCKS - 1) == "undecided"
-    assert statistics.verdict(clear, math.nan, BLOCKS) == "undecided"
+def decided(value, noise, error=0.001, freedom=9.0):
+    estimate = statistics.Estimate(np.array([value]), np.array([error**2]), np.array([freedom]))
+    noise = np.array([noise])
+    p = statistics.p_value(estimate, noise)
+    return p[0], statistics.verdicts(estimate.value, noise, p)[0]
 
 
-def test_a_difference_below_the_noise_floor_is_no_difference():
-    small = statistics.Interval(1.03, 1.02, 1.04)
-    assert statistics.verdict(small, 0.05, BLOCKS) == "no difference"
-    assert statistics.verdict(small, 0.001, BLOCKS) == "better"
+def test_p_is_that_of_the_nearer_question():
+    # P(T > 20) and P(T > 4) at nine degrees of freedom, as scipy.stats.t gives them.
+    assert decided(0.03, 0.0) == (pytest.approx(4 * 4.539760650e-09), "better")
+    assert decided(-0.03, 0.0) == (pytest.approx(4 * 4.539760650e-09), "worse")
+    assert decided(0.006, 0.0) == (pytest.approx(2 * 0.001555214155), "no difference")
+    assert decided(0.01, 0.0) == (1.0, "undecided")
+
+
+def test_the_noise_floor_hides_a_difference_but_proves_no_equality():
+    assert decided(0.03, 0.02)[1] == "better"
+    assert decided(0.03, 0.04) == (1.0, "undecided")
+    assert decided(0.001, 0.04)[1] == "no difference"
+
+
+def test_an_unknown_noise_floor_decides_nothing():
+    p, verdict = decided(0.5, math.nan)
+    assert math.isnan(p)
+    assert verdict == "undecided"
+
+
+def test_blocks_without_scatter_decide_at_once():
+    ours, rival = np.full(10, 7.0), np.full(10, 7.7)
+    log = statistics.log_ratio(rival, ours)
+    assert log.variance == pytest.approx(0, abs=1e-20)
+    assert statistics.p_value(log, np.array(0.0)) == 0
+
+
+def test_holm_steps_down_and_never_back():
+    p = [0.01, 0.04, 0.03, math.nan, 0.005]
+    found = statistics.holm(np.array(p))
+    np.testing.assert_allclose(found, [0.03, 0.06, 0.06, math.nan, 0.02])
+    assert statistics.holm(np.array([[0.6, 0.5]])).tolist() == [[1.0, 1.0]]
+    assert statistics.holm(np.array([])).shape == (0,)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.randoms())
+def test_holm_keeps_the_order_and_knows_no_places(values, random):
+    found = statistics.holm(np.array(values))
+    assert (found >= values).all()
+    assert (found <= np.minimum(1, np.array(values) * len(values)) + 1e-15).all()
+    places = list(range(len(values)))
+    random.shuffle(places)
+    assert statistics.holm(np.array(values)[places]).tolist() == found[places].tolist()
+
+
+@pytest.mark.parametrize("blocks", [5, 8, 10, 16, 25, 40])
+@pytest.mark.parametrize("rate", [0.05, 0.005, 0.0005])
+def test_the_median_keeps_to_student_s_rates(blocks, rate):
+    values = np.exp(0.01 * np.random.default_rng(blocks).normal(size=(200_000, blocks)))
+    log = statistics.log_median(values)
+    t = log.value / np.sqrt(log.variance)
+    assert 0.02 * rate < (student.tail(t, log.freedom) < rate).mean() < 1.1 * rate
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 9, 12])
+def test_the_variance_is_that_of_a_drawn_bootstrap(blocks):
+    values = np.exp(np.random.default_rng(blocks).normal(size=blocks))
+    draws = np.log(np.random.default_rng(7).choice(values, (100_000, blocks)))
+    draws.sort(axis=1)
+    middles = draws[:, [(blocks - 1) // 2, blocks // 2]]
+    assert statistics.log_median(values).variance == pytest.approx(middles.var(), rel=0.02)
+
+
+def test_offsets_are_what_gaps_show_beyond_their_own_uncertainty():
+    rng = np.random.default_rng(8)
+    gaps = rng.normal(0, math.hypot(0.02, 0.01), 100_000)
+    full = np.full_like(gaps, 0.01**2)
+    variance, freedom = statistics.spread(statistics.Estimate(gaps, full, full))
+    assert math.sqrt(variance) == pytest.approx(0.02, rel=0.01)
+    assert freedom == 100_000
+    assert statistics.spread(statistics.Estimate(gaps, 100 * full, full))[0] == 0
+
+
+def test_variances_add_and_pool_their_freedom():
+    wider = statistics.plus(KNOWN, 1e-6, 9.0)
+    assert (wider.value, wider.variance) == (0.03, pytest.approx(2e-6))
+    assert wider.freedom == pytest.approx(18)
+    assert statistics.plus(KNOWN, 1e-12, 3.0).freedom == pytest.approx(9, rel=1e-3)
+    assert statistics.plus(KNOWN, 0.0, 20.0).freedom == 9
+    four = statistics.Estimate(*(np.full(4, part) for part in KNOWN))
+    together = statistics.mean(four)
+    assert (together.value, together.variance) == (0.03, pytest.approx(1e-6 / 4))
+    assert together.freedom == pytest.approx(36)
+
+
+def test_the_interval_of_an_estimate_is_student_s():
+    found = statistics.ratio_interval(KNOWN)
+    assert found.value == pytest.approx(math.exp(0.03))
+    assert found.hi == pytest.approx(math.exp(0.03 + 2.262157 * 0.001))
+    assert found.lo == pytest.approx(math.exp(0.03 - 2.262157 * 0.001))
+    assert statistics.reach(KNOWN) == pytest.approx(0.03 + 2.262157 * 0.001)
 
 
 @pytest.mark.parametrize("blocks", [5, 6, 8, 9, 12, 15])
@@ -121,7 +176,7 @@ def test_the_geometric_mean_refuses_what_has_none(values):
 
 
 def test_the_inverse_ratio_has_the_inverse_interval():
-    ours, rival, _ = traces(1, 0.1, 0.02, seed=6)
+    ours, rival = traces(1, 0.1, 0.02, seed=6)
     there, back = (
         statistics.paired_ratio(rival[0], ours[0]),
         statistics.paired_ratio(ours[0], rival[0]),

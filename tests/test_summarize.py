@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import synthetic
+from synthetic import block
 
 from harness import cells, raw
 from harness.command import UserError
@@ -34,14 +35,6 @@ def replayed(tmp_path_factory):
     synthetic.write_run(folder, ("softmax",), "replayed", recorded)
     summarize(folder, recorded)
     return folder
-
-
-def block(number, impl, time, **other):
-    row = dict.fromkeys(raw.HEADER) | {"op": "add", "family": "vector", "case": "N1024"}
-    row |= {"dtype": "float32", "pass": "forward", "impl": impl, "impl_version": "1"}
-    row |= {"block": number, "order": 0, "bytes_read": 8_000_000_000, "flops": 10**9}
-    row |= {"bytes_written": 4_000_000_000, "device_us": time, "status": "ok", "reason": ""}
-    return row | other
 
 
 def cell_of(*rows):
@@ -115,16 +108,34 @@ def test_writes_that_stay_in_the_cache_are_not_called_impossible():
     assert row["pct_sol"] > 100
 
 
-def test_a_verdict_needs_the_twin():
-    times = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2]
-    ours = [block(i, "ours", time) for i, time in enumerate(times)]
-    eager = [block(i, "torch_eager", 1.5 * time) for i, time in enumerate(times)]
-    twin = [block(i, "ours_twin", 1.001 * time) for i, time in enumerate(times)]
-    (alone,) = cells.verdicts(cell_of(*ours, *eager))
-    assert (alone["verdict"], alone["noise"]) == ("undecided", "")
-    (found,) = cells.verdicts(cell_of(*ours, *eager, *twin))
-    assert (found["verdict"], found["baseline"]) == ("better", "torch_eager")
-    assert found["noise"] == pytest.approx(0.001, rel=0.01)
+def test_an_impossible_block_does_not_count():
+    rows = [block(i, "ours", 5000.0) for i in range(6)]
+    rows += [block(6, "ours", 1.0, status="impossible", reason="faster than the floor")]
+    (row,) = cells.summary(cell_of(*rows), CEILINGS)
+    assert (row["blocks"], row["device_us"], row["ci_lo"]) == (6, 5000.0, 5000.0)
+    assert row["reason"] == "1 of 7 blocks impossible"
+
+
+def test_more_than_the_speed_of_light_is_remarked():
+    small = {"bytes_read": 0, "bytes_written": 100 << 20, "flops": 0}
+    (row,) = cells.summary(cell_of(block(0, "ours", 25.0, **small)), CEILINGS)
+    assert row["pct_sol"] > 100
+    assert row["reason"] == f"{row['pct_sol']:.1f} % of the speed of light"
+
+
+def test_readings_are_medians_and_absent_ones_stay_empty():
+    rows = [block(i, "ours", 5000.0, power_w=500.0 + i, temp_c=40) for i in range(5)]
+    rows[-1] |= {"energy_uj": 900.0, "energy_pm_uj": 9.0, "status": "throttled"}
+    (row,) = cells.summary(cell_of(*rows), CEILINGS)
+    assert (row["power_w"], row["temp_c"], row["throttled"]) == (502.0, 40, 1)
+    assert (row["energy_uj"], row["energy_pm_uj"]) == (900.0, 9.0)
+    assert "sm_mhz" not in row
+
+
+def test_times_are_not_rounded_and_the_least_is_the_least():
+    times = [3.125, 3.25, 3.0625, 3.1875, 3.09375]
+    (row,) = cells.summary(cell_of(*(block(i, "ours", t) for i, t in enumerate(times))), {})
+    assert (row["device_us"], row["ci_lo"], row["ci_hi"]) == (3.125, 3.0625, 3.25)
 
 
 def test_flags_and_sizes_come_from_the_name_of_the_case(measured):
@@ -152,6 +163,54 @@ def test_every_cell_is_compared_with_every_baseline_that_has_a_time(measured):
     verdicts = rows_of(measured, "verdicts")
     assert len(verdicts) == len(rivals) > 500
     assert {row["verdict"] for row in verdicts} <= {"better", "worse", "no difference", "undecided"}
+    assert all(float(row["p_holm"]) >= float(row["p"]) for row in verdicts)
+
+
+def test_every_claim_names_its_cells(measured):
+    rows = rows_of(measured, "claims")
+    assert len({(row["op"], row["pass"], row["baseline"]) for row in rows}) == len(rows)
+    verdicts = rows_of(measured, "verdicts")
+    assert sum(int(row["cells"]) for row in rows) == len(verdicts)
+    flash = next(row for row in rows if row["baseline"] == "sdpa_flash")
+    assert int(flash["cells"]) < int(flash["of"])
+
+
+def test_the_overhead_is_that_of_the_sidecars(measured):
+    rows = {row["op"]: row for row in rows_of(measured, "overhead")}
+    assert (rows["dot"]["share"], rows["all"]["share"]) == ("0.2", "0.2")
+    assert float(rows["all"]["total_s"]) == 100 * len(synthetic.FAMILIES)
+    assert int(rows["all"]["cells"]) == sum(
+        int(row["cells"]) for op, row in rows.items() if op != "all"
+    )
+
+
+def test_an_untold_overhead_is_empty_and_not_nothing(tmp_path):
+    folder = synthetic.write_run(tmp_path, ("dot", "softmax"))
+    path = folder / "raw" / "dot.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"overhead": {}}))
+    assert summarize(folder, folder) == "measuring took 100 s, overhead 20 %"
+    rows = {row["op"]: row for row in rows_of(folder, "overhead")}
+    assert (rows["dot"]["total_s"], rows["dot"]["share"]) == ("", "")
+    assert rows["all"]["total_s"] == "100"
+
+
+def test_a_run_names_its_environment_by_hash(measured):
+    (run,) = rows_of(measured, "runs")
+    environment = json.loads((measured / "raw" / "dot.json").read_text())["environment"]
+    text = json.dumps(environment, sort_keys=True).encode()
+    assert run["environment_sha256"] == raw.sha256(text)
+
+
+def test_tables_are_separated_by_commas_and_hold_all_rows(measured):
+    text = (measured / "summary.csv").read_text()
+    assert ";" not in text.splitlines()[0]
+    written = {
+        tuple(row[name] for name in ("op", "case", "dtype", "pass", "impl"))
+        for path in (measured / "raw").glob("*.csv")
+        for row in csv.DictReader(path.open(newline=""))
+    }
+    assert len(rows_of(measured, "summary")) == len(written)
 
 
 def test_a_measured_run_shows_its_own_reports_and_machine(measured):

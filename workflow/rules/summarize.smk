@@ -13,12 +13,14 @@ rule summarize:
     output:
         "<run>/summary.csv",
         "<run>/verdicts.csv",
+        "<run>/claims.csv",
         "<run>/verification.csv",
         "<run>/resources.csv",
         "<run>/ir.csv",
         "<run>/runs.csv",
         "<run>/environment.csv",
         "<run>/shown_ceilings.csv",
+        "<run>/overhead.csv",
     log:
         "<log>/summarize.log",
     params:

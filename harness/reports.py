@@ -1,0 +1,118 @@
+"""From reports, builds and sidecars to rows of CSV files; absent values are empty or left out."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from harness.command import read_json
+from harness.raw import TIMED
+
+REMEDY = "run the stage that writes it again"
+
+
+def verification(
+    folder: Path, recorded: Path, sidecars: Mapping[str, dict], families: Mapping[str, str]
+) -> Iterator[dict]:
+    """The rows of verification.csv: reports of this machine, and those beside replayed times."""
+    paths = [path for op in sidecars for path in (folder / "verify" / op).glob("*.json")]
+    for op, sidecar in sidecars.items():
+        if sidecar["mode"] == "replayed":
+            paths += (recorded / "verify" / op).glob("*.json")
+    reports = [read_json(path, REMEDY) for path in paths]
+    for report in sorted(
+        reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"])
+    ):
+        offered = [cell for cell in report["cells"] if cell["status"] != "unsupported"]
+        worst, where = _worst(offered)
+        yield {
+            **{
+                key: report[key]
+                for key in ("op", "impl", "impl_version", "mode", "status", "reason")
+            },
+            "family": families.get(report["op"], ""),
+            "cells": len(offered),
+            "passed": sum(cell["status"] == "ok" for cell in offered),
+            "worst_ratio": worst,
+            "worst_case": where,
+        }
+
+
+def _worst(offered: Sequence[Mapping]) -> tuple[float | str, str]:
+    """The largest ratio of error over bound, and its cell."""
+    found = [
+        (tensor["ratio"], f"{cell['case']} {cell['dtype']} {cell['pass']}")
+        for cell in offered
+        for tensor in cell["tensors"]
+        if tensor["ratio"] is not None
+    ]
+    return max(found, key=lambda pair: pair[0], default=("", ""))
+
+
+def resources(builds: Iterable[Mapping]) -> Iterator[dict]:
+    for build in builds:
+        for kernel in build["kernels"]:
+            yield {"file": build["file"]} | _flat(kernel)
+
+
+def ir(builds: Iterable[Mapping]) -> Iterator[dict]:
+    for build in builds:
+        for stage in build["ir"]:
+            yield {"file": build["file"], **stage}
+
+
+def runs(sidecars: Mapping[str, dict]) -> list[dict]:
+    found: dict[tuple[str, ...], dict] = {}
+    for op, car in sidecars.items():
+        gpu = car["environment"].get("gpu") or {}
+        row = {key: car[key] for key in ("run_id", "mode", "date", "commit", "dirty")}
+        row |= {"machine": car["run_id"].split("-", 2)[-1], "gpu": gpu.get("name", ""), "ops": ""}
+        row["environment_sha256"] = car.get("environment_sha256", "")
+        row = found.setdefault((car["run_id"], car["mode"], row["environment_sha256"]), row)
+        row["ops"] = f"{row['ops']} {op}".strip()
+    return list(found.values())
+
+
+def environment(environments: Mapping[str, Mapping]) -> Iterator[dict]:
+    for run_id, environment in environments.items():
+        for key, value in _flat(environment).items():
+            yield {"run_id": run_id, "key": key, "value": value}
+
+
+def ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
+    seen = set()
+    for car in sidecars.values():
+        for row in car["ceilings"]:
+            key = (car["run_id"], row["quantity"], row["source"])
+            if key not in seen:
+                seen.add(key)
+                yield {"run_id": car["run_id"], **row}
+
+
+def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dict]:
+    """The rows of overhead.csv: wall time and timed share of each op, then of all together.
+
+    A sidecar that does not tell leaves its op empty and out of the sum.
+    """
+    found = []
+    for op, car in sidecars.items():
+        told = car.get("overhead", {})
+        row = {"op": op, **{key: told.get(key) for key in ("total_s", "timed_s", "share")}}
+        row["blocks"] = sum(one["status"] in TIMED for one in rows[op])
+        row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in rows[op]})
+        found.append(row)
+    known = [row for row in found if row["total_s"] and row["timed_s"] is not None]
+    total = {
+        key: sum(row[key] for row in known) for key in ("total_s", "timed_s", "blocks", "cells")
+    }
+    share = {"share": 1 - total["timed_s"] / total["total_s"]} if known else {}
+    return [*found, {"op": "all", **(total if known else {}), **share}]
+
+
+def _flat(value: Mapping, prefix: str = "") -> dict:
+    """Nested objects become dotted keys; those of `instructions` keep their own names."""
+    flat = {}
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            flat |= _flat(item, "" if key == "instructions" else f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = item
+    return flat
