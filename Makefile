@@ -5,7 +5,7 @@ LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study smoke paper report test lint image record headline lock setup latex clean
+.PHONY: study smoke paper report test lint image record tuned headline lock setup latex clean
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -28,6 +28,9 @@ image:
 
 record: $(READY)
 	$(BIN)/python -m harness.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))
+
+tuned: $(READY)
+	$(BIN)/python -m harness.tuned --run results/study --into kernels/tuned
 
 headline:
 	cp results/study/figures/headline.svg docs/

@@ -24,7 +24,7 @@ except UserError as error:
     sys.exit(f"tilewright: {error}")
 
 # The commands run with the Python that runs Snakemake, be its environment activated or not.
-shell.prefix(f"unset PYTHONDONTWRITEBYTECODE; PATH='{Path(sys.executable).parent}':$PATH; ")
+shell.prefix(f"{study.variables}; PATH='{Path(sys.executable).parent}':$PATH; ")
 
 
 pathvars:
@@ -47,6 +47,7 @@ rule all:
 include: "workflow/rules/environment.smk"
 include: "workflow/rules/survey.smk"
 include: "workflow/rules/build.smk"
+include: "workflow/rules/tune.smk"
 include: "workflow/rules/verify.smk"
 include: "workflow/rules/measure.smk"
 include: "workflow/rules/summarize.smk"

@@ -37,7 +37,7 @@ def main() -> int:
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     import triton
 
-    from harness import compiled, launches
+    from harness import compiled, launches, tuned
 
     found = launches.of_file(arguments.file, DTYPES)
     rows = table(arguments.file, found, archs)
@@ -51,7 +51,10 @@ def main() -> int:
             where = os.path.relpath(path, Path(arguments.out).parent)
             stages.append({"kernel": name, "stage": stage} | size | {"path": where})
     identity = {"file": arguments.file, "triton": triton.__version__}
-    write_json(arguments.out, identity | {"kernels": rows, "ir": stages})
+    tables = tuned.findings(arguments.file)
+    for finding in tables:
+        print("build {file}: {table}: {kernel} {state}: {reason}".format(**identity, **finding))
+    write_json(arguments.out, identity | {"kernels": rows, "ir": stages, "tables": tables})
     return _verdict(arguments.file, rows)
 
 

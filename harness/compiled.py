@@ -120,7 +120,7 @@ def row(launch: Launch, arch: str) -> dict[str, object]:
         kernel = compile(launch, arch)
     except Exception as error:
         nothing = dict.fromkeys(FIGURES) | {"instructions": {}, "sha256": ""}
-        return identity | {"status": "unsupported", "reason": _root(error)} | nothing
+        return identity | {"status": "unsupported", "reason": root(error)} | nothing
     limit = SHARED_BYTES.get(arch)
     figures = _amd(kernel) if arch.startswith("gfx") else _nvidia(kernel)
     text = kernel.asm.get("ptx") or kernel.asm["amdgcn"]
@@ -176,7 +176,7 @@ def _tool(name: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def _root(error: BaseException) -> str:
+def root(error: BaseException) -> str:
     """The message of the first cause; Triton's own begins with the source, so its last line."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -15,12 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import settings
-from harness.command import UserError
+from harness.command import UserError, read_json
 from harness.nvml import gpus
 
 OURS = "ours"
 # Every error is judged by that of PyTorch in the same dtype.
 YARDSTICK = "baselines/torch_eager.py"
+TABLES = "kernels/tuned"
+# How each mode of `tuning` tells the kernels, which know nothing of a configuration.
+TUNED = {
+    "replay": "unset TILEWRIGHT_TUNED",
+    "heuristic": "export TILEWRIGHT_TUNED=",
+    "tune": "export TILEWRIGHT_TUNED={run}/tuned",
+}
 PACKAGES = ("harness", "kernels", "baselines")
 MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
@@ -169,8 +176,40 @@ class Study:
         op, impl = wildcards.op, wildcards.impl
         judges = ("harness/verify.py", f"kernels/{self.ops[op]}.py", YARDSTICK)
         if impl == OURS:
-            return [*self.sources(*judges), f"{self.run}/build/{self.ops[op]}.json"]
+            built = f"{self.run}/build/{self.ops[op]}.json"
+            return [*self.sources(*judges), built, *self.tables(wildcards)]
         return self.sources(*judges, f"baselines/{impl}.py")
+
+    @property
+    def variables(self) -> str:
+        """The shell commands that set, for all jobs, what is read from the environment."""
+        tuned = TUNED[self.config["tuning"]].format(run=self.run)
+        return f"unset PYTHONDONTWRITEBYTECODE; {tuned}"
+
+    def tune_inputs(self, wildcards) -> list[str]:
+        return self.sources("harness/tune.py", f"kernels/{wildcards.family}.py")
+
+    def tables(self, wildcards) -> list[str]:
+        """The table that this run tunes for the op or the kernel file; none in other modes."""
+        family = wildcards.get("family") or self.ops[wildcards.op]
+        return [f"{self.run}/tuned/{family}.json"] if self.config["tuning"] == "tune" else []
+
+    def tuning(self, wildcards) -> str:
+        """What changes where other configurations of ours bind: the mode, and what it replays."""
+        if wildcards.get("impl", OURS) != OURS:
+            return ""
+        mode = self.config["tuning"]
+        return f"{mode} {self.committed_tables(wildcards)}" if mode == "replay" else mode
+
+    def committed_tables(self, wildcards) -> str:
+        """The digest of what the committed tables hold for the op or the kernel file."""
+        family = wildcards.get("family") or self.ops[wildcards.op]
+        records = []
+        for path in sorted((self.root / TABLES).glob("*.json")):
+            table = read_json(path, f"tune again, or remove {path.relative_to(self.root)}")
+            if record := table.get("families", {}).get(family):
+                records.append([path.name, record])
+        return hashlib.sha256(json.dumps(records).encode()).hexdigest() if records else ""
 
     def reports(self, op: str) -> list[str]:
         return [f"{self.run}/verify/{op}/{impl}.json" for impl in self.impls(op)]

@@ -93,6 +93,7 @@ CONFIGS = (
     _tile(128, 128, 8, 2),
     _tile(64, 32, 4, 2),
 )
+MORE_CONFIGS = (_tile(64, 64, 4, 2), _tile(64, 128, 4, 2), _tile(128, 128, 8, 3))
 FLOAT32_CONFIG = _tile(64, 32, 4, 2)
 
 
@@ -189,7 +190,7 @@ def _forward_kernel(
     store_as(out_ptrs, acc / total[:, None], offs_m[:, None] < S)
 
 
-FORWARD = Configs(_forward_kernel, CONFIGS, _choose)
+FORWARD = Configs(_forward_kernel, CONFIGS + MORE_CONFIGS, _choose)
 # What the second dimension of a grid holds.
 MOST_HEADS = 65535
 

@@ -22,6 +22,7 @@ from kernels._checks import require, shaped
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
 from kernels._layout import rows_of
+from kernels._rows import LOOP_CONFIGS, ROW_CONFIGS, suits_row
 from kernels._tile import load_f32, load_f32_hinted, store_as
 from kernels._tuned import Configs
 
@@ -93,14 +94,6 @@ def _choose_sum(n, itemsize):
     return {"BLOCK_P": 32, "BLOCK_N": 32, "num_warps": 4}
 
 
-ROW_CONFIGS = tuple(
-    {"BLOCK_M": rows, "num_warps": warps} for rows in (1, 2, 4) for warps in (4, 8, 16)
-)
-LOOP_CONFIGS = tuple(
-    {"BLOCK_N": block, "num_warps": warps}
-    for block in (2048, 4096, 8192, 16384)
-    for warps in (4, 8, 16)
-)
 COLUMN_CONFIGS = tuple(
     {"BLOCK_M": rows, "BLOCK_N": columns, "num_warps": warps}
     for rows in (16, 32)
@@ -124,6 +117,8 @@ def _forward_row_kernel(
     weight = load_f32_hinted(weight_ptr + offs_n, mask_n, "evict_last")
     bias = load_f32_hinted(bias_ptr + offs_n, mask_n, "evict_last")
     mean = tl.sum(x, 1) / N
+    # What rounding took from the mean would be a deviation in a row that hardly varies.
+    mean += tl.sum(tl.where(mask, x - mean[:, None], 0.0), 1) / N
     centred = tl.where(mask, x - mean[:, None], 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 1) / N + tl.cast(eps, tl.float32))
     y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
@@ -155,6 +150,7 @@ def _forward_loop_kernel(
         lane_squares += delta * (x - lane_mean)
     lane_count = (N - offs_n + BLOCK_N - 1) // BLOCK_N
     mean = tl.sum(lane_mean * lane_count, 0) / N
+    mean += tl.sum((lane_mean - mean) * lane_count, 0) / N
     apart = lane_mean - mean
     squares = tl.sum(lane_squares + apart * apart * lane_count, 0)
     rstd = tl.rsqrt(squares / N + tl.cast(eps, tl.float32))
@@ -284,9 +280,9 @@ def _sum_parts_kernel(
     store_as(db_ptr + offs_n, tl.sum(db, 0), mask_n)
 
 
-FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_forward_row)
+FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_forward_row, suits_row(64))
 FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
-BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_backward_row)
+BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_backward_row, suits_row(32))
 BACKWARD_DX = Configs(_backward_dx_kernel, LOOP_CONFIGS, _choose_dx)
 BACKWARD_COLUMNS = Configs(_backward_columns_kernel, COLUMN_CONFIGS, _choose_columns)
 SUM_PARTS = Configs(_sum_parts_kernel, (_choose_sum(0, 4),), _choose_sum)

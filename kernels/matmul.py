@@ -99,6 +99,7 @@ def _tile(m, n, k, group, warps, stages):
     }  # fmt: skip
 
 
+# What the rules choose from; the tuner tries those named MORE_ as well.
 DESCRIPTOR_CONFIGS = (
     _tile(128, 256, 64, 8, 8, 3),
     _tile(128, 128, 64, 8, 8, 4),
@@ -107,6 +108,12 @@ DESCRIPTOR_CONFIGS = (
     _tile(64, 64, 128, 8, 4, 4),
     _tile(64, 64, 32, 8, 4, 3),
 )
+MORE_DESCRIPTOR_CONFIGS = (
+    _tile(128, 256, 64, 16, 8, 3),
+    _tile(256, 128, 64, 8, 8, 3),
+    _tile(64, 256, 64, 8, 4, 4),
+    _tile(64, 128, 64, 8, 4, 5),
+)
 POINTER_CONFIGS = (
     _tile(128, 64, 32, 8, 4, 4),
     _tile(128, 64, 64, 8, 8, 3),
@@ -114,6 +121,7 @@ POINTER_CONFIGS = (
     _tile(128, 128, 32, 8, 8, 3),
     _tile(64, 64, 32, 8, 4, 2),
 )
+MORE_POINTER_CONFIGS = (_tile(64, 64, 32, 8, 4, 4), _tile(128, 64, 32, 8, 4, 3))
 
 
 def _fitting(configs, itemsize, shared, out_tiles):
@@ -220,8 +228,10 @@ def _descriptor_kernel(
         out_desc.store([first_m, first_n], out.to(out_desc.dtype))
 
 
-POINTER = Configs(_pointer_kernel, POINTER_CONFIGS, _choose_pointer)
-DESCRIPTOR = Configs(_descriptor_kernel, DESCRIPTOR_CONFIGS, _choose_descriptor)
+POINTER = Configs(_pointer_kernel, POINTER_CONFIGS + MORE_POINTER_CONFIGS, _choose_pointer)
+DESCRIPTOR = Configs(
+    _descriptor_kernel, DESCRIPTOR_CONFIGS + MORE_DESCRIPTOR_CONFIGS, _choose_descriptor
+)
 
 
 def _describable(x):

@@ -18,6 +18,7 @@ from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._layout import rows_of
+from kernels._rows import ROW_CONFIGS, suits_row
 from kernels._tile import load_f32, load_f32_hinted, store_as
 from kernels._tuned import Configs
 
@@ -73,9 +74,6 @@ def _choose_backward_loop(n, itemsize):
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 
-ROW_CONFIGS = tuple(
-    {"BLOCK_M": rows, "num_warps": warps} for rows in (1, 2, 4) for warps in (4, 8, 16)
-)
 LOOP_CONFIGS = tuple(
     {"BLOCK_N": block, "num_warps": warps} for block in (8192, 16384) for warps in (8, 16, 32)
 )
@@ -169,9 +167,9 @@ def _backward_loop_kernel(
         store_as(dx_ptr + offs, dx, offs < N)
 
 
-FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_row)
+FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_row, suits_row(64))
 FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
-BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_row)
+BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_row, suits_row(64))
 BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CONFIGS, _choose_backward_loop)
 
 

@@ -92,11 +92,23 @@ def _choose_dot(n, itemsize):
     return {"BLOCK_N": 1024, "num_warps": 4} if n < 2**22 else {"BLOCK_N": 4096, "num_warps": 16}
 
 
+def _suits_block(candidate, n, itemsize, inputs):
+    # One to four accesses of 16 bytes a thread.
+    item_bytes = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
+    return 16 <= item_bytes <= 64
+
+
 BLOCKS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (512, 1024, 2048, 4096) for warps in (4, 8)
+    {"BLOCK_N": block, "num_warps": warps}
+    for block in (256, 512, 1024, 2048, 4096)
+    for warps in (1, 2, 4, 8)
+    if 4 <= block // (32 * warps) <= 32
 )
 DOT_BLOCKS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (1024, 4096, 8192) for warps in (4, 8, 16)
+    {"BLOCK_N": block, "num_warps": warps}
+    for block in (512, 1024, 2048, 4096, 8192)
+    for warps in (4, 8, 16, 32)
+    if 4 <= block // (32 * warps) <= 16
 )
 
 
@@ -157,7 +169,7 @@ def _dot_final_kernel(partial_ptr, out_ptr, P, BLOCK_P: tl.constexpr):
     tl.store(out_ptr, tl.sum(partial, 0).to(out_ptr.dtype.element_ty))
 
 
-ELEMENTWISE = Configs(_elementwise_kernel, BLOCKS, _choose_block)
+ELEMENTWISE = Configs(_elementwise_kernel, BLOCKS, _choose_block, _suits_block)
 DOT_PARTIAL = Configs(_dot_partial_kernel, DOT_BLOCKS, _choose_dot)
 
 

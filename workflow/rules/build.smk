@@ -11,6 +11,8 @@ rule build:
         "<log>/build/{family}.log",
     params:
         archs=config["build"]["archs"],
+        # The report says which entries of the committed tables bind no longer.
+        tables=study.committed_tables,
     message:
         "Build {wildcards.family}"
     shell:

@@ -6,6 +6,7 @@ if study.measures:
         input:
             study.sources("harness/measure.py"),
             reports=study.gate,
+            tables=study.tables,
             environment=ancient("<run>/environment.json"),
             ceilings="<run>/ceilings.csv",
         output:
@@ -25,6 +26,8 @@ if study.measures:
             impls=study.impls_of,
             timing=study.timing,
             limit=study.limit,
+            # A change of the configurations in force shows in no input.
+            tuning=study.tuning,
         message:
             "Measure {wildcards.op}"
         shell:

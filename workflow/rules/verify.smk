@@ -13,6 +13,8 @@ rule verify:
         dtypes=config["dtypes"],
         passes=config["passes"],
         limit=study.limit,
+        # A change of the configurations in force shows in no input.
+        tuning=study.tuning,
     message:
         "Verify {wildcards.op} of {wildcards.impl}"
     shell:

@@ -1,0 +1,102 @@
+"""Times the candidates of a kernel file: `python -m harness.tune --file softmax --out …`.
+
+The result is a table of the format of kernels/tuned/, for this GPU and this file alone; with
+TILEWRIGHT_TUNED set to its folder the launchers use it, and `python -m harness.tuned` keeps it.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness import command, lease
+from harness.command import UserError
+from kernels._contract import DTYPES
+
+# Inputs and order are the same in each run, so that a table changes with the machine alone.
+SEED = 0
+BENCH = "harness.tune_bench"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--file", required=True, help="stem of a kernel file")
+    parser.add_argument("--environment", type=Path, required=True, help="environment.json")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument(
+        "--passes", nargs="+", choices=("forward", "backward"), default=("forward", "backward")
+    )
+    parser.add_argument("--max-cases", type=int, help="keep the first cases of each sweep")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if not Path(f"kernels/{options.file}.py").is_file():
+        raise UserError(f"kernels/{options.file}.py: no such file")
+    if not lease.gpus():
+        raise UserError("tuning needs a GPU and none is visible; set tuning to replay or heuristic")
+    environment = command.read_json(
+        options.environment, "make it with python -m harness.environment"
+    )
+    # Triton reads it while it is imported.
+    os.environ.pop("TRITON_INTERPRET", None)
+    wanted = (options.dtypes, options.passes, options.max_cases)
+    with lease.hold(exclusive=True):
+        command.write_json(options.out, table(options.file, *wanted, environment))
+
+
+def table(
+    stem: str,
+    dtypes: Sequence[str],
+    passes: Sequence[str],
+    most: int | None,
+    environment: Mapping,
+    bench: str = BENCH,
+) -> dict[str, object]:
+    """The table of one kernel file on the leased GPU; prints as it goes."""
+    from harness import places, tuned, tuner
+    from harness.process import Worker
+
+    for finding in tuned.findings(stem):
+        _say(f"tune {stem}: {finding['table']}: {finding['kernel']}: {finding['reason']}")
+    began = time.monotonic()
+    with tuner.Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED) as tuner:
+        try:
+            gpu = tuner.device()
+        except tuner.Lost as lost:
+            raise UserError(f"tune {stem}: the worker does not start: {lost}") from None
+        found = places.reached(stem, dtypes, passes, most, gpu["limits"])
+        barred = places.barred(stem, found, gpu["arch"], gpu["limits"], os.cpu_count() or 1)
+        _say(f"tune {stem}: {len(found)} keys compiled in {time.monotonic() - began:.0f} s")
+        entries: dict[str, list] = {}
+        for place, reasons in zip(found, barred, strict=True):
+            try:
+                entry = tuner.tune(place, reasons)
+            except tuner.Lost as lost:
+                _say(f"tune {stem}: {place}: the rule's own choice fails: {lost}")
+                continue
+            entries.setdefault(place.kernel, []).append(entry)
+            _say(f"tune {stem}: {place}: {_told(entry)}")
+    seconds = time.monotonic() - began
+    _say(f"tune {stem}: {sum(map(len, entries.values()))} keys in {seconds:.0f} s")
+    record = tuned.record(stem, entries, environment)
+    return {"device": gpu["device"], "families": {stem: record}}
+
+
+def _told(entry: Mapping) -> str:
+    from harness.tuner import text
+
+    chosen = f"{text(entry['config'])} {entry['us']:.1f} µs"
+    chosen += " (the rule's)" if text(entry["config"]) == entry["rule"] else ""
+    if second := entry["runner_up"]:
+        tie = ", a tie" if second["tie"] else ""
+        chosen += f"; next {second['config']} {second['gap']:+.1%}{tie}"
+    return f"{chosen}; {len(entry['failed'])} failed" if entry["failed"] else chosen
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    command.run(main)

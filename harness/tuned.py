@@ -1,0 +1,116 @@
+"""The committed tables of tuned configurations: what is in them, and how a run gets there.
+
+`python -m harness.tuned --run results/study --into kernels/tuned` puts the tables that a run made
+(tuning: tune) into the one of their GPU; a family is replaced whole.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from harness import command
+from harness.command import UserError
+from harness.environment import model
+from kernels import _tuned
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--allow-dirty", action="store_true", help="keep uncommitted code's too")
+    options = parser.parse_args()
+    for path, family in merge(options.run, options.into, options.allow_dirty):
+        print(f"{path}: {family}", file=sys.stderr)
+
+
+def merge(run: Path, into: Path, allow_dirty: bool) -> list[tuple[Path, str]]:
+    """Puts every family of a run's tables into those of `into`, or none; returns what went where.
+
+    Raises UserError where the run has no table, or a broken one, or, unless allowed, one made by
+    code that no commit holds.
+    """
+    sources = sorted((run / "tuned").glob("*.json"))
+    if not sources:
+        raise UserError(f"{run}/tuned: holds no table; make them with tuning: tune on a GPU")
+    merged, went = {}, []
+    for source in sources:
+        fresh = _read(source)
+        path = into / f"{model(fresh['device'])}.json"
+        if path not in merged:
+            empty = {"device": fresh["device"], "families": {}}
+            merged[path] = _read(path) if path.is_file() else empty
+        for family, record in fresh["families"].items():
+            if record["dirty"] and not allow_dirty:
+                raise UserError(f"{source}: tuned uncommitted code; commit it and tune again")
+            merged[path]["families"][family] = record
+            went.append((path, family))
+    for path, table in merged.items():
+        command.write_json(path, table | {"families": dict(sorted(table["families"].items()))})
+    return went
+
+
+def record(stem: str, entries: Mapping[str, list], environment: Mapping) -> dict[str, object]:
+    """The part of a table that belongs to one kernel file, with what it was tuned on."""
+    import triton
+
+    kernels = vars(importlib.import_module(f"kernels.{stem}"))
+    return {
+        "run_id": environment["run_id"],
+        "commit": environment["commit"],
+        "dirty": environment["dirty"],
+        "driver": (environment["gpu"] or {}).get("driver"),
+        "triton": triton.__version__,
+        "kernels": {
+            name: {"source_sha256": _tuned.source_sha256(kernels[name]), "keys": keys}
+            for name, keys in entries.items()
+        },
+    }
+
+
+def findings(stem: str, folder: Path = _tuned.COMMITTED) -> list[dict[str, str]]:
+    """What is amiss in the tables for a kernel file: `table`, `kernel`, `state`, `reason`.
+
+    state: "stale" entries bind no longer, "incomplete" ones bind but have not met every candidate.
+    Raises UserError for a broken table.
+    """
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        family = _read(path)["families"].get(stem, {"kernels": {}})
+        for kernel, tuned in family["kernels"].items():
+            for state, reason in _amiss(stem, kernel, tuned, family):
+                found.append(
+                    {"table": path.name, "kernel": kernel, "state": state, "reason": reason}
+                )
+    return found
+
+
+def _amiss(stem: str, kernel: str, tuned: Mapping, family: Mapping) -> Iterator[tuple[str, str]]:
+    from harness.tuner import text
+
+    values = vars(importlib.import_module(f"kernels.{stem}")).values()
+    bound = {x.name: x for x in values if isinstance(x, _tuned.Configs)}
+    if kernel not in bound:
+        yield "stale", "the file has no such kernel"
+    elif why := _tuned.stale(bound[kernel].kernel, tuned, family):
+        yield "stale", why
+    else:
+        configs, untried = bound[kernel], set()
+        for entry in tuned["keys"]:
+            suited = {text(c) for c in configs.candidates if configs.suits(c, **entry["key"])}
+            untried |= suited - entry["timed"].keys() - entry["failed"].keys()
+        if untried:
+            yield "incomplete", f"never tried: {', '.join(sorted(untried))}"
+
+
+def _read(path: Path) -> dict:
+    try:
+        return _tuned.read(path)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,26 @@
+"""The configurations of the kernels, timed anew on this GPU; only where `tuning` asks for it."""
+
+if config["tuning"] == "tune":
+
+    rule tune:
+        input:
+            study.tune_inputs,
+            environment=ancient("<run>/environment.json"),
+        output:
+            "<run>/tuned/{family}.json",
+        log:
+            "<log>/tune/{family}.log",
+        # All cores: candidates are compiled side by side, then nothing may run beside a timing.
+        threads: workflow.cores
+        resources:
+            gpu=1,
+        params:
+            dtypes=config["dtypes"],
+            passes=config["passes"],
+            limit=study.limit,
+        message:
+            "Tune {wildcards.family}"
+        shell:
+            "python -m harness.tune --file {wildcards.family} --environment {input.environment}"
+            " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
+            " --out {output} > {log} 2>&1"
