@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from harness import cells, claims, raw, reports
+from harness import cells, claims, datasheets, raw, reports
 from harness.command import UserError, read_json, run, whole_file
 
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
@@ -26,6 +26,7 @@ IR = "file,kernel,stage,bytes,lines"
 RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
 ENVIRONMENT = "run_id,key,value"
 CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
+DATASHEETS = "gpu,quantity,unit,value,source"
 OVERHEAD = "op,total_s,timed_s,share,blocks,cells"
 
 
@@ -64,6 +65,7 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     environments.setdefault(here["run_id"], here)
     _write(folder / "environment.csv", ENVIRONMENT, reports.environment(environments))
     _write(folder / "shown_ceilings.csv", CEILINGS, reports.ceilings(sidecars))
+    _write(folder / "datasheets.csv", DATASHEETS, datasheets.rows())
     overhead = reports.overhead(rows, sidecars)
     _write(folder / "overhead.csv", OVERHEAD, overhead)
     return _took(overhead[-1])
@@ -123,7 +125,12 @@ def _write(path: Path, columns: str, rows: Iterable[Mapping]) -> None:
             file, columns.split(","), extrasaction="ignore", lineterminator="\n"
         )
         writer.writeheader()
-        writer.writerows({key: _text(value) for key, value in row.items()} for row in rows)
+        writer.writerows(map(texts, rows))
+
+
+def texts(row: Mapping) -> dict[str, object]:
+    """A row as it is written: six digits of a float, and nothing where there is no number."""
+    return {key: _text(value) for key, value in row.items()}
 
 
 def _text(value: object) -> object:

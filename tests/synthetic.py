@@ -105,7 +105,11 @@ def write_run(folder: Path, ops=tuple(FAMILIES), mode="measured", recorded=None)
 
 
 def _measurement(folder: Path, op: str, mode: str) -> None:
-    rows = [row for cell in _cells(op) for row in _rows(op, *cell)]
+    write_raw(folder, op, [row for cell in _cells(op) for row in _rows(op, *cell)], mode)
+
+
+def write_raw(folder: Path, op: str, rows: list[dict], mode="measured", gpu="Synthetic GPU"):
+    """`raw/<op>.csv` of these rows, by column, and its sidecar."""
     path = folder / "raw" / f"{op}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -113,6 +117,7 @@ def _measurement(folder: Path, op: str, mode: str) -> None:
         writer.writeheader()
         writer.writerows(rows)
     taken = environment()
+    taken["gpu"]["name"] = gpu
     sidecar = {key: taken[key] for key in ("run_id", "date", "commit", "dirty")} | {
         "op": op,
         "mode": mode,
@@ -123,7 +128,7 @@ def _measurement(folder: Path, op: str, mode: str) -> None:
             json.dumps(taken, sort_keys=True).encode()
         ).hexdigest(),
         "ceilings": [
-            {"quantity": name, "unit": unit, "value": value, "source": "measured"}
+            {"quantity": name, "unit": unit, "value": value, "sm_mhz": 1755, "source": "measured"}
             for name, (unit, value) in CEILINGS.items()
         ],
         "overhead": {"total_s": 100.0, "timed_s": 80.0, "share": 0.2},
@@ -165,13 +170,18 @@ def _cells(op: str):
                         yield name, dtype, "forward", 3 * tile, tile, share * b * h * s * s * d
 
 
-def _rows(op, case, dtype, direction, read, written, flops):
+def rows_of(op: str, seed: int) -> list[dict]:
+    """The rows of one op as another run might have taken them: other noise, the same speed."""
+    return [row for cell in _cells(op) for row in _rows(op, *cell, seed=seed)]
+
+
+def _rows(op, case, dtype, direction, read, written, flops, seed=0):
     _, read_rate = CEILINGS["read"]
     _, write_rate = CEILINGS["write"]
     memory = read / read_rate + written / write_rate
     floor = max(memory / 1e3, flops / CEILINGS[dtype][1] / 1e6)
-    seed = zlib.crc32(f"{op} {case} {dtype} {direction}".encode())
-    rng = np.random.default_rng(seed)
+    place = zlib.crc32(f"{op} {case} {dtype} {direction}".encode())
+    rng = np.random.default_rng(place + seed)
     drift = np.exp(rng.normal(0, 0.01, BLOCKS))
     for impl in ["ours", "ours_twin", *_rivals(op)]:
         row = {name: "" for name in HEADER.split(",")} | {

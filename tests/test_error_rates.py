@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from harness import claims, statistics
+from harness import judge, statistics
 from harness.statistics import Estimate
 
 FAMILY = 50
@@ -63,12 +63,12 @@ def estimate(numerator, denominator, blocks):
 
 def offsets(gaps):
     """The variance between processes from the NEIGHBOURS gaps around each, and its freedom."""
-    before = claims.NEIGHBOURS // 2
+    before = judge.NEIGHBOURS // 2
     windows = []
     for part in gaps:
         line = part.reshape(len(part), -1)
         ring = np.concatenate([line[:, -before:], line, line[:, : before - 1]], axis=1)
-        windows.append(sliding_window_view(ring, claims.NEIGHBOURS, axis=1))
+        windows.append(sliding_window_view(ring, judge.NEIGHBOURS, axis=1))
     found = statistics.spread(Estimate(*windows))
     return [part.reshape(gaps.value.shape) for part in found]
 

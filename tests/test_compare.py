@@ -1,0 +1,251 @@
+"""Two runs against each other: every exit code, other GPUs, other ops, and what is unusable."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import synthetic
+
+from harness import changes, compare, summarize
+
+OP = "softmax"
+
+
+def other(row, impls=(), factor=1.0, **values):
+    """A row with the time of some implementations multiplied, and other values."""
+    if row["impl"] in impls and row["device_us"]:
+        values["device_us"] = repr(float(row["device_us"]) * factor)
+    return row | values
+
+
+def write(folder, rows, op=OP, **where):
+    synthetic.write_raw(folder, op, rows, **where)
+    return folder
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "harness.compare", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+OURS = ("ours", "ours_twin")
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("old"), synthetic.rows_of(OP, seed=1))
+
+
+@pytest.fixture(scope="module")
+def again():
+    """What a second run of the same code took."""
+    return synthetic.rows_of(OP, seed=2)
+
+
+def test_the_same_code_twice_is_the_same(old, again, tmp_path):
+    done = run(old, write(tmp_path / "new", again))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The same or better" in done.stdout
+    assert "torch_eager tells" in done.stdout
+    assert len(done.stdout.splitlines()) <= 45
+    assert max(map(len, done.stdout.splitlines())) <= 160
+
+
+def test_a_run_is_the_same_as_itself(old):
+    assert run(old, old).returncode == 0
+
+
+def test_one_slow_cell_is_a_regression_and_is_listed_first(old, again, tmp_path):
+    slow = [
+        other(row, OURS if (row["case"], row["dtype"]) == ("M4096-N4096", "float16") else (), 1.2)
+        for row in again
+    ]
+    done = run(old, write(tmp_path / "new", slow), "--csv", tmp_path / "out.csv")
+    assert done.returncode == 1
+    assert "Regression: 2 cells slower" in done.stdout
+    first = next(line for line in done.stdout.splitlines() if "M4096" in line)
+    assert "M4096-N4096 " in first and "float16" in first and first.endswith("slower")
+    found = [row for row in table(tmp_path / "out.csv") if row["verdict"] == "slower"]
+    assert {row["case"] for row in found} == {"M4096-N4096"}
+    assert all(0.8 < float(row["ratio"]) < 0.87 for row in found)
+
+
+def test_faster_everywhere_is_no_regression(old, again, tmp_path):
+    done = run(old, write(tmp_path / "new", [other(row, OURS, 0.9) for row in again]))
+    assert done.returncode == 0
+    assert "faster" in done.stdout
+
+
+def test_a_slow_mean_is_a_regression_though_no_cell_shows_it(old, again, tmp_path):
+    slow = [other(row, OURS, 1.025) for row in again]
+    done = run(old, write(tmp_path / "new", slow))
+    assert done.returncode == 1
+    assert "mean of softmax forward" in done.stdout
+
+
+def test_a_slow_machine_that_slows_the_control_alike_is_no_regression(old, again, tmp_path):
+    every = {row["impl"] for row in again}
+    done = run(old, write(tmp_path / "new", [other(row, every, 1.03) for row in again]))
+    assert done.returncode == 3
+    assert "undecided" in done.stdout
+
+
+def test_a_cell_of_ours_that_lost_its_time_is_a_regression(old, again, tmp_path):
+    lost = [row for row in again if (row["case"], row["impl"]) != ("M4096-N256", "ours")]
+    reason = {"status": "crashed", "reason": "CUDA error: misaligned address", "device_us": ""}
+    lost += [
+        row | reason | {"call_us": ""}
+        for row in again
+        if (row["case"], row["impl"], row["block"]) == ("M4096-N256", "ours", 0)
+    ]
+    for new in (
+        write(tmp_path / "same", lost),
+        write(tmp_path / "elsewhere", lost, gpu="Other GPU"),
+    ):
+        done = run(old, new)
+        assert done.returncode == 1
+        assert "lost: ok, now crashed CUDA error: misaligned address" in done.stdout
+
+
+def test_missing_cells_are_listed_and_leave_it_undecided(old, again, tmp_path):
+    fewer = [row for row in again if row["case"] != "M4096-N256"]
+    new = write(tmp_path / "new", fewer)
+    done = run(old, new, "--csv", tmp_path / "out.csv")
+    assert done.returncode == 3
+    assert "missing: 6 of softmax" in done.stdout
+    gone = [row for row in table(tmp_path / "out.csv") if row["verdict"] == "missing"]
+    assert {(row["case"], row["old_status"], row["new_status"]) for row in gone} == {
+        ("M4096-N256", "ok", "absent")
+    }
+    # What only the second has is listed and is no fault.
+    done = run(new, old)
+    assert done.returncode == 0
+    assert "new: 6 of softmax" in done.stdout
+
+
+def test_without_a_control_times_decide_nothing(old, again, tmp_path):
+    renewed = [row if row["impl"] in OURS else row | {"impl_version": "9"} for row in again]
+    done = run(old, write(tmp_path / "new", renewed))
+    assert done.returncode == 3
+    assert "no baseline is the same in both" in done.stdout
+
+
+def test_on_another_gpu_ratios_and_claims_are_compared(old, again, tmp_path):
+    every = {row["impl"] for row in again}
+    half = [other(row, every, 2.0) for row in again]
+    new = write(tmp_path / "new", half, gpu="Other GPU")
+    done = run(old, new, "--csv", tmp_path / "out.csv")
+    assert done.returncode == 0
+    assert "The GPUs differ" in done.stdout
+    assert "of 4 claims none fell" in done.stdout
+    cells = [row for row in table(tmp_path / "out.csv") if row["kind"] == "cell"]
+    assert {row["baseline"] for row in cells} == {"torch_compile", "torch_eager"}
+    assert all(row["unit"] == "ratio" and row["new_pct_sol"] for row in cells)
+    assert not {row["verdict"] for row in cells} & {"higher", "lower"}
+
+
+def test_on_another_gpu_a_claim_that_falls_is_a_regression(old, again, tmp_path):
+    slow = [other(row, OURS, 2.5) for row in again]
+    done = run(old, write(tmp_path / "new", slow, gpu="Other GPU"))
+    assert done.returncode == 1
+    assert "claim softmax forward torch_eager" in done.stdout
+    assert "not reproduced" in done.stdout
+
+
+def test_on_another_gpu_a_claim_that_is_not_tested_is_undecided(old, again, tmp_path):
+    alone = [row for row in again if row["impl"] != "torch_eager"]
+    done = run(old, write(tmp_path / "new", alone, gpu="Other GPU"))
+    assert done.returncode == 3
+    assert "not testable" in done.stdout
+
+
+def test_all_rows_are_shown_when_asked_for(old, again, tmp_path):
+    new = write(tmp_path / "new", again)
+    short, full = run(old, new).stdout, run(old, new, "--all").stdout
+    assert "--all shows them" in short
+    assert "--all" not in full
+    cells = len({(row["case"], row["dtype"], row["pass"]) for row in again})
+    assert sum("M4096-" in line or "M32768-" in line for line in full.splitlines()) == cells
+
+
+def test_the_table_is_aligned_and_its_csv_whole(old, again, tmp_path):
+    done = run(old, write(tmp_path / "new", again), "--csv", tmp_path / "out.csv", "--all")
+    lines = done.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("  op "))
+    place = lines[start].index("verdict")
+    rows = lines[start + 1 : lines.index("", start)]
+    assert all(line[place - 1] == " " != line[place] for line in rows)
+    kinds = [row["kind"] for row in table(tmp_path / "out.csv")]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"cell": len(rows), "mean": 2, "claim": 4}
+
+
+def test_claims_say_the_same_as_claims_csv(old, again, tmp_path):
+    first, second = (
+        changes.Run.of(study, {OP: summarize.limits(study[OP][1])})
+        for study in map(summarize.measurements, (old, write(tmp_path / "new", again)))
+    )
+    rows = changes.claim_rows(first, second)
+    assert [row["outcome"] for row in rows] == ["reproduced"] * 4
+    assert all(row["cells"] == row["of"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "outcome"),
+    [
+        ("better", "better", "reproduced"),
+        ("better", "worse", "not reproduced"),
+        ("worse", "better", "not reproduced"),
+        ("better", "undecided", "undecided"),
+        ("undecided", "better", "undecided"),
+        ("better", "", "not testable"),
+    ],
+)
+def test_the_outcome_of_a_claim(old, new, outcome):
+    assert changes.outcome(old, new) == outcome
+
+
+def test_a_claim_that_improves_is_no_regression():
+    claim = {"op": OP, "pass": "forward", "baseline": "torch_eager", "outcome": "not reproduced"}
+    risen = [claim | {"old_verdict": "worse", "new_verdict": "better"}]
+    code, why = compare.verdict([], [], risen, 1.0, on_times=False)
+    assert code == compare.SAME
+    assert "none fell" in why
+
+
+def unusable(done, *words):
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) <= 2
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_a_missing_folder_is_unusable(old, tmp_path):
+    unusable(run(old, tmp_path / "nowhere"), "nowhere: no such folder")
+    unusable(run(old, tmp_path), "no CSV file")
+
+
+def test_a_truncated_file_is_unusable(old, tmp_path):
+    new = shutil.copytree(old, tmp_path / "new")
+    path = new / "raw" / f"{OP}.csv"
+    path.write_bytes(path.read_bytes()[:-1])
+    unusable(run(old, new), f"{OP}.csv", "truncated")
+
+
+def test_a_changed_number_is_unusable(old, tmp_path):
+    new = shutil.copytree(old, tmp_path / "new")
+    sidecar = new / "raw" / f"{OP}.json"
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"csv_sha256": "0" * 64}))
+    unusable(run(old, new), "SHA-256")
+
+
+def test_runs_of_other_ops_are_unusable(old, tmp_path):
+    new = write(tmp_path / "new", synthetic.rows_of("dot", seed=1), op="dot")
+    unusable(run(old, new), "no cell of", "the same ops")
