@@ -2,11 +2,16 @@
 
 A cell is prepared once: inputs in several copies, the outputs that the calls must give, and a
 CUDA graph for each copy. Then it is timed in blocks, and checked at the end: the outputs of the
-timed calls must be those from before the timing.
+timed calls must be those from before the timing, and memory must not have grown from call to call.
+
+`device_us` is the time of one call's kernels, replayed as a graph. A backward pass is captured on
+its own, after its forward pass has run, so autograd takes no part in it. `call_us` is what a caller
+waits: the work of the host, autograd's included, is in it.
 """
 
 import contextlib
 import gc
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +28,8 @@ INPUT_SHARE = 1 / 64
 # Share that one call may take before its memory is given back after each block; no graph then,
 # which would keep it. Such a call is so long that the events beside it cost nothing.
 CALL_SHARE = 1 / 16
+# Blocks that must all have left more memory in use than the one before: a cache that fills is none.
+LEAKY_BLOCKS = 4
 # Differences allowed between runs that are not bitwise equal, relative to the largest entry.
 CLOSE_IN_EPS, CLOSE_AT_LEAST = 4, 1e-5
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -46,19 +53,22 @@ class Bench:
         """Compiles, warms up and captures a cell; "reason" says why where a graph is impossible.
 
         `peak_mem_bytes`: inputs, what the forward pass saved, outputs and workspace of one call.
+        `held_bytes`: what the process keeps from the others. `busy_s`: all calls but the first,
+        which compiles, until the GPU has done them.
         """
         the_case = next(each for each in self._op.sweep if each.name == case)
         with torch.cuda.stream(self._timer.stream):
-            copies = COPIES
+            copies, busy = COPIES, 0.0
             while len(self._calls) < copies:
                 before = torch.cuda.memory_allocated()
                 seed = self._seed + len(self._calls)
                 call, given = self._call(the_case, dtype, direction, seed)
                 with self._declining():
-                    call()
+                    _, first_s = _clocked(call)
                 torch.cuda.reset_peak_memory_stats()
-                outputs = call()
+                outputs, again_s = _clocked(call)
                 peak = torch.cuda.max_memory_allocated() - before
+                busy += again_s + (first_s if self._calls else 0.0)
                 self._calls.append(call)
                 self._given.append(given)
                 self._expected.append(tuple(output.clone() for output in outputs))
@@ -68,35 +78,69 @@ class Bench:
             reason = self._by_events("the call is large") if self._large else self._capture()
             torch.cuda.synchronize()
             self._trim()
-        return {"reason": reason, "peak_mem_bytes": peak, "l2_bytes": self._timer.l2_bytes}
+        memory = {"peak_mem_bytes": peak, "held_bytes": torch.cuda.memory_reserved()}
+        return {"reason": reason, **memory, "l2_bytes": self._timer.l2_bytes, "busy_s": busy}
 
     def block(self, calls: int) -> dict[str, object]:
-        """Times `calls` calls: `device_us`, `call_us`, `energy_uj`, readings; `busy_s` in all."""
+        """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all."""
         began = time.perf_counter()
         device_us, reading = self._timer.cold(self._timed, calls)
-        call_us, energy_uj = self._timer.eager(self._calls, calls)
+        call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
         self._trim()
-        times = {"device_us": device_us, "call_us": call_us, "energy_uj": energy_uj}
-        return times | reading | {"busy_s": busy}
+        self._weigh()
+        return {"device_us": device_us, "call_us": call_us, **reading, "busy_s": busy}
 
-    def check(self) -> None:
-        """Raises Inaccurate unless the timed calls, and one more, gave the expected outputs."""
+    def energy(self, window_ms: float) -> dict[str, object]:
+        """`energy_uj` of a timed call on a warm L2, inputs in rotation; `energy_pm_uj`, `busy_s`.
+
+        Both energies are None where the driver does not count them; see `Timer.energy`.
+        """
+        began = time.perf_counter()
+        energy_uj, half_width = self._timer.energy(self._timed, window_ms)
+        busy = time.perf_counter() - began
+        self._trim()
+        return {"energy_uj": energy_uj, "energy_pm_uj": half_width, "busy_s": busy}
+
+    def check(self) -> dict[str, object]:
+        """Raises Inaccurate unless the timed calls, and one more, gave the expected outputs.
+
+        `leaked_bytes`: by how much memory grew, where it grew in each block after the first.
+        """
         with torch.cuda.stream(self._timer.stream):
             for outputs, expected in zip(self._outputs, self._expected, strict=True):
                 self._compare("a timed call", outputs, expected)
             self._compare("the last call", self._calls[-1](), self._expected[-1])
+        grew = len(self._weights) >= LEAKY_BLOCKS and all(
+            a < b for a, b in itertools.pairwise(self._weights)
+        )
+        return {"leaked_bytes": self._weights[-1] - self._weights[0] if grew else 0}
 
-    def release(self) -> None:
-        """Gives the cell's memory back, and what torch.compile learned from its shapes."""
+    def release(self) -> dict[str, object]:
+        """Gives the cell's memory back, and what torch.compile learned from its shapes.
+
+        `held_bytes`: what the process keeps from the others nevertheless.
+        """
         self._forget()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
         gc.collect()
+        # What is left is here to stay: the next collection need not walk through it.
+        gc.freeze()
         torch.cuda.empty_cache()
+        return {"held_bytes": torch.cuda.memory_reserved()}
+
+    def _weigh(self) -> None:
+        """Notes the memory in use; garbage that waits for a collection is no leak."""
+        weight = torch.cuda.memory_allocated()
+        if self._weights and weight > self._weights[-1]:
+            gc.collect()
+            weight = torch.cuda.memory_allocated()
+        self._weights.append(weight)
 
     def _forget(self) -> None:
         self._large = False
+        self._weights: list[int] = []
         self._calls: list[Callable[[], Tensors]] = []
         self._timed: list[Callable[[], object]] = []
         self._given: list[Tensors] = []
@@ -180,6 +224,14 @@ class Bench:
                 raise statuses.Inaccurate(
                     f"output {index} of {which} is not {how} that from before the timing"
                 )
+
+
+def _clocked(call: Callable[[], Tensors]) -> tuple[Tensors, float]:
+    """What a call returns, and the seconds until the GPU has done it."""
+    began = time.perf_counter()
+    outputs = call()
+    torch.cuda.synchronize()
+    return outputs, time.perf_counter() - began
 
 
 def _context_lives() -> bool:

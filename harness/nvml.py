@@ -1,6 +1,8 @@
 """What the driver says of the GPUs, through NVML; nothing where there is no driver or library."""
 
 import os
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 EVENTS = {
@@ -54,13 +56,24 @@ def gpus() -> list[Gpu]:
     wish = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wish is None:
         return found
-    return [gpu for entry in wish.split(",") if (gpu := _named(entry.strip(), found))]
+    return [gpu for entry in wish.split(",") if (gpu := _named(nvml, entry.strip(), found))]
 
 
-def _named(entry: str, found: list[Gpu]) -> Gpu | None:
+def _named(nvml, entry: str, found: list[Gpu]) -> Gpu | None:
+    if entry.startswith("MIG-"):
+        return _slice(nvml, entry)
     if entry.isdigit():
         return next((gpu for gpu in found if gpu.index == int(entry)), None)
     return next((gpu for gpu in found if entry and gpu.uuid.startswith(entry)), None)
+
+
+def _slice(nvml, uuid: str) -> Gpu | None:
+    """A slice of a GPU, which the driver does not list but knows by its full name."""
+    handle = ask(nvml, "nvmlDeviceGetHandleByUUID", uuid)
+    if handle is None:
+        return None
+    whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    return Gpu(nvml.nvmlDeviceGetIndex(whole), uuid, nvml.nvmlDeviceGetName(handle))
 
 
 def ask(nvml, function: str, *arguments):
@@ -102,6 +115,27 @@ class Probe:
         bits = ask(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", self._handle) or 0
         named = (text for name, text in EVENTS.items() if bits & getattr(self._nvml, name))
         return SEPARATOR.join(named)
+
+
+def digest(samples: Sequence[dict[str, object]]) -> dict[str, object]:
+    """Readings of `Probe.sample` as one: the median clock and power, the highest temperature, and
+    every event that any of them names; values that none has are None.
+
+    The events of one moment say little of a block, and the driver's counters of throttled time
+    take longer to read than many a block lasts; a reading takes microseconds, so there are many.
+    """
+    if not any(samples):
+        return {}
+    middle = {name: _median(sample[name] for sample in samples) for name in ("sm_mhz", "power_w")}
+    named = {event for sample in samples for event in sample["throttle"].split(SEPARATOR)}
+    hottest = max((s["temp_c"] for s in samples if s["temp_c"] is not None), default=None)
+    throttle = SEPARATOR.join(text for text in EVENTS.values() if text in named)
+    return {**middle, "temp_c": hottest, "throttle": throttle}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median_low(known) if known else None
 
 
 def slowed(throttle: str) -> bool:

@@ -1,20 +1,25 @@
-"""The clock of the GPU: one call on a cold L2, and the eager call as its caller waits for it."""
+"""The clock of the GPU: a call on a cold L2, the eager call as its caller waits for it, energy."""
 
 import gc
+import itertools
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
-from harness.nvml import Probe
+from harness import energy, nvml
 
 # The buffer that is overwritten between calls, in sizes of the L2.
 FLUSH_IN_L2 = 4
 # Flushes in a row before the first call: meanwhile the host submits calls, and stays ahead.
 HEAD_START = 8
-# The energy counter moves ten times a second or so; a shorter window reads its steps.
-ENERGY_WINDOW_S = 0.1
+# Between two readings of clocks while the GPU works; each reading takes some microseconds.
+SAMPLE_S = 2e-4
+# Calls go to the GPU in chunks of this length when energy is measured, so many of them ahead.
+CHUNK_S, CHUNKS_AHEAD = 5e-3, 3
 
 Call = Callable[[], object]
 
@@ -28,7 +33,8 @@ class Timer:
         self.l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         words = FLUSH_IN_L2 * self.l2_bytes // torch.int32.itemsize
         self._flush = torch.empty(words, dtype=torch.int32, device=device)
-        self._probe = Probe()
+        self._flush_s = self._flush_time()
+        self._probe = nvml.Probe()
         # A collection in the midst of a loop would be taken for the time of a call; and one
         # between cells need not look at what was loaded once and for all.
         gc.disable()
@@ -56,43 +62,111 @@ class Timer:
     def cold(self, calls: Sequence[Call], count: int) -> tuple[float, dict[str, object]]:
         """The median GPU time in µs of `count` calls in rotation, each after a flush of the L2.
 
-        The flush overwrites a buffer of four times the L2 outside the pair of events; it takes
-        longer than the host needs to submit the next call, so no host time lies between them. As
-        in steady use, the L2 is full of written lines when the call starts. The second result is
-        a reading of clocks, temperature and power from within the loop.
+        The flush overwrites a buffer of four times the L2 outside the pair of events, as often as
+        it takes to last longer than the host needs to submit the call: so no host time lies between
+        the events, unless the call itself waits for the GPU. As in steady use, the L2 is full of
+        written lines when the call starts. The second result is what `nvml.digest` makes of
+        readings from within the loop.
         """
         begin = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         end = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         with torch.cuda.stream(self.stream):
-            calls[0]()
-            for _ in range(HEAD_START):
-                self._flush.zero_()
+            flushes = 1 + int(self._submission_s(calls[0]) / self._flush_s)
+            self._overwrite(HEAD_START)
             for index in range(count):
-                self._flush.zero_()
+                self._overwrite(flushes)
                 begin[index].record()
                 calls[index % len(calls)]()
                 end[index].record()
-            reading = self._probe.sample()
+            reading = watch(self._probe, end[-1])
             self.stream.synchronize()
         times = [a.elapsed_time(b) for a, b in zip(begin, end, strict=True)]
         return statistics.median(times) * 1e3, reading
 
-    def eager(self, calls: Sequence[Call], count: int) -> tuple[float, float | None]:
-        """The wall time in µs of one of `count` calls in a row that end in one synchronization.
-
-        The second result is the energy of one call in µJ, on a warm L2; None where the loop is
-        too short for the counter.
-        """
+    def eager(self, calls: Sequence[Call], count: int) -> float:
+        """The wall time in µs of one of `count` calls in a row that end in one synchronization."""
         with torch.cuda.stream(self.stream):
             self.stream.synchronize()
-            energy_before = self._probe.energy_mj()
             began = time.perf_counter()
             for index in range(count):
                 calls[index % len(calls)]()
             self.stream.synchronize()
             seconds = time.perf_counter() - began
-            energy_after = self._probe.energy_mj()
-        energy = None
-        if seconds >= ENERGY_WINDOW_S and energy_before is not None and energy_after is not None:
-            energy = (energy_after - energy_before) * 1e3 / count
-        return seconds / count * 1e6, energy
+        return seconds / count * 1e6
+
+    def energy(
+        self, calls: Sequence[Call], window_ms: float
+    ) -> tuple[float, float] | tuple[None, None]:
+        """The energy of a call in µJ and the half-width of its 95 % interval, by `energy.per_call`.
+
+        It is the board's, idle power included, while calls follow each other without pause on a
+        warm L2, for at least the window. None where the counter is missing or does not move.
+        """
+        read = self._probe.energy_mj
+        if read() is None:
+            return None, None
+        found: list[energy.Edge] = []
+        done = threading.Event()
+
+        def follow() -> None:
+            try:
+                found.extend(energy.edges(read, time.perf_counter, window_ms / 1e3))
+            finally:
+                done.set()
+
+        chunk = max(1, int(CHUNK_S / (self.eager(calls, len(calls)) / 1e6)))
+        # A reading blocks for milliseconds: beside the loop, not in it, or the GPU would run dry.
+        follower = threading.Thread(target=follow)
+        with torch.cuda.stream(self.stream):
+            marks, began = [_mark()], time.perf_counter()
+            marks[0].synchronize()
+            rotation = itertools.cycle(calls)
+            follower.start()
+            while not done.is_set():
+                for call in itertools.islice(rotation, chunk):
+                    call()
+                marks.append(_mark())
+                marks[max(0, len(marks) - 1 - CHUNKS_AHEAD)].synchronize()
+            self.stream.synchronize()
+        follower.join()
+        ended = [began + marks[0].elapsed_time(mark) / 1e3 for mark in marks]
+        counts = chunk * np.arange(len(marks))
+        return energy.per_call(found, lambda at: float(np.interp(at, ended, counts)))
+
+    def _flush_time(self) -> float:
+        """Seconds of one flush."""
+        with torch.cuda.stream(self.stream):
+            self._overwrite(1)
+            begin = _mark()
+            self._overwrite(HEAD_START)
+            end = _mark()
+            end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / HEAD_START
+
+    def _submission_s(self, call: Call) -> float:
+        """Seconds that the host needs to submit a call; the first after a pause may be slow."""
+        times = []
+        while not times or (len(times) < 2 and times[0] > self._flush_s):
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def _overwrite(self, times: int) -> None:
+        for _ in range(times):
+            self._flush.zero_()
+
+
+def watch(probe: nvml.Probe, last: torch.cuda.Event) -> dict[str, object]:
+    """What a probe reads until an event of the current stream has passed; see `nvml.digest`."""
+    samples = [probe.sample()]
+    while not last.query():
+        time.sleep(SAMPLE_S)
+        samples.append(probe.sample())
+    return nvml.digest(samples)
+
+
+def _mark() -> torch.cuda.Event:
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark

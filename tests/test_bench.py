@@ -1,6 +1,7 @@
 """The checks around the clock, on the CPU: a stand-in for CUDA graphs replays by calling again."""
 
 import contextlib
+import time
 import types
 
 import pytest
@@ -34,13 +35,17 @@ class Timer:
         return 1.0, {}
 
     def eager(self, calls, count):
-        return self.cold(calls, count)[0], None
+        return self.cold(calls, count)[0]
+
+    def energy(self, calls, window_ms):
+        self.cold(calls, 3)
+        return 2.0 * window_ms, 0.5
 
 
 @pytest.fixture
 def make(monkeypatch):
     """Makes the bench of a function, on the CPU; `ours` unless another name is given."""
-    memory = {"memory_allocated": 10, "max_memory_allocated": 30}
+    memory = {"memory_allocated": 10, "max_memory_allocated": 30, "memory_reserved": 40}
     cuda = {name: lambda value=value: value for name, value in memory.items()}
     cuda |= {name: lambda: None for name in ("synchronize", "empty_cache")}
     cuda |= {"reset_peak_memory_stats": lambda: None, "current_device": lambda: 0}
@@ -74,7 +79,7 @@ def make(monkeypatch):
 def cell(made, direction="forward", calls=4):
     prepared = made.prepare(**CELL, direction=direction)
     made.block(calls)
-    made.check()
+    assert made.check() == {"leaked_bytes": 0}
     return prepared
 
 
@@ -82,8 +87,9 @@ def cell(made, direction="forward", calls=4):
 def test_a_right_function_passes(make, direction):
     made = make(lambda x, bias: torch.sin(x))
     prepared = cell(made, direction)
-    assert prepared == {"reason": "", "peak_mem_bytes": 20, "l2_bytes": 100}
-    made.release()
+    assert prepared.pop("busy_s") > 0
+    assert prepared == {"reason": "", "peak_mem_bytes": 20, "held_bytes": 40, "l2_bytes": 100}
+    assert made.release() == {"held_bytes": 40}
     assert cell(made, direction)["reason"] == ""
 
 
@@ -193,6 +199,81 @@ def test_a_replay_that_writes_nothing_is_found(make, monkeypatch):
 def test_an_input_that_is_overwritten_is_found(make):
     with pytest.raises(statuses.Inaccurate):
         cell(make(lambda x, bias: x.add_(1) + 0))
+
+
+def test_outputs_in_the_memory_of_inputs_are_followed(make):
+    cell(make(lambda x, bias: x))
+    with pytest.raises(statuses.Inaccurate):
+        cell(make(lambda x, bias: x.add_(1)))
+
+
+def test_a_replay_that_leaves_a_tail_unwritten_is_found(make, monkeypatch):
+    def capture(self, call):
+        first = call()
+
+        def replay():
+            for output, again in zip(first, call(), strict=True):
+                output.data[:-1].copy_(again[:-1])
+
+        return replay, first
+
+    monkeypatch.setattr(Timer, "capture", capture)
+    with pytest.raises(statuses.Inaccurate, match="a timed call"):
+        cell(make(lambda x, bias: x + 1))
+
+
+@pytest.mark.parametrize(("a_call", "leaked"), [(512, 2 * 512 * 4), (0, 0)])
+def test_memory_that_grows_with_each_block_is_a_leak(make, monkeypatch, a_call, leaked):
+    allocated = [1000]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
+
+    def function(x, bias):
+        allocated[0] += a_call
+        return x + 1
+
+    made = make(function)
+    made.prepare(**CELL, direction="forward")
+    for _ in range(bench.LEAKY_BLOCKS):
+        made.block(4)
+    assert made.check() == {"leaked_bytes": leaked * (bench.LEAKY_BLOCKS - 1)}
+    made.release()
+    made.prepare(**CELL, direction="forward")
+    made.block(4)
+    assert made.check() == {"leaked_bytes": 0}
+
+
+def test_a_cache_that_fills_once_and_garbage_are_no_leak(make, monkeypatch):
+    allocated, garbage = iter([3, 9, 7, 9, 7, 9, 7]), []
+    made = make(lambda x, bias: x + 1)
+    made.prepare(**CELL, direction="forward")
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(allocated))
+    monkeypatch.setattr(bench.gc, "collect", lambda: garbage.append(1))
+    for _ in range(4):
+        made.block(4)
+    assert next(allocated, None) is None and len(garbage) == 3
+    assert made.check() == {"leaked_bytes": 0}
+
+
+def test_energy_is_of_the_timed_calls(make):
+    counted = []
+    made = make(lambda x, bias: counted.append(1) or x + 1)
+    made.prepare(**CELL, direction="forward")
+    counted.clear()
+    answer = made.energy(200)
+    assert len(counted) == 3 and answer.pop("busy_s") > 0
+    assert answer == {"energy_uj": 400.0, "energy_pm_uj": 0.5}
+    made.check()
+
+
+def test_the_call_that_compiles_is_no_warm_up(make):
+    calls = iter(range(100))
+
+    def function(x, bias):
+        time.sleep(0.2 if next(calls) == 0 else 0.01)
+        return x + 1
+
+    busy = make(function).prepare(**CELL, direction="forward")["busy_s"]
+    assert (2 * bench.COPIES - 1) * 0.01 <= busy < 0.2
 
 
 def test_gradients_may_share_memory_with_what_was_given(make):
