@@ -1,5 +1,6 @@
 # The study in one image: `make image`, then
-# docker run --gpus all --name study tilewright
+# docker run --gpus all --name study \
+#     --env TILEWRIGHT_IMAGE=$(docker image inspect --format '{{.Id}}' tilewright) tilewright
 # docker cp study:/tilewright/results/study results/image
 # Without --gpus it replays the recorded run. No step needs the network once the image is built.
 ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
@@ -26,9 +27,12 @@ RUN python3 -m venv .venv \
 
 COPY --chown=tilewright . .
 
-# The image holds no history; this is its commit.
+# The image holds no history; this is its commit, with "-dirty" behind it where files differed. Its
+# own digest it cannot hold: whoever runs it may state it, else the record says what it is built on.
 ARG TILEWRIGHT_COMMIT=""
-ENV TILEWRIGHT_COMMIT=${TILEWRIGHT_COMMIT} PATH=/tilewright/.venv/bin:${PATH}
+ARG BASE_IMAGE
+ENV TILEWRIGHT_COMMIT=${TILEWRIGHT_COMMIT} TILEWRIGHT_IMAGE="built on ${BASE_IMAGE}" \
+    PATH=/tilewright/.venv/bin:${PATH}
 
 ENTRYPOINT ["snakemake"]
 CMD ["--cores", "all"]

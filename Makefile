@@ -24,7 +24,8 @@ lint: $(READY)
 	$(BIN)/snakefmt --check Snakefile workflow && $(BIN)/snakemake --lint && $(BIN)/lint-imports
 
 image:
-	docker build --build-arg TILEWRIGHT_COMMIT=$$(git rev-parse HEAD) --tag tilewright .
+	docker build --tag tilewright --build-arg \
+		TILEWRIGHT_COMMIT=$$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo -dirty) .
 
 record: $(READY)
 	$(BIN)/python -m harness.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))

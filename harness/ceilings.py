@@ -1,18 +1,21 @@
 """The speed of light of this GPU: what memory and matrix units reach at most, measured here.
 
 `python -m harness.ceilings --out ceilings.csv`; each value is the median of repeated runs of the
-best of several forms. Without a GPU the file holds its header only.
+best of several forms. Below them stand the figures of the GPU's data sheet, where `datasheets.csv`
+has them. Without a GPU the file holds its header only.
 """
 
 import argparse
 import csv
 import io
+import sys
 from pathlib import Path
 
-from harness import command, lease
+from harness import command, datasheets, environment, lease
 from harness.command import UserError
 
-HEADER = ("quantity", "unit", "value", "source")
+HEADER = ("quantity", "unit", "value", "sm_mhz", "source")
+MEASURED = "measured"
 
 
 def main() -> None:
@@ -21,22 +24,29 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     if lease.gpus():
-        with lease.hold(exclusive=True):
+        with lease.hold(exclusive=True) as gpu:
             from harness import probes
 
-            rows = [(*row, "measured") for row in probes.measure()]
+            measured = [(*row, MEASURED) for row in probes.measure()]
+        sheet = datasheets.of(environment.model(gpu.name))
+        for line in datasheets.beyond(measured, sheet):
+            print(f"tilewright: {line}", file=sys.stderr)
+        rows = [*measured, *sheet]
     write(options.out, rows)
 
 
 def write(path: Path, rows: list[tuple]) -> None:
-    """Rows as (quantity, unit, value, source)."""
+    """Rows in the order of HEADER."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows([HEADER, *rows])
     command.write_text(path, buffer.getvalue())
 
 
 def read(path: Path) -> list[dict[str, object]]:
-    """The rows of a ceilings file with `value` as float; UserError where it is none."""
+    """The rows of a ceilings file; `value` is a float, `sm_mhz` an int or None.
+
+    Raises UserError where the file is none.
+    """
     remedy = "make it with python -m harness.ceilings"
     try:
         lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
@@ -45,10 +55,14 @@ def read(path: Path) -> list[dict[str, object]]:
     if not lines or tuple(lines[0]) != HEADER:
         raise UserError(f"{path}:1: the header is not {','.join(HEADER)}; {remedy}")
     try:
-        rows = [dict(zip(HEADER, line, strict=True)) for line in lines[1:]]
-        return [row | {"value": float(row["value"])} for row in rows]
+        return [_typed(dict(zip(HEADER, line, strict=True))) for line in lines[1:]]
     except ValueError as error:
         raise UserError(f"{path}: {error}; {remedy}") from None
+
+
+def _typed(row: dict[str, str]) -> dict[str, object]:
+    clock = row["sm_mhz"]
+    return row | {"value": float(row["value"]), "sm_mhz": int(clock) if clock else None}
 
 
 if __name__ == "__main__":

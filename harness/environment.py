@@ -6,13 +6,15 @@ Triton nor a baseline.
 
 import argparse
 import ast
+import csv
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import platform
 import re
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from harness import command, nvml
 from harness.command import UserError
@@ -20,6 +22,8 @@ from harness.command import UserError
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ("torch", "triton")
 GIB = 2**30
+INSTALLERS_NOTES = {"INSTALLER", "REQUESTED", "direct_url.json", "RECORD"}
+DIRTY = "-dirty"
 NO_MODEL = {"nvidia", "geforce", "tesla"}
 
 
@@ -37,18 +41,22 @@ def describe(root: Path, config_sha256: str) -> dict[str, object]:
     commit, dirty = revision(root)
     gpu = first_gpu()
     machine = model(gpu["name"]) if gpu else "nogpu"
+    distributions = [*ALWAYS, *libraries(root)]
     return {
         "run_id": f"{now:%Y%m%dT%H%MZ}-{commit[:7]}-{machine}",
         "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
         "commit": commit,
         "dirty": dirty,
+        "image": os.environ.get("TILEWRIGHT_IMAGE") or None,
         "python": platform.python_version(),
         "platform": "-".join((platform.system(), platform.machine(), *platform.libc_ver())),
+        "kernel": platform.release(),
         "cpu": cpu(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
         "gpu": gpu,
-        "versions": {name: version(name) for name in [*ALWAYS, *libraries(root)]},
+        "versions": {name: version(name) for name in distributions},
+        "hashes": {name: content_hash(name) for name in distributions},
         "config_sha256": config_sha256,
     }
 
@@ -56,8 +64,8 @@ def describe(root: Path, config_sha256: str) -> dict[str, object]:
 def revision(root: Path) -> tuple[str, bool]:
     """The commit of the tree, and whether files differ from it.
 
-    Without history the commit is TILEWRIGHT_COMMIT, taken at its word, or "unknown", which is
-    dirty: nothing shows that the tree is as committed.
+    Without history the commit is TILEWRIGHT_COMMIT, taken at its word, which ends in "-dirty" for
+    a tree that differed; or "unknown", which is dirty: nothing shows that it is as committed.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
@@ -65,7 +73,8 @@ def revision(root: Path) -> tuple[str, bool]:
         if commit is not None:
             return commit, status != ""
     stated = os.environ.get("TILEWRIGHT_COMMIT", "")
-    return (stated, False) if stated else ("unknown", True)
+    commit = stated.removesuffix(DIRTY)
+    return (commit, commit != stated) if commit else ("unknown", True)
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -116,6 +125,28 @@ def version(distribution: str) -> str | None:
         return None
 
 
+def content_hash(distribution: str) -> str | None:
+    """SHA-256 over names and digests of what a wheel installed; None where it is absent.
+
+    From the RECORD of the installation, less what the installer adds to it: so the same wheel has
+    the same hash on all machines, and two builds of one version differ.
+    """
+    try:
+        record = importlib.metadata.distribution(distribution).read_text("RECORD")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    rows = csv.reader((record or "").splitlines())
+    files = sorted((name, digest) for name, digest, *_ in rows if digest and not _added(name))
+    return hashlib.sha256(repr(files).encode()).hexdigest() if files else None
+
+
+def _added(name: str) -> bool:
+    """Whether an installer, not the wheel, put a file there: its notes, scripts and bytecode."""
+    path = PurePosixPath(name)
+    notes = path.parent.suffix == ".dist-info" and path.name in INSTALLERS_NOTES
+    return notes or ".." in path.parts or path.is_absolute() or path.suffix == ".pyc"
+
+
 def first_gpu() -> dict[str, object] | None:
     """The first visible GPU by NVML; a value that its driver does not tell is null."""
     visible = nvml.gpus()
@@ -130,7 +161,9 @@ def first_gpu() -> dict[str, object] | None:
     capability = ask("nvmlDeviceGetCudaComputeCapability")
     memory = ask("nvmlDeviceGetMemoryInfo")
     power = ask("nvmlDeviceGetEnforcedPowerLimit")
+    default = ask("nvmlDeviceGetPowerManagementDefaultLimit")
     ecc, mig = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+    persistence = ask("nvmlDeviceGetPersistenceMode")
     cuda = nvml.ask(driver, "nvmlSystemGetCudaDriverVersion_v2")
     return {
         "name": visible[0].name,
@@ -141,10 +174,14 @@ def first_gpu() -> dict[str, object] | None:
         "vbios": ask("nvmlDeviceGetVbiosVersion"),
         "cuda": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
         "power_limit_w": power and power / 1000,
+        "power_default_w": default and default / 1000,
+        "sm_mhz": ask("nvmlDeviceGetClockInfo", driver.NVML_CLOCK_SM),
+        "mem_mhz": ask("nvmlDeviceGetClockInfo", driver.NVML_CLOCK_MEM),
         "max_sm_mhz": ask("nvmlDeviceGetMaxClockInfo", driver.NVML_CLOCK_SM),
         "max_mem_mhz": ask("nvmlDeviceGetMaxClockInfo", driver.NVML_CLOCK_MEM),
         "ecc": ecc and bool(ecc[0]),
         "mig": mig and bool(mig[0]),
+        "persistence": None if persistence is None else bool(persistence),
     }
 
 

@@ -1,13 +1,16 @@
 """The programs that reach for the ceilings of a GPU: streams over memory and dense products."""
 
 import statistics
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from harness.timing import Timer
+from harness import nvml, statuses
+from harness.timing import Timer, watch
 
 BYTES = 4 * 2**30
 SHARE_OF_MEMORY = 1 / 8
@@ -19,7 +22,18 @@ PRODUCTS = {
     torch.float16: ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 14336)),
     torch.float32: ((4096, 4096, 4096), (8192, 4096, 4096)),
 }
+FP8 = torch.float8_e4m3fn
+FP8_SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 14336))
 LAUNCHES = 200
+
+
+class Ceiling(NamedTuple):
+    """One row of ceilings.csv; sm_mhz: the SM clock in the midst of it, None where unknown."""
+
+    quantity: str
+    unit: str
+    value: float
+    sm_mhz: int | None
 
 
 @triton.jit
@@ -45,12 +59,13 @@ def copy_stream(x_ptr, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + offsets, tl.load(x_ptr + offsets))
 
 
-def measure() -> list[tuple[str, str, float]]:
-    """(quantity, unit, value) of the current CUDA device; see `harness.ceilings`."""
-    return [*_bandwidths(), *_products(), ("launch", "us", round(_launch(), 3))]
+def measure() -> list[Ceiling]:
+    """The ceilings of the current CUDA device; see `harness.ceilings`."""
+    probe = nvml.Probe()
+    return [*_bandwidths(probe), *_products(probe), *_fp8_products(probe), _launch()]
 
 
-def _bandwidths() -> Iterable[tuple[str, str, float]]:
+def _bandwidths(probe: nvml.Probe) -> Iterator[Ceiling]:
     """GB/s on random float32, far larger than any cache; a copy counts both directions."""
     memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     granule = BLOCK * ROUNDS
@@ -76,34 +91,75 @@ def _bandwidths() -> Iterable[tuple[str, str, float]]:
     }
     for quantity, programs in forms.items():
         moved = count * 4 * (2 if quantity == "copy" else 1)
-        best = min(_median_s(program) for program in programs)
-        yield quantity, "GB/s", round(moved / best / 1e9, 1)
+        yield _best(quantity, "GB/s", 1e9, [(moved, program) for program in programs], probe)
 
 
-def _products() -> Iterable[tuple[str, str, float]]:
+def _products(probe: nvml.Probe) -> Iterator[Ceiling]:
     """TFLOP/s of dense products of normal numbers; float32 without the reduced tf32."""
     torch.set_float32_matmul_precision("highest")
     for dtype, shapes in PRODUCTS.items():
-        rates = []
+        programs = []
         for m, n, k in shapes:
             a = torch.randn(m, k, device="cuda").to(dtype)
             b = torch.randn(k, n, device="cuda").to(dtype)
-            seconds = _median_s(lambda a=a, b=b: torch.matmul(a, b))
-            rates.append(2 * m * n * k / seconds / 1e12)
-        yield str(dtype).removeprefix("torch."), "TFLOP/s", round(max(rates), 1)
+            programs.append((2 * m * n * k, lambda a=a, b=b: torch.matmul(a, b)))
+        yield _best(_name(dtype), "TFLOP/s", 1e12, programs, probe)
 
 
-def _launch() -> float:
+def _fp8_products(probe: nvml.Probe) -> Iterator[Ceiling]:
+    """The same in float8, both factors scaled by one; none where device or library lack it."""
+    one = torch.ones((), device="cuda")
+    try:
+        programs = []
+        for m, n, k in FP8_SHAPES:
+            a = torch.randn(m, k, device="cuda").to(FP8)
+            # The matrix units want the second factor stored by columns.
+            b = torch.randn(n, k, device="cuda").to(FP8).t()
+            for fast in (True, False):
+                programs.append(
+                    (
+                        2 * m * n * k,
+                        lambda a=a, b=b, fast=fast: torch._scaled_mm(
+                            a, b, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast
+                        ),
+                    )
+                )
+        ceiling = _best(_name(FP8), "TFLOP/s", 1e12, programs, probe)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        print(f"no ceiling for {_name(FP8)}: {statuses.reason(error)}", file=sys.stderr)
+    else:
+        yield ceiling
+
+
+def _launch() -> Ceiling:
     """The least `device_us` that the timer can show: one launch of a kernel with no work, in µs."""
     timer = Timer()
     with torch.cuda.stream(timer.stream):
         x = torch.zeros(1, device="cuda")
         x.add_(1)
         replay, _ = timer.capture(lambda: x.add_(1))
-    return timer.cold([replay], LAUNCHES)[0]
+    device_us, reading = timer.cold([replay], LAUNCHES)
+    return Ceiling("launch", "us", round(device_us, 3), reading.get("sm_mhz"))
 
 
-def _median_s(program: Callable[[], object]) -> float:
+def _best(
+    quantity: str,
+    unit: str,
+    scale: float,
+    programs: Sequence[tuple[float, Callable[[], object]]],
+    probe: nvml.Probe,
+) -> Ceiling:
+    """The highest rate of several programs, each with its amount of work."""
+    found = []
+    for amount, program in programs:
+        seconds, sm_mhz = _median_s(program, probe)
+        found.append((amount / seconds, sm_mhz))
+    rate, sm_mhz = max(found, key=lambda pair: pair[0])
+    return Ceiling(quantity, unit, round(rate / scale, 1), sm_mhz)
+
+
+def _median_s(program: Callable[[], object], probe: nvml.Probe) -> tuple[float, int | None]:
+    """The median GPU time of a program in seconds, and the SM clock meanwhile."""
     begin, end = ([torch.cuda.Event(enable_timing=True) for _ in range(REPEATS)] for _ in "be")
     for _ in range(WARM_UP):
         program()
@@ -111,5 +167,11 @@ def _median_s(program: Callable[[], object]) -> float:
         a.record()
         program()
         b.record()
+    reading = watch(probe, end[-1])
     torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in zip(begin, end, strict=True)) / 1e3
+    times = [a.elapsed_time(b) for a, b in zip(begin, end, strict=True)]
+    return statistics.median(times) / 1e3, reading.get("sm_mhz")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

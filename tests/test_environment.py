@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import ceilings, environment
+from harness import environment
 from harness.command import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,13 +17,16 @@ RECORD = [
     "date",
     "commit",
     "dirty",
+    "image",
     "python",
     "platform",
+    "kernel",
     "cpu",
     "cores",
     "memory_gib",
     "gpu",
     "versions",
+    "hashes",
     "config_sha256",
 ]
 
@@ -70,7 +73,10 @@ def driver(monkeypatch):
         "DeviceGetName": "NVIDIA H200",
         "DeviceGetCudaComputeCapability": (9, 0),
         "DeviceGetMemoryInfo": types.SimpleNamespace(total=140 * 2**30),
-        "DeviceGetEnforcedPowerLimit": 700_000,
+        "DeviceGetEnforcedPowerLimit": 650_000,
+        "DeviceGetPowerManagementDefaultLimit": 700_000,
+        "DeviceGetPersistenceMode": 0,
+        "DeviceGetClockInfo": 345,
         "DeviceGetEccMode": [1, 1],
         "DeviceGetMigMode": [0, 0],
         "DeviceGetMaxClockInfo": 1980,
@@ -109,11 +115,15 @@ def test_with_a_gpu_it_describes_it(tree, driver):
         "driver": "580.1",
         "vbios": None,
         "cuda": "13.0",
-        "power_limit_w": 700.0,
+        "power_limit_w": 650.0,
+        "power_default_w": 700.0,
+        "sm_mhz": 345,
+        "mem_mhz": 345,
         "max_sm_mhz": 1980,
         "max_mem_mhz": 1980,
         "ecc": True,
         "mig": False,
+        "persistence": False,
     }
 
 
@@ -127,6 +137,8 @@ def test_a_changed_or_new_file_makes_the_tree_dirty(tree, new):
 def test_without_history_the_variable_is_the_commit(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_COMMIT", "abc1234")
     assert environment.revision(tmp_path) == ("abc1234", False)
+    monkeypatch.setenv("TILEWRIGHT_COMMIT", "abc1234-dirty")
+    assert environment.revision(tmp_path) == ("abc1234", True)
     monkeypatch.delenv("TILEWRIGHT_COMMIT")
     assert environment.revision(tmp_path) == ("unknown", True)
 
@@ -142,8 +154,50 @@ def test_libraries_are_read_without_importing_them(tree, no_driver):
     assert versions["hypothesis"] == environment.version("hypothesis")
 
 
-def test_an_absent_library_has_no_version():
+def test_an_absent_library_has_no_version_and_no_hash():
     assert environment.version("no-such-distribution") is None
+    assert environment.content_hash("no-such-distribution") is None
+
+
+def installed(folder: Path, record: str, monkeypatch) -> str | None:
+    """The hash of a distribution with this RECORD."""
+    notes = folder / "fake_wheel-1.0.dist-info"
+    notes.mkdir(parents=True)
+    (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-wheel\nVersion: 1.0\n")
+    (notes / "RECORD").write_text(record)
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        return environment.content_hash("fake-wheel")
+
+
+def test_a_hash_tells_builds_apart_and_installations_not(tmp_path, monkeypatch):
+    wheel = "fake/__init__.py,sha256=aa,1\nfake/core.so,sha256=bb,2\n"
+    added = (
+        "fake_wheel-1.0.dist-info/RECORD,,\n"
+        "fake_wheel-1.0.dist-info/INSTALLER,sha256=cc,3\n"
+        "fake_wheel-1.0.dist-info/REQUESTED,sha256=dd,0\n"
+        "fake/__pycache__/core.cpython-311.pyc,sha256=ee,9\n"
+        "../../../bin/fake,sha256=ff,4\n"
+    )
+    plain = installed(tmp_path / "a", wheel, monkeypatch)
+    assert len(plain) == 64
+    turned = "".join(reversed(wheel.splitlines(keepends=True)))
+    assert installed(tmp_path / "b", added + turned, monkeypatch) == plain
+    assert installed(tmp_path / "c", wheel.replace("bb", "b0"), monkeypatch) != plain
+    assert installed(tmp_path / "d", "", monkeypatch) is None
+
+
+def test_every_library_has_its_version_and_hash(tree, no_driver):
+    found = environment.describe(tree, "")
+    assert list(found["hashes"]) == list(found["versions"])
+    assert all(len(digest) == 64 for digest in found["hashes"].values())
+
+
+def test_the_image_is_what_is_stated(tree, no_driver, monkeypatch):
+    monkeypatch.delenv("TILEWRIGHT_IMAGE", raising=False)
+    assert environment.describe(tree, "")["image"] is None
+    monkeypatch.setenv("TILEWRIGHT_IMAGE", "sha256:1234")
+    assert environment.describe(tree, "")["image"] == "sha256:1234"
 
 
 def test_a_baseline_without_a_library_is_named(tree):
@@ -174,37 +228,3 @@ def test_it_needs_neither_torch_nor_triton(tmp_path):
     out = tmp_path / "environment.json"
     subprocess.run([sys.executable, "-c", code, str(out)], cwd=ROOT, check=True)
     assert list(json.loads(out.read_text())) == RECORD
-
-
-def test_ceilings_without_a_gpu_are_a_header(tmp_path, no_driver, monkeypatch):
-    out = tmp_path / "ceilings.csv"
-    monkeypatch.setattr(sys, "argv", ["ceilings", "--out", str(out)])
-    ceilings.main()
-    assert out.read_text() == "quantity,unit,value,source\n"
-    assert ceilings.read(out) == []
-
-
-def test_ceilings_are_read_as_written(tmp_path):
-    out = tmp_path / "ceilings.csv"
-    ceilings.write(out, [("read", "GB/s", 4380.5, "measured")])
-    row = {"quantity": "read", "unit": "GB/s", "value": 4380.5, "source": "measured"}
-    assert ceilings.read(out) == [row]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "a,b\n",
-        "quantity,unit,value,source\nread,GB/s\n",
-        "quantity,unit,value,source\nread,GB/s,x,y\n",
-    ],
-)
-def test_alien_ceilings_are_refused(tmp_path, text):
-    out = tmp_path / "ceilings.csv"
-    out.write_text(text)
-    with pytest.raises(UserError, match=r"ceilings\.csv.*make it with"):
-        ceilings.read(out)
-    out.unlink()
-    with pytest.raises(UserError, match="missing"):
-        ceilings.read(out)

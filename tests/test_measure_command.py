@@ -15,6 +15,7 @@ from test_measure import BENCH, ENVIRONMENT, ROOT, report
 from harness import load, measure, raw
 from harness.cell import sweep
 from harness.command import UserError
+from kernels._contract import DTYPES
 
 
 @pytest.fixture
@@ -22,9 +23,9 @@ def arguments(tmp_path):
     """Makes the arguments of `harness.measure` for the first case of scale, all verified."""
     gpu = {"name": "NVIDIA H200"}
     (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"gpu": gpu}))
-    (tmp_path / "ceilings.csv").write_text("quantity,unit,value,source\n")
+    (tmp_path / "ceilings.csv").write_text("quantity,unit,value,sm_mhz,source\n")
     op, _ = load.op("scale")
-    cells = list(sweep(op, ["float32"], op.passes, 1))
+    cells = list(sweep(op, DTYPES, op.passes, None))
 
     def make(*impls, **changes) -> list[str]:
         for impl in impls:
@@ -60,11 +61,11 @@ def command(tmp_path, arguments):
     """Starts `python -m harness.measure`, with a fake driver and the given implementations."""
     (tmp_path / "pynvml.py").write_text(FAKE)
 
-    def start(*impls) -> subprocess.Popen:
+    def start(*impls, **changes) -> subprocess.Popen:
         environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
-        environment["FAKE_LOG"] = str(tmp_path / "prepared")
+        environment.setdefault("FAKE_LOG", str(tmp_path / "prepared"))
         environment.pop("CUDA_VISIBLE_DEVICES", None)
-        call = [sys.executable, "-m", "harness.measure", *arguments(*impls)]
+        call = [sys.executable, "-m", "harness.measure", *arguments(*impls, **changes)]
         return subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
     return start

@@ -22,6 +22,7 @@ rule environment:
 rule ceilings:
     input:
         study.sources("harness/ceilings.py"),
+        "harness/datasheets.csv",
     output:
         "<run>/ceilings.csv",
     log:

@@ -10,6 +10,7 @@ rule summarize:
         expand("<run>/raw/{op}.{kind}", op=study.ops, kind=["csv", "json"]),
         "<run>/environment.json",
         "<run>/ceilings.csv",
+        "harness/datasheets.csv",
     output:
         "<run>/summary.csv",
         "<run>/verdicts.csv",
@@ -21,6 +22,7 @@ rule summarize:
         "<run>/environment.csv",
         "<run>/shown_ceilings.csv",
         "<run>/overhead.csv",
+        "<run>/datasheets.csv",
     log:
         "<log>/summarize.log",
     params:
