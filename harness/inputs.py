@@ -5,11 +5,12 @@ the order of the calls; up to CPU_ELEMENTS elements they do not depend on the de
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import torch
 
-from kernels._contract import Case, Op
+from kernels._contract import OFFSETS, Case, Op
 from kernels._contract import Tensor as Spec
 
 # Larger tensors are drawn on the device itself: the CPU would take seconds for each.
@@ -20,31 +21,43 @@ PADDING = 5
 LARGE = 100.0
 SPIKE, BESIDE_SPIKE = 1e3, 1e-2
 SHARE_OF_INF = 0.25
+# Kinds of values that a tensor declared tame does not take.
+WILD = ("inf", "infinities", "denormal")
 
 
-def make(op: Op, case: Case, dtype: str, seed: int, device: str) -> dict[str, torch.Tensor | None]:
+def make(
+    op: Op, case: Case, dtype: str, seed: int, device: str, only: str = ""
+) -> dict[str, torch.Tensor | None]:
     """The tensor arguments of `op` by name, on `device`; None where the case leaves one out.
 
     Floating tensors are normal, or of the kind that `case.values` names; integers are uniform
     below the smallest size of the case, so that they index any of its dimensions. Memory of a
-    layout that lies outside the tensor is NaN. On the device "meta" there are shapes only.
+    layout that lies outside the tensor is NaN. On the device "meta" there are shapes only. only:
+    the name of a single tensor to make.
     """
     return {
         name: _tensor(spec, case, dtype, f"{seed}/{op.name}/{case.name}/{dtype}/{name}", device)
         if not spec.when or spec.when in case.flags
         else None
         for name, spec in op.inputs.items()
+        if only in ("", name)
     }
 
 
-def gradients(outputs: Sequence[torch.Tensor], seed: int) -> tuple[torch.Tensor, ...]:
-    """Normal gradients for outputs: their shapes, dtypes and device, contiguous."""
-    return tuple(
-        _normal(output.shape, f"{seed}/{index}/{tuple(output.shape)}/{output.dtype}", output.device)
-        .to(output.dtype)
-        .contiguous()
-        for index, output in enumerate(outputs)
-    )
+def gradients(
+    outputs: Sequence[torch.Tensor], seed: int, layout: str = ""
+) -> tuple[torch.Tensor, ...]:
+    """Normal gradients for outputs: their shapes, dtypes and device, contiguous.
+
+    In the layout "expanded" a gradient is one value in all places, as that of a sum is.
+    """
+    found = []
+    for index, output in enumerate(outputs):
+        key = f"{seed}/{index}/{tuple(output.shape)}/{output.dtype}"
+        shape = () if layout == "expanded" else output.shape
+        drawn = _normal(shape, key, output.device).to(output.dtype).contiguous()
+        found.append(drawn.expand(output.shape))
+    return tuple(found)
 
 
 def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.Tensor:
@@ -54,7 +67,8 @@ def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.
     element = getattr(torch, spec.dtype or dtype)
     device = torch.device(device)
     if element.is_floating_point:
-        values = _floating(shape, case.values, key, device).to(element)
+        kind = "" if spec.tame and case.values in WILD else case.values
+        values = _floating(shape, kind, key, device, element)
     else:
         bound = 2 if element == torch.bool else min(case.sizes.values(), default=1)
         values = (_uniform(shape, key, device) * bound).to(element)
@@ -62,20 +76,30 @@ def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.
     return values.mT if swapped else values
 
 
-def _floating(shape: Sequence[int], kind: str, key: str, device: torch.device) -> torch.Tensor:
-    if kind == "equal":
-        return _normal((), key, device).expand(shape).contiguous()
+def _floating(
+    shape: Sequence[int], kind: str, key: str, device: torch.device, element: torch.dtype
+) -> torch.Tensor:
     x = _normal(shape, key, device)
     if kind == "large":
-        return x * LARGE
-    if not kind or not shape or not x.numel():
-        return x
-    position = torch.arange(shape[-1], device=device)
-    chosen = (_uniform((*shape[:-1], 1), f"{key}/row", device) * shape[-1]).long() == position
-    if kind == "spike":
-        return torch.where(chosen, SPIKE, x * BESIDE_SPIKE)
-    hit = _uniform(shape, f"{key}/inf", device) < SHARE_OF_INF
-    return x.masked_fill(hit & ~chosen, -float("inf"))
+        x = x * LARGE
+    elif kind == "denormal":
+        x = x * (torch.finfo(element).tiny / 4)
+    elif kind == "equal":
+        x = _normal((*shape[:-1], 1)[: len(shape)], key, device).expand(shape).contiguous()
+    elif kind and shape and x.numel():
+        position = torch.arange(shape[-1], device=device)
+        row = _uniform((*shape[:-1], 1), f"{key}/row", device)
+        chosen = (row * shape[-1]).long() == position
+        chance = _uniform(shape, f"{key}/inf", device)
+        if kind == "spike":
+            x = torch.where(chosen, SPIKE, x * BESIDE_SPIKE)
+        elif kind == "inf":
+            x = x.masked_fill((chance < SHARE_OF_INF) & ~chosen, -math.inf)
+        else:
+            # Half of the rows stay finite: they show whether the rows are kept apart.
+            hit = chosen & (row < 0.5) if len(shape) > 1 else chance < SHARE_OF_INF
+            x = torch.where(hit, torch.where(x < 0, -math.inf, math.inf), x)
+    return x.to(element)
 
 
 def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
@@ -84,8 +108,16 @@ def _laid_out(values: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "padded" and values.dim() >= 2:
         storage = values.new_full((*values.shape[:-1], values.shape[-1] + PADDING), outside)
         view = storage[..., : values.shape[-1]]
-    elif layout == "offset":
-        view = values.new_full((values.numel() + 1,), outside)[1:].view(values.shape)
+    elif layout == "strided" and values.dim():
+        storage = values.new_full((*values.shape[:-1], 2 * values.shape[-1]), outside)
+        view = storage[..., ::2]
+    elif layout == "transposed" and values.dim() >= 2:
+        return values.mT.contiguous().mT
+    elif layout == "expanded" and values.dim() >= 2 and values.shape[0]:
+        return values[:1].clone().expand(values.shape)
+    elif layout in OFFSETS:
+        first = OFFSETS[layout]
+        view = values.new_full((values.numel() + first,), outside)[first:].view(values.shape)
     else:
         return values
     return view.copy_(values)

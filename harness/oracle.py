@@ -1,25 +1,17 @@
-"""One cell of the verification: run an implementation, hold every tensor against the oracle."""
+"""The truth about one cell: its inputs, the float64 results, and how far PyTorch eager is off."""
 
-import contextlib
-import math
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from harness import inputs, tolerance
+from harness import inputs, poison, tolerance
 from harness.tolerance import Distance
 from kernels._contract import Case, Op
 
-# What a poisoned integer holds; floating tensors hold NaN.
-SENTINEL = 77
-FACTORIES = (
-    (torch, "empty"),
-    (torch, "empty_like"),
-    (torch, "empty_strided"),
-    (torch.Tensor, "new_empty"),
-    (torch.Tensor, "new_empty_strided"),
-)
+# Draws of rounded inputs from which the oracle's sensitivity is taken.
+ROUNDINGS = 4
 Named = dict[str, torch.Tensor]
 
 
@@ -33,17 +25,65 @@ class Problem:
 
     seeds: gradients of the outputs, None where the op has no backward pass. expected: tensors
     without data that have the shape and dtype of each result. oracle: the results in float64.
-    eager: how far PyTorch eager is from the oracle, by result.
+    eager: how far PyTorch eager is from the oracle, by result. scale: the size of the inputs, at
+    most one.
     """
 
     op: Op
     case: Case
     dtype: str
+    seed: int
     tensors: Mapping[str, torch.Tensor | None]
     seeds: Sequence[torch.Tensor] | None
     expected: Named
     oracle: Named
     eager: Mapping[str, Distance]
+    scale: float
+
+    def given(self, direction: str) -> list[torch.Tensor]:
+        """The tensors that an implementation reads: inputs, then gradients of the outputs."""
+        seeds = self.seeds if direction == "backward" else None
+        return [t for t in (*self.tensors.values(), *(seeds or ())) if t is not None]
+
+    def others(self, direction: str) -> Iterator[torch.Tensor]:
+        """As `given`, with other values, each made when it is asked for."""
+        seed = self.seed + 1
+        for name, tensor in self.tensors.items():
+            if tensor is not None:
+                device = str(tensor.device)
+                made = inputs.make(self.op, self.case, self.dtype, seed, device, only=name)
+                yield made[name]
+        if direction == "backward":
+            yield from inputs.gradients(self.seeds, seed, self.case.layout)
+
+    def judge(self, results: Named, closely: bool = False) -> dict[str, tolerance.Verdict]:
+        """Each result against the rule; `closely` where the oracle's sensitivity counts too."""
+        moved = self.sensitivity if closely else {}
+        return {
+            name: tolerance.judge(
+                tolerance.distance(tensor, self.oracle[name], self.scale),
+                self.eager.get(name),
+                tensor.dtype,
+                moved.get(name),
+            )
+            for name, tensor in results.items()
+        }
+
+    @functools.cached_property
+    def sensitivity(self) -> dict[str, Distance]:
+        """How far the oracle moves when each input is rounded once in float32, by result."""
+        worst = {}
+        for draw in range(ROUNDINGS):
+            moved = {
+                name: None if t is None else _rounded(t, self.seed + draw)
+                for name, t in self.tensors.items()
+            }
+            seeds = _each(self.seeds, lambda t, draw=draw: _rounded(t, self.seed + draw))
+            for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
+                found = tolerance.distance(tensor, self.oracle[name], self.scale)
+                before = worst.get(name, found)
+                worst[name] = Distance(max(before.max, found.max), max(before.rms, found.rms))
+        return worst
 
 
 def problem(op: Op, case: Case, dtype: str, seed: int, device: str, eager: Callable) -> Problem:
@@ -54,23 +94,31 @@ def problem(op: Op, case: Case, dtype: str, seed: int, device: str, eager: Calla
     """
     shapes = inputs.make(op, case, dtype, seed, "meta")
     outputs = run(op, op.reference, case, shapes)
-    seeds = inputs.gradients([torch.empty_like(o, device=device) for o in outputs.values()], seed)
-    if "backward" not in op.passes:
-        seeds = None
+    seeds = None
+    if "backward" in op.passes:
+        blank = [torch.empty_like(output, device=device) for output in outputs.values()]
+        seeds = inputs.gradients(blank, seed, case.layout)
     expected = run(op, op.reference, case, shapes, _each(seeds, lambda t: t.to("meta")))
-    tensors = inputs.make(op, case, dtype, seed, device)
+    bands = poison.Bands()
+    tensors = {
+        name: None if t is None else bands.copy(t)
+        for name, t in inputs.make(op, case, dtype, seed, device).items()
+    }
     wide = {name: None if t is None else _wide(t) for name, t in tensors.items()}
     oracle = run(op, op.reference, case, wide, _each(seeds, _wide))
     del wide
+    # Plain values are around one.
+    scale = _scale(tensors.values()) if case.values else 1.0
     errors = {}
     for function in (eager, op.reference):
         try:
             result = run(op, function, case, tensors, seeds)
         except Exception:
             continue
-        errors = {name: tolerance.distance(t, oracle[name]) for name, t in result.items()}
+        errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
+        poison.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
         break
-    return Problem(op, case, dtype, tensors, seeds, expected, oracle, errors)
+    return Problem(op, case, dtype, seed, tensors, seeds, expected, oracle, errors, scale)
 
 
 def run(
@@ -102,123 +150,32 @@ def run(
     return named
 
 
-def check(function: Callable, problem: Problem, direction: str, ours: bool) -> tuple[str, list]:
-    """The reason why a result is wrong ("" where it is right) and a report row per tensor.
-
-    ours: memory is poisoned first, and a second call must give the same bits where the op is
-    declared deterministic. Whatever the implementation raises passes through.
-    """
-    seeds = problem.seeds if direction == "backward" else None
-    given = [t for t in (*problem.tensors.values(), *(seeds or ())) if t is not None]
-
-    def call() -> Named:
-        with poisoned() if ours else contextlib.nullcontext(), unchanged(given):
-            return run(problem.op, function, problem.case, problem.tensors, seeds)
-
-    try:
-        result = call()
-        _shaped(result, problem.expected, backward=seeds is not None)
-        _separate(result, problem.tensors)
-    except Wrong as wrong:
-        return str(wrong), []
-    verdicts = {
-        name: tolerance.judge(
-            tolerance.distance(tensor, problem.oracle[name]),
-            problem.eager.get(name),
-            tensor.dtype,
-        )
-        for name, tensor in result.items()
-    }
-    rows = [verdict.row(name) for name, verdict in verdicts.items()]
-    worst = max(verdicts, key=lambda name: verdicts[name].ratio)
-    if verdicts[worst].ratio > 1:
-        return _explain(worst, verdicts[worst]), rows
-    if ours and problem.op.deterministic:
-        again = call()
-        for name, tensor in result.items():
-            if not torch.equal(_memory(tensor.clone()), _memory(again[name].clone())):
-                return f"{name} differs between two calls", rows
-    return "", rows
-
-
-@contextlib.contextmanager
-def unchanged(given: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Raises Wrong if the body changes a tensor, padding included; restores it in any case."""
-    before = [_memory(tensor).clone() for tensor in given]
-    changed = False
-    try:
-        yield
-    finally:
-        for tensor, old in zip(given, before, strict=True):
-            if not torch.equal(_memory(tensor), old):
-                _memory(tensor).copy_(old)
-                changed = True
-    if changed:
-        raise Wrong("changes its inputs")
-
-
-@contextlib.contextmanager
-def poisoned() -> Iterator[None]:
-    """Fills what torch.empty and its kin return, so that an element left unwritten shows."""
-    saved = [(owner, name, getattr(owner, name)) for owner, name in FACTORIES]
-    for owner, name, factory in saved:
-        setattr(owner, name, _poisoning(factory))
-    try:
-        yield
-    finally:
-        for owner, name, factory in saved:
-            setattr(owner, name, factory)
-
-
-def _poisoning(factory: Callable) -> Callable:
-    def poisoned_factory(*args, **kwargs):
-        fresh = factory(*args, **kwargs)
-        floats = fresh.is_floating_point() or fresh.is_complex()
-        with torch.no_grad():
-            return fresh.fill_(math.nan if floats else SENTINEL)
-
-    return poisoned_factory
-
-
-def _shaped(result: Named, expected: Named, backward: bool) -> None:
-    names = [name for name in expected if backward or name.startswith("out")]
-    if list(result) != names:
-        raise Wrong(f"returns {', '.join(result)}; expected {', '.join(names)}")
-    for name, tensor in result.items():
-        want = expected[name]
-        if tensor.shape != want.shape or tensor.dtype != want.dtype:
-            raise Wrong(
-                f"{name} is {tuple(tensor.shape)} {tensor.dtype},"
-                f" expected {tuple(want.shape)} {want.dtype}"
-            )
-
-
-def _separate(result: Named, tensors: Mapping[str, torch.Tensor | None]) -> None:
-    for name, tensor in result.items():
-        for other, given in tensors.items():
-            if given is not None and tensor.numel() and _start(tensor) == _start(given):
-                raise Wrong(f"{name} lies in the memory of the input {other}")
-
-
-def _explain(name: str, verdict: tolerance.Verdict) -> str:
-    if not math.isfinite(verdict.distance.max):
-        return f"{name} has inf or NaN where the oracle has none, or none where it has"
-    return f"{name} is {verdict.ratio:.3g} times as far from the oracle as the rule allows"
-
-
 def _each(tensors: Sequence[torch.Tensor] | None, change: Callable) -> list | None:
     return None if tensors is None else [change(tensor) for tensor in tensors]
+
+
+def _present(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _start(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _rounded(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """The tensor in float64, each entry off by up to half an ulp of float32."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float64)
+    return tensor.double() * (1 + (noise - 0.5) * torch.finfo(torch.float32).eps)
 
 
-def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the storage, also those that the tensor does not cover."""
-    empty = torch.tensor([], dtype=torch.uint8, device=tensor.device)
-    return empty.set_(tensor.untyped_storage())
+def _scale(tensors: Sequence[torch.Tensor | None]) -> float:
+    """The largest finite entry of all floating tensors, at most one; one where there is none."""
+    largest = [
+        t.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+        for t in tensors
+        if t is not None and t.numel() and t.is_floating_point()
+    ]
+    return min(1.0, max(largest, default=0.0)) or 1.0

@@ -3,6 +3,12 @@
 An output may be twice as far from the float64 oracle as PyTorch eager in the same dtype, plus a
 floor per dtype; distance is taken in the maximum norm and in the root-mean-square norm. The rule
 follows the tests of flash-attention (Dao, 2022), made relative and applied to every rival.
+
+Eager may be lucky where the problem itself is ill-conditioned, as the sum of a dot product whose
+terms cancel. So where eager's distance does not suffice, the oracle's own sensitivity takes its
+place if it is larger: how far the oracle moves when each input is rounded once more in float32,
+the error that a backward-stable computation has (Higham, "Accuracy and Stability of Numerical
+Algorithms", 2002, section 1.5).
 """
 
 import math
@@ -20,7 +26,8 @@ FLOOR = {
     torch.bfloat16: torch.finfo(torch.bfloat16).eps / 2,
 }
 # Below this the oracle, fed with numbers around one, holds the rounding noise of float64: zero.
-ZERO = 1e-12
+# Fed with numbers of another scale, it does so below this times the scale.
+ZERO = 1e-11
 # Elements compared at a time: float64 copies of a whole tensor of the sweep would not fit.
 CHUNK = 2**24
 
@@ -64,21 +71,36 @@ class Verdict:
         }
 
 
-def judge(distance: Distance, eager: Distance | None, dtype: torch.dtype) -> Verdict:
-    """Holds a distance from the oracle against what eager's distance and the dtype allow."""
+def judge(
+    distance: Distance,
+    eager: Distance | None,
+    dtype: torch.dtype,
+    sensitivity: Distance | None = None,
+) -> Verdict:
+    """Holds a distance from the oracle against what eager's distance and the dtype allow.
+
+    sensitivity: how far the oracle moves when its inputs are rounded; see the module.
+    """
     floor = FLOOR.get(dtype, 0.0)
     # Where eager itself overflows it allows nothing: the floor counts as its distance.
     known = eager is not None and math.isfinite(eager.max)
-    allowed = eager if known else Distance(floor, floor)
-    bound = Distance(FACTOR * allowed.max + floor, FACTOR * allowed.rms + floor)
+    allowed = [eager if known else Distance(floor, floor)]
+    if sensitivity is not None and math.isfinite(sensitivity.max):
+        allowed.append(sensitivity)
+    bound = Distance(
+        FACTOR * max(each.max for each in allowed) + floor,
+        FACTOR * max(each.rms for each in allowed) + floor,
+    )
     return Verdict(distance, eager, bound)
 
 
-def distance(x: torch.Tensor, oracle: torch.Tensor) -> Distance:
+def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Distance:
     """How far x is from the oracle, a float64 (or integer) tensor of the same shape.
 
     An entry of the oracle that x's dtype cannot hold is inf or NaN there, and x must hold the same.
-    All other entries of x must be finite. An oracle of zeros is compared absolutely.
+    All other entries of x must be finite. Half a step of x's subnormal numbers is no distance,
+    since no rounding does better. An oracle of zeros is compared absolutely, in units of `scale`,
+    the size of the numbers it was fed with.
     """
     if x.shape != oracle.shape:
         raise ValueError(f"shape {tuple(x.shape)}, oracle {tuple(oracle.shape)}")
@@ -86,13 +108,12 @@ def distance(x: torch.Tensor, oracle: torch.Tensor) -> Distance:
         return Distance(0.0, 0.0)
     parts = zip(x.detach().reshape(-1).split(CHUNK), oracle.reshape(-1).split(CHUNK), strict=True)
     sums = [_compare(part, truth) for part, truth in parts]
-    misplaced, worst, square, scale, truth_square = torch.stack(sums).unbind(1)
+    misplaced, worst, square, largest, truth_square = torch.stack(sums).unbind(1)
     if misplaced.any():
         return Distance(math.inf, math.inf)
-    largest = scale.max().item()
-    unit, norm = 1.0, math.sqrt(x.numel())
-    if largest > ZERO:
-        unit, norm = largest, math.sqrt(truth_square.sum().item())
+    unit, norm = scale, scale * math.sqrt(x.numel())
+    if largest.max().item() > ZERO * scale:
+        unit, norm = largest.max().item(), math.sqrt(truth_square.sum().item())
     return Distance(worst.max().item() / unit, math.sqrt(square.sum().item()) / norm)
 
 
@@ -104,6 +125,9 @@ def _compare(x: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
     misplaced = torch.where(finite, ~x.isfinite(), ~same).any()
     truth = torch.where(finite, oracle, 0).double()
     gap = torch.where(finite, x, 0).double().sub_(truth).abs_()
+    if x.is_floating_point():
+        kind = torch.finfo(x.dtype)
+        gap.sub_(kind.tiny * kind.eps / 2).clamp_(min=0)
     return torch.stack(
         [misplaced.double(), gap.max(), gap.square().sum(), truth.abs().max(), truth.square().sum()]
     )
@@ -112,4 +136,5 @@ def _compare(x: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
 def _over(error: float, bound: float) -> float:
     if error == 0.0:
         return 0.0
-    return error / bound if bound else math.inf
+    # What is misplaced passes no bound, not even one that overflows.
+    return error / bound if bound and math.isfinite(error) else math.inf

@@ -2,10 +2,11 @@
 
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 
-from harness import load, oracle, statuses
+from harness import load, oracle, statuses, trial
 from harness.command import UserError
 from kernels._contract import Case
 
@@ -54,10 +55,12 @@ class Bench:
         return {"device": device, "units": self.blanks}
 
     def check(self, unit: int) -> dict:
-        """The rows of a unit. `alive` is false where it cost this process its GPU context."""
+        """The rows of a unit. `alive` is false where it cost this process its GPU context, or where
+        memory ran out: what an implementation keeps goes with its process.
+        """
         case, dtype = self.units[unit]
         rows = _rows(self, case, dtype, self.blanks[unit])
-        alive = _context_lives()
+        alive = _context_lives() and all(row["status"] != "oom" for row in rows)
         if alive and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         return {"cells": rows, "alive": alive}
@@ -75,10 +78,10 @@ def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict
 
 def _cell(function: Callable, problem: oracle.Problem, direction: str, ours: bool) -> dict:
     try:
-        reason, tensors = oracle.check(function, problem, direction, ours)
+        found = trial.check(function, problem, direction, ours)
     except Exception as error:
         return _fault(error, ours)
-    return {"status": "inaccurate" if reason else "ok", "reason": reason, "tensors": tensors}
+    return {"status": "inaccurate" if found.reason else "ok"} | asdict(found)
 
 
 def _fault(error: Exception, ours: bool) -> dict[str, str]:
@@ -99,7 +102,7 @@ def _fault(error: Exception, ours: bool) -> dict[str, str]:
 
 def _blank(kind: str, case: Case, dtype: str, direction: str) -> dict:
     cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
-    return cell | {"status": "ok", "reason": "", "tensors": []}
+    return cell | {"status": "ok", "reason": "", "tensors": [], "deterministic": None}
 
 
 def _context_lives() -> bool:

@@ -1,6 +1,7 @@
 """Verification of one implementation of one op: `python -m harness.verify --op O --impl I --out F`.
 
-A child process runs the cells, so that one which kills or hangs its process becomes a row. With a
+A child process runs the cells, so that one which kills or hangs its process becomes a row. The
+inputs come from a seed that is drawn anew for each run and stands in the report. With a
 GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
 the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
 wrong is a row of the paper, not an error.
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterator
 
 from harness import nvml
-from harness.command import UserError, run, write_json
+from harness.command import UserError, fresh_seed, run, seed, write_json
 from harness.process import START_S, Worker
 from kernels._contract import DTYPES
 
@@ -23,11 +24,12 @@ OURS = ("ours", "ours_twin")
 SEVERITY = ("ok", "unsupported", "oom", "inaccurate", "hung", "crashed")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
-HANG_S = 600.0
 
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.seed is None:
+        arguments.seed = fresh_seed()
     ours = arguments.impl in OURS
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
     report = verify(arguments, mode)
@@ -80,9 +82,9 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
             hello = worker.answer(START_S)
             if hello["status"] == "unavailable":
                 return {"impl_version": "", "device": ""} | hello, {}
-            plan = hello
+            limit_s, plan = arguments.cell_timeout_s, hello
             if hello["status"] == "ok":
-                plan = hello | _ask(worker, "prepare", **_plan(arguments, mode))
+                plan = hello | _ask(worker, limit_s, "prepare", **_plan(arguments, mode))
             if plan["status"] != "ok":
                 if plan["status"] != "unsupported":
                     print(worker.last_words(), file=sys.stderr)
@@ -90,7 +92,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
             for number in range(len(plan["units"])):
                 if number in units:
                     continue
-                answer = _ask(worker, "check", unit=number)
+                answer = _ask(worker, limit_s, "check", unit=number)
                 if answer["status"] == "unsupported":
                     raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
@@ -113,9 +115,9 @@ def summary(report: dict) -> str:
         for cell in report["cells"]
         if cell["status"] != "ok"
     ]
-    passed = len(report["cells"]) - len(lines)
+    passed = f"{len(report['cells']) - len(lines)} of {len(report['cells'])} cells ok"
     verdict = ": ".join(filter(None, (report["status"], report["reason"])))
-    return "\n".join([*lines, f"{name}: {passed} of {len(report['cells'])} cells ok; {verdict}"])
+    return "\n".join([*lines, f"{name}: seed {report['seed']}: {passed}; {verdict}"])
 
 
 @contextlib.contextmanager
@@ -127,9 +129,9 @@ def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
         worker.kill()
 
 
-def _ask(worker: Worker, do: str, **arguments: object) -> dict:
+def _ask(worker: Worker, limit_s: float, do: str, **arguments: object) -> dict:
     worker.send(do, **arguments)
-    return worker.answer(HANG_S)
+    return worker.answer(limit_s)
 
 
 def _plan(arguments: argparse.Namespace, mode: str) -> dict:
@@ -172,11 +174,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--op", required=True)
     parser.add_argument("--impl", required=True, help="ours, or the stem of a baseline's file")
     parser.add_argument("--out", required=True, help="the report, JSON")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, help="an integer from 0, or fresh (the default)")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--passes", nargs="+", default=["forward", "backward"])
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
+    parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
     arguments = parser.parse_args()
     for key in ("dtypes", "passes"):
         # Blanks or commas: a list of the configuration, or one word of a command line.

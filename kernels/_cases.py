@@ -13,6 +13,12 @@ ROW_EDGE = (
     case(M=5, N=300, values="large"),
     case(M=5, N=300, values="equal"),
     case(M=5, N=300, values="spike"),
+    case(M=6, N=100, values="infinities"),
+    case(M=6, N=100, values="denormal"),
+    case(M=4, N=136, layout="offset4", dtypes=("float16",)),
+    case(M=4, N=136, layout="offset8", dtypes=("float16",)),
+    case(M=9, N=40, layout="transposed"),
+    case(M=4, N=100, layout="expanded"),
 )
 # The classic curve: 4096 rows. Then the row lengths of attention scores and vocabularies.
 ROW_SWEEP = (

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 DTYPES = ("float32", "float16", "bfloat16")
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
-LAYOUTS = ("", "padded", "offset")
-VALUES = ("", "large", "equal", "spike", "inf")
+OFFSETS = {"offset": 1, "offset2": 2, "offset4": 4, "offset8": 8}
+LAYOUTS = ("", "padded", "strided", "transposed", "expanded", *OFFSETS)
+VALUES = ("", "large", "equal", "spike", "inf", "infinities", "denormal")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Tensor:
     when: present only in cases that carry this flag; other cases pass None.
     transposed: in cases that carry this flag the last two dimensions are stored in reverse order,
         and the argument is a view of that storage.
+    tame: stays normal in cases whose values are "inf", "infinities" or "denormal"; for a factor
+        beside which those of the other tensor would vanish or hide.
     """
 
     shape: str
@@ -30,16 +33,22 @@ class Tensor:
     grad: bool = True
     when: str = ""
     transposed: str = ""
+    tame: bool = False
 
 
 @dataclass(frozen=True)
 class Case:
     """The sizes, flags, memory layout and kind of values of one problem; made by `case`.
 
-    layout: "" contiguous; "padded" rows lie further apart than they are long; "offset" the first
-        element is one element past an aligned address.
-    values: "" normal; "large" scaled to a hundred; "equal" one value in all places; "spike" one
-        huge value among small ones; "inf" some entries are minus infinity, never a whole row.
+    layout: "" contiguous; "padded" rows lie further apart than they are long; "strided" every
+        second element of storage; "transposed" the last two dimensions are stored in reverse
+        order; "expanded" all of the first dimension is the same memory, and so are all entries of
+        the gradient of an output; "offset", "offset2", "offset4", "offset8" the first element is
+        so many elements past an aligned address. A tensor with too few dimensions is contiguous.
+    values: "" normal; "large" scaled to a hundred; "equal" one value in all of a row; "spike" one
+        huge value among small ones; "inf" some entries are minus infinity, never a whole row;
+        "infinities" some entries are infinite, of either sign: of a vector many, of a matrix one
+        in about half of the rows; "denormal" below the smallest normal number of the dtype.
     """
 
     sizes: Mapping[str, int]

@@ -43,9 +43,15 @@ def _cost(a_case, direction, itemsize):
 LAYER_NORM = Op(
     "layer_norm",
     layer_norm_reference,
-    {"x": Tensor("M N"), "weight": Tensor("N"), "bias": Tensor("N")},
+    {"x": Tensor("M N"), "weight": Tensor("N", tame=True), "bias": Tensor("N", tame=True)},
     _cost,
-    edge=(*ROW_EDGE, case(M=300, N=64), case(M=2, N=20000)),
+    edge=(
+        *ROW_EDGE,
+        case(M=300, N=64),
+        # Longer than a row in registers, forward and backward.
+        case(M=2, N=16500, dtypes=("float32",)),
+        case(M=2, N=8300, dtypes=("float16", "bfloat16")),
+    ),
     sweep=ROW_SWEEP,
     passes=("forward", "backward"),
     params={"eps": 1e-5},

@@ -52,8 +52,8 @@ MATMUL = Op(
     matmul_reference,
     {
         "a": Tensor("M K"),
-        "b": Tensor("K N", transposed="nt"),
-        "bias": Tensor("N", when="bias"),
+        "b": Tensor("K N", transposed="nt", tame=True),
+        "bias": Tensor("N", when="bias", tame=True),
     },
     _cost,
     edge=(
@@ -69,7 +69,15 @@ MATMUL = Op(
         case(M=16, N=16, K=0),
         case(M=40, N=48, K=64, layout="padded"),
         case(M=40, N=48, K=64, layout="offset"),
+        case(M=40, N=48, K=64, layout="offset4", dtypes=("float16",)),
+        case(M=40, N=48, K=64, layout="offset8", dtypes=("float16",)),
+        case(M=40, N=48, K=64, layout="transposed"),
+        case(M=40, N=48, K=64, layout="expanded"),
         case(M=40, N=48, K=64, values="large", dtypes=("float32", "bfloat16")),
+        case(M=40, N=48, K=64, values="equal"),
+        case(M=40, N=48, K=64, values="spike"),
+        case("relu", M=40, N=48, K=64, values="infinities"),
+        case(M=40, N=48, K=64, values="denormal"),
     ),
     sweep=(
         *(case(M=2**k, N=2**k, K=2**k) for k in range(9, 13)),

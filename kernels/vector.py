@@ -58,6 +58,7 @@ def _dot_cost(a_case, direction, itemsize):
 
 
 VECTOR = Tensor("N")
+FACTOR = Tensor("N", tame=True)
 EDGE = (
     case(N=1),
     case(N=127),
@@ -67,6 +68,12 @@ EDGE = (
     case(N=5000, layout="offset"),
     case(N=5000, values="large"),
     case(N=5000, values="inf"),
+    case(N=1000, values="infinities"),
+    case(N=1000, values="denormal"),
+    case(N=1000, values="equal"),
+    case(N=1000, layout="offset4", dtypes=("float16",)),
+    case(N=1000, layout="offset8", dtypes=("float16",)),
+    case(N=1000, layout="strided"),
 )
 # From what fits in the L2 cache to what an activation of a large model occupies.
 SWEEP = (
@@ -76,10 +83,10 @@ SWEEP = (
 
 SCALE = Op("scale", scale_reference, {"x": VECTOR}, _cost(1, 1), EDGE, SWEEP, params={"alpha": 1.7})
 ADD = Op("add", add_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
-MUL = Op("mul", mul_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
+MUL = Op("mul", mul_reference, {"x": VECTOR, "y": FACTOR}, _cost(2, 1), EDGE, SWEEP)
 MAXIMUM = Op("maximum", maximum_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
 MINIMUM = Op("minimum", minimum_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
-DOT = Op("dot", dot_reference, {"x": VECTOR, "y": VECTOR}, _dot_cost, EDGE[:-1], SWEEP)
+DOT = Op("dot", dot_reference, {"x": VECTOR, "y": FACTOR}, _dot_cost, EDGE, SWEEP)
 
 
 def _choose_block(n, itemsize, inputs):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import inputs
-from kernels._contract import DTYPES, Cost, Op, Tensor, case
+from kernels._contract import DTYPES, LAYOUTS, OFFSETS, VALUES, Cost, Op, Tensor, case
 
 
 def no_cost(a_case, direction, itemsize):
@@ -17,15 +17,15 @@ def no_cost(a_case, direction, itemsize):
 
 SPECS = {
     "x": Tensor("M N"),
-    "w": Tensor("K N", transposed="nt"),
+    "w": Tensor("K N", transposed="nt", tame=True),
     "b": Tensor("N", when="bias"),
     "i": Tensor("M", dtype="int64"),
     "s": Tensor(""),
 }
 MADE = Op("made", None, SPECS, no_cost, edge=(), sweep=())
 sizes = st.fixed_dictionaries({letter: st.integers(1, 9) for letter in "MNK"})
-layouts = st.sampled_from(["", "padded", "offset"])
-kinds = st.sampled_from(["", "large", "equal", "spike", "inf"])
+layouts = st.sampled_from(LAYOUTS)
+kinds = st.sampled_from(VALUES)
 flags = st.lists(st.sampled_from(["nt", "bias"]), unique=True).map(tuple)
 
 
@@ -47,6 +47,8 @@ def test_a_cell_always_has_the_same_inputs(sizes, flags, layout, kind, dtype, se
         assert tensor.dtype == getattr(torch, spec.dtype or dtype)
         assert torch.equal(tensor, again[name])
         assert not tensor.requires_grad
+    only = inputs.make(MADE, a_case, dtype, seed, "cpu", only="w")
+    assert list(only) == ["w"] and torch.equal(only["w"], first["w"])
     assert first["i"].min() >= 0 and first["i"].max() < min(sizes.values())
     if "nt" in flags and not layout and sizes["K"] > 1 < sizes["N"]:
         assert first["w"].stride() == (1, sizes["K"])
@@ -70,9 +72,20 @@ def test_layouts():
     assert padded.stride() == (4 + inputs.PADDING, 1)
     memory = torch.empty(0).set_(padded.untyped_storage())
     assert memory.isnan().sum() == 3 * inputs.PADDING
-    offset = inputs.make(MADE, case(M=3, N=4, K=2, layout="offset"), "float32", 0, "cpu")["x"]
-    assert offset.is_contiguous() and offset.data_ptr() % 16 == 4
-    assert not offset.isnan().any()
+    strided = inputs.make(MADE, case(M=3, N=4, K=2, layout="strided"), "float32", 0, "cpu")
+    assert (strided["x"].stride(), strided["i"].stride()) == ((8, 2), (2,))
+    transposed = inputs.make(MADE, case(M=3, N=4, K=2, layout="transposed"), "float32", 0, "cpu")
+    assert (transposed["x"].stride(), transposed["i"].stride()) == ((1, 3), (1,))
+    expanded = inputs.make(MADE, case(M=3, N=4, K=2, layout="expanded"), "float32", 0, "cpu")
+    assert expanded["x"].stride() == (0, 1) and expanded["x"].untyped_storage().nbytes() == 16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("layout", OFFSETS)
+def test_offsets(layout, dtype):
+    x = inputs.make(MADE, case(M=3, N=4, K=2, layout=layout), dtype, 0, "cpu")["x"]
+    assert x.is_contiguous() and not x.isnan().any()
+    assert x.data_ptr() % 64 == OFFSETS[layout] * x.element_size()
 
 
 def test_kinds_of_values():
@@ -81,12 +94,28 @@ def test_kinds_of_values():
 
     assert x("").std() == pytest.approx(1, abs=0.1)
     assert x("large").std() == pytest.approx(inputs.LARGE, rel=0.1)
-    assert x("equal").unique().numel() == 1 and x("equal")[0, 0] != 0
+    equal = x("equal")
+    assert (equal == equal[:, :1]).all() and equal[:, 0].unique().numel() > 40
     assert ((x("spike") == inputs.SPIKE).sum(1) == 1).all()
     hidden = x("inf") == -math.inf
     assert hidden.any(1).sum() > 40 and not hidden.all(1).any()
     one_column = inputs.make(MADE, case(M=9, N=1, K=1, values="inf"), "float16", 0, "cpu")["x"]
     assert one_column.isfinite().all()
+    infinite = x("infinities").isinf().sum(1)
+    assert set(infinite.tolist()) == {0, 1} and 10 < infinite.sum() < 40
+    assert x("infinities").min() == -math.inf and x("infinities").max() == math.inf
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_denormal_numbers_and_a_tame_tensor_beside_them(dtype):
+    made = inputs.make(MADE, case(M=5, N=40, K=30, values="denormal"), dtype, 0, "cpu")
+    kind = torch.finfo(made["x"].dtype)
+    assert (made["x"].double().abs() < kind.tiny).float().mean() > 0.99
+    assert made["x"].unique().numel() > 20
+    assert made["w"].double().std() == pytest.approx(1, abs=0.1)
+    vector = Op("vector", None, {"x": Tensor("N")}, no_cost, edge=(), sweep=())
+    made = inputs.make(vector, case(N=400, values="infinities"), dtype, 0, "cpu")["x"]
+    assert 20 < (made == math.inf).sum() < 80 and 20 < (made == -math.inf).sum() < 80
 
 
 def test_gradients_follow_the_outputs():
@@ -96,3 +125,6 @@ def test_gradients_follow_the_outputs():
     assert first[0].shape == (4, 3) and first[0].is_contiguous()
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], inputs.gradients(outputs, 6)[0])
+    expanded = inputs.gradients(outputs, 5, "expanded")
+    assert [g.stride() for g in expanded] == [(0, 0), (0,)]
+    assert [g.shape for g in expanded] == [o.shape for o in outputs]

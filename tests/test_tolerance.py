@@ -86,3 +86,63 @@ def test_empty_tensors_and_integers():
 def test_an_oracle_of_zeros_is_compared_absolutely():
     truth = torch.zeros(4, dtype=torch.float64)
     assert tolerance.distance(torch.full((4,), 0.5), truth) == tolerance.Distance(0.5, 0.5)
+
+
+@given(values, st.floats(0, 1), st.integers(-120, 0))
+def test_noise_of_the_oracle_is_judged_by_the_size_of_the_inputs(some, noise, exponent):
+    scale = 2.0**exponent
+    noisy = torch.tensor(some, dtype=torch.float64) * noise * tolerance.ZERO / 16 * scale
+    wrong = torch.full(noisy.shape, scale / 2)
+    assert tolerance.distance(wrong, noisy, scale).max == pytest.approx(0.5, rel=1e-6)
+    assert tolerance.distance(torch.zeros_like(wrong), noisy, scale).max < 1e-10
+
+
+@given(values, values, st.integers(0, 39), st.floats(1, 100), halves)
+def test_an_entry_further_away_never_brings_a_result_nearer(some, others, place, more, dtype):
+    n = min(len(some), len(others))
+    truth = torch.tensor(others[:n], dtype=torch.float64)
+    x = torch.tensor(some[:n], dtype=torch.float64)
+    near = tolerance.distance(x.to(dtype), truth)
+    x = x.to(dtype).double()
+    x[place % n] += more * (x - truth)[place % n]
+    far = tolerance.distance(x.to(dtype), truth)
+    # Rounding to the dtype may take back half an ulp of an entry that hardly moved.
+    slack = torch.finfo(dtype).eps * x.abs().max().item() / max(truth.abs().max().item(), 1e-11)
+    assert far.max >= near.max - slack and far.rms >= near.rms - slack
+
+
+anything = st.builds(tolerance.Distance, st.floats(0), st.floats(0))
+
+
+@given(values, st.integers(0, 39), st.none() | anything, st.none() | anything, halves)
+def test_a_nan_never_passes(some, place, eager, sensitivity, dtype):
+    truth = torch.tensor(some, dtype=torch.float64)
+    x = truth.to(dtype)
+    x[place % len(some)] = math.nan
+    found = tolerance.distance(x, truth)
+    assert found.max == found.rms == math.inf
+    assert tolerance.judge(found, eager, dtype, sensitivity).ratio > 1
+
+
+@given(anything, anything, anything, halves)
+def test_more_allowed_is_never_a_worse_ratio(error, eager, sensitivity, dtype):
+    if not math.isfinite(error.max + error.rms + eager.max + eager.rms):
+        return
+    alone = tolerance.judge(error, eager, dtype).ratio
+    assert tolerance.judge(error, eager, dtype, sensitivity).ratio <= alone
+    doubled = tolerance.Distance(2 * error.max, 2 * error.rms)
+    assert tolerance.judge(doubled, eager, dtype).ratio >= alone
+
+
+@given(halves, st.lists(st.integers(-127, 127), min_size=1, max_size=30), st.integers(0, 3))
+def test_a_flush_to_zero_shows_where_eager_keeps_denormal_numbers(dtype, steps, shift):
+    kind = torch.finfo(dtype)
+    step = kind.tiny * kind.eps
+    truth = torch.tensor(steps, dtype=torch.float64) * step * 2.0**-shift
+    scale = max(truth.abs().max().item(), step)
+    kept = tolerance.distance(truth.to(dtype), truth, scale)
+    assert kept == tolerance.Distance(0.0, 0.0)
+    flushed = tolerance.distance(torch.zeros_like(truth, dtype=dtype), truth, scale)
+    verdict = tolerance.judge(flushed, kept, dtype)
+    # Of what rounds to zero nothing can be kept.
+    assert (verdict.ratio > 1) == (truth.abs().max() > step / 2 * (1 + tolerance.FLOOR[dtype]))
