@@ -16,7 +16,7 @@ from harness.cell import Cell, Rows
 from harness.gate import Gate
 from harness.lease import Watch
 from harness.memory import Memory
-from harness.process import Crew
+from harness.process import LOST, Crew
 from harness.stopping import Rule, Timing
 from kernels._contract import Op
 
@@ -70,10 +70,18 @@ class Engine:
         plan = self._plan
         with Crew(plan.op.name, plan.seed, plan.bench) as self._crew:
             for cell in plan.cells:
-                self._rows, self._timed_s = Rows(plan.op, plan.family, cell, plan.ceilings), 0.0
-                stopped = self._measure(cell)
-                print(f"{plan.op.name} {cell}: {_digest(self._rows.taken)}", file=sys.stderr)
-                yield Done(str(cell), self._rows.taken, stopped, self._timed_s)
+                done = self._done(cell)
+                if any(row["reason"] == LOST for row in done.rows):
+                    print(f"{plan.op.name} {cell}: {LOST}; once more", file=sys.stderr)
+                    done = self._done(cell)
+                print(f"{plan.op.name} {cell}: {_digest(done.rows)}", file=sys.stderr)
+                yield done
+
+    def _done(self, cell: Cell) -> Done:
+        self._rows = Rows(self._plan.op, self._plan.family, cell, self._plan.ceilings)
+        self._timed_s = 0.0
+        stopped = self._measure(cell)
+        return Done(str(cell), self._rows.taken, stopped, self._timed_s)
 
     def _measure(self, cell: Cell) -> str:
         ready = self._prepare(cell)

@@ -45,7 +45,7 @@ class Journal:
         self._take_over(digest)
         if self.seed < 0:
             self.seed = fresh_seed() if seed is None else seed
-            self._append({"digest": digest, "seed": self.seed})
+            self._append("head", {"digest": digest, "seed": self.seed})
 
     def __enter__(self) -> "Journal":
         return self
@@ -55,7 +55,7 @@ class Journal:
 
     def add(self, name: str, record: Mapping) -> None:
         """Keeps the record of a finished cell; when this returns, it is on the disk."""
-        self._append({"cell": name, "record": record})
+        self._append("cell", {"name": name, "record": record})
         self.cells[name] = dict(record)
 
     def remove(self) -> None:
@@ -66,27 +66,28 @@ class Journal:
         size = os.fstat(self._file).st_size
         lines = os.pread(self._file, size, 0).splitlines(keepends=True)
         records, whole = [], 0
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             for line in lines:
                 if not line.endswith(b"\n"):
                     break
-                records.append(json.loads(line))
+                record = json.loads(line)
+                records.append((record["what"], record))
                 whole += len(line)
-        if records and records[0]["digest"] == digest:
-            self.seed = records[0]["seed"]
-            self.cells = {each["cell"]: each["record"] for each in records[1:] if "cell" in each}
-            self.resumed = sum("resumed" in each for each in records) + 1
+        if records and records[0][1].get("digest") == digest:
+            self.seed = records[0][1]["seed"]
+            self.cells = {each["name"]: each["record"] for what, each in records if what == "cell"}
+            self.resumed = 1 + sum(what == "resumed" for what, _ in records)
         elif size:
             print(f"{self._path}: of another plan, machine or code; discarded", file=sys.stderr)
             whole = 0
         os.ftruncate(self._file, whole)
         os.lseek(self._file, whole, os.SEEK_SET)
         if self.resumed:
-            self._append({"resumed": self.resumed})
+            self._append("resumed", {})
             print(f"{self._path}: {len(self.cells)} cells taken over", file=sys.stderr)
 
-    def _append(self, record: Mapping) -> None:
-        rest = json.dumps(record, allow_nan=False).encode() + b"\n"
+    def _append(self, what: str, record: Mapping) -> None:
+        rest = json.dumps({"what": what, **record}, allow_nan=False).encode() + b"\n"
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]

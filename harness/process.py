@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from harness import forkserver
 
 LAST_WORDS = 4000
+# The reason of all workers at once when their forkserver is killed, which is no fault of theirs.
+LOST = "lost with the forkserver"
 EXIT_S = 5.0
 # Importing torch from a cold disk.
 START_S = 300.0
@@ -106,7 +108,7 @@ class Worker:
             return (
                 f"died by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             )
-        return "lost with the forkserver" if lost else "closed the socket of its answers"
+        return LOST if lost else "closed the socket of its answers"
 
     def _greet(self, deadline: float) -> None:
         """Hears the number of the process, which it says first of all."""

@@ -81,7 +81,7 @@ class Bench:
     def _note(self, line):
         if self.log:
             with open(self.log, "a") as log:
-                log.write(f"{os.getpid()} {line}\n")
+                log.write(f"{os.getpid()} {time.monotonic()} {line}\n")
 
     def _alone(self):
         """Whether this is not the first process of its kind that the parent started."""

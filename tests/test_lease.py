@@ -84,6 +84,58 @@ def test_visible_devices_choose(driver, monkeypatch, wish, found):
     assert [gpu.index for gpu in lease.gpus()] == found
 
 
+def test_a_slice_of_a_gpu_is_known_by_its_name(driver, monkeypatch):
+    monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: f"NVIDIA H200 of {handle}")
+    driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: "GPU-00-fake"
+    driver.nvmlDeviceGetIndex = lambda handle: 5
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
+    with lease.hold(exclusive=True) as gpu:
+        assert (gpu.index, gpu.uuid, gpu.name) == (5, "MIG-aa", "NVIDIA H200 of MIG-aa")
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-aa"
+        # Another slice of the same GPU is another lock.
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa,MIG-bb")
+        with lease.hold(exclusive=True, wait_s=0) as other:
+            assert other.uuid == "MIG-bb"
+
+
+def test_a_slice_that_does_not_exist_is_no_gpu(driver, monkeypatch):
+    def fail(uuid):
+        raise driver.NVMLError
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetHandleByUUID", fail)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-zz")
+    assert lease.gpus() == []
+
+
+def test_a_stranger_is_who_is_neither_we_nor_a_worker(driver):
+    gpu = lease.gpus()[0]
+    with (
+        subprocess.Popen(["sleep", "60"], process_group=0) as worker,
+        subprocess.Popen(["sleep", "60"], process_group=worker.pid) as child,
+    ):
+        watch, users = lease.Watch(gpu), [os.getpid(), worker.pid, child.pid]
+        driver.PROCESSES[gpu.uuid] = users
+        assert watch.strangers({worker.pid}) == []
+        driver.PROCESSES[gpu.uuid] = [*users, 2**22 + 5]
+        assert watch.strangers({worker.pid}) == [f"process {2**22 + 5} (trainer)"]
+        # A driver that does not list the worker numbers processes in another namespace.
+        driver.PROCESSES[gpu.uuid] = [2**22 + 5]
+        assert watch.strangers({worker.pid}) == []
+        child.kill()
+        worker.kill()
+
+
+def test_the_memory_in_use_is_the_drivers(driver, monkeypatch):
+    watch = lease.Watch(lease.gpus()[0])
+    assert watch.used_bytes() == 2**30
+
+    def fail(handle):
+        raise driver.NVMLError
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", fail)
+    assert watch.used_bytes() is None
+
+
 def test_hidden_gpus_are_named_in_the_error(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES='7'"), lease.hold(exclusive=False):

@@ -1,0 +1,94 @@
+"""What the engine does beside the clock: blocks, energy, memory, strangers, a lost forkserver."""
+
+# ruff: noqa: F811, fixtures are arguments by the names under which they are imported
+import json
+import os
+import signal
+
+import pytest
+from test_measure import BLOCKS, CELLS, Watch, children, of, timed  # noqa: F401, a fixture
+
+from harness import forkserver, memory, process
+from harness.command import UserError
+from harness.stopping import REASONS
+
+
+def test_a_killed_forkserver_is_nobodys_fault(timed, capsys):
+    # The second time around the worker is a fresh one, which behaves in the same way.
+    rows = timed(["ours", "kills_the_forkserver"])
+    assert "lost with the forkserver; once more" in capsys.readouterr().err
+    first = of(rows, "kills_the_forkserver")
+    assert (first[-1]["status"], first[-1]["reason"]) == ("crashed", process.LOST)
+    for impl in ("ours", "kills_the_forkserver"):
+        assert [row["status"] for row in of(rows, impl, "M2")] == ["ok"] * BLOCKS
+
+
+def test_a_forkserver_that_others_kill_costs_no_cell(timed, monkeypatch):
+    start, calls = process.Crew.ask, []
+
+    def ask(crew, impls, limit_s, do, **arguments):
+        calls.append(do)
+        if calls.count("block") == 5 and do == "block":
+            os.kill(forkserver.current().pid, signal.SIGKILL)
+        return start(crew, impls, limit_s, do, **arguments)
+
+    monkeypatch.setattr(process.Crew, "ask", ask)
+    rows = timed(["ours", "slow"])
+    assert [row["status"] for row in rows] == ["ok"] * 2 * BLOCKS * len(CELLS)
+
+
+def test_the_energy_of_a_call_stands_in_the_row_of_its_last_block(timed):
+    for row in timed(["ours", "slow"]):
+        last = row["block"] == BLOCKS - 1
+        assert (row["energy_uj"], row["energy_pm_uj"]) == ((200.0, 0.5) if last else (None, None))
+    assert {row["energy_uj"] for row in timed(["ours"], energy_ms=0)} == {None}
+
+
+def test_blocks_are_added_until_the_interval_is_narrow(timed, tmp_path):
+    rows = timed(["ours", "ours_twin", "noisy"], max_blocks=9)
+    assert max(row["block"] for row in rows) == 8
+    schedule = json.loads((tmp_path / "raw/fake.json").read_text())["schedule"]
+    assert schedule["stopped"] == dict.fromkeys(REASONS, 0) | {"blocks": len(CELLS)}
+    rows = timed(["ours", "slow", "noisy"], max_blocks=9)
+    assert max(row["block"] for row in rows) == BLOCKS - 1
+
+
+def test_times_beside_another_program_are_marked(timed):
+    watch = Watch(strangers=["process 7 (trainer)", "process 8 (game)"])
+    rows = timed(["ours", "hot"], watch)
+    assert {(row["status"], row["reason"]) for row in of(rows, "ours")} == {
+        ("throttled", "shared with process 7 (trainer)")
+    }
+    assert {row["reason"] for row in of(rows, "hot")} == {"thermal slowdown"}
+    assert {row["device_us"] for row in rows} == {100.0}
+    # It was asked with both workers alive.
+    assert [len(groups) for groups in watch.groups] == [2] * len(CELLS)
+
+
+def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT_S", 0.1)
+    # Idle, all ready, and ever after: one of the three that hold a GiB each is killed.
+    watch = Watch(2**30, 4 * 2**30)
+    with pytest.raises(UserError, match=r"^is_killed: ended, but 768 MiB"):
+        timed(["ours", "slow", "is_killed"], watch)
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
+    assert not children()
+
+
+def test_memory_of_the_dead_that_comes_back_is_waited_for(timed):
+    watch = Watch(2**30, 4 * 2**30, 4 * 2**30, 4 * 2**30, 3 * 2**30)
+    rows = timed(["ours", "slow", "is_killed"], watch)
+    assert [row["status"] for row in of(rows, "ours")] == ["ok"] * BLOCKS
+    assert watch.used == [3 * 2**30]
+
+
+def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, tmp_path, monkeypatch):
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    rows = timed(["ours", "leaks"])
+    assert {row["status"] for row in rows} == {"ok"}
+    pids = {"ours": set(), "leaks": set()}
+    for line in log.read_text().splitlines():
+        pid, _, impl, *_ = line.split()
+        pids[impl].add(pid)
+    assert {impl: len(found) for impl, found in pids.items()} == {"ours": 1, "leaks": 2}

@@ -1,0 +1,149 @@
+"""Workers are forked in no time, see the environment of the moment, and die with their parent."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from harness import forkserver, load
+from harness.process import LOST, Worker
+
+LIMIT_S = 60.0
+BENCH = "tests.probe_bench"
+
+
+@pytest.fixture
+def workers():
+    """Starts workers that answer questions about themselves."""
+    started = []
+
+    def start() -> Worker:
+        worker = Worker("scale", "ours", 1, BENCH)
+        started.append(worker)
+        assert worker.answer(LIMIT_S) == {"status": "ok", "impl_version": "1.0"}
+        return worker
+
+    yield start
+    for worker in started:
+        worker.kill()
+
+
+def ask(worker, do, **arguments):
+    worker.send(do, **arguments)
+    return worker.answer(LIMIT_S)
+
+
+def gone(pid):
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(condition, limit_s=20):
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_further_worker_starts_in_well_under_a_second(workers, capsys):
+    workers()
+    began = time.monotonic()
+    for _ in range(5):
+        workers()
+    seconds = (time.monotonic() - began) / 5
+    with capsys.disabled():
+        print(f"\na further worker starts in {seconds * 1e3:.0f} ms")
+    assert seconds < 0.5
+
+
+def test_the_preload_touches_no_gpu_and_no_rival(workers):
+    rivals = [f"baselines.{stem}" for stem in load.stems()]
+    found = ask(workers(), "prepare", names=[*rivals, "torch._dynamo", "torch._inductor"])
+    assert found["cuda"] is False
+    assert found["rivals"] == []
+
+
+def test_a_worker_sees_the_environment_of_its_start(workers, monkeypatch):
+    first = workers()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-fake")
+    second = workers()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert ask(second, "block", name="CUDA_VISIBLE_DEVICES")["value"] == "GPU-11-fake"
+    assert ask(first, "block", name="CUDA_VISIBLE_DEVICES")["value"] != "GPU-11-fake"
+    servers = [ask(each, "prepare", names=[])["server"] for each in (first, second)]
+    assert servers[0] == servers[1]
+
+
+def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    compiled = workers()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = workers()
+    answers = [ask(each, "block", name="PATH") for each in (compiled, interpreted)]
+    assert [answer["interpreted"] for answer in answers] == [False, True]
+    # Functions of Triton's own library are decorated while it is imported.
+    assert [answer["kind"] for answer in answers] == ["JITFunction", "InterpretedFunction"]
+    # Neither server took the place of the other.
+    assert ask(workers(), "block", name="PATH")["interpreted"]
+    assert ask(compiled, "check") == {"status": "ok"}
+
+
+def test_what_a_worker_prints_is_kept_apart_however_much(workers):
+    worker = workers()
+    began = time.monotonic()
+    assert ask(worker, "check") == {"status": "ok"}
+    assert len(ask(worker, "release")["long"]) == 5 << 20
+    assert time.monotonic() - began < 5
+    assert worker.last_words().endswith("xthe end")
+
+
+def test_a_killed_worker_takes_along_what_it_started(workers):
+    worker = workers()
+    child = ask(worker, "energy")["child"]
+    assert not gone(child)
+    worker.kill()
+    wait_until(lambda: gone(child))
+    assert gone(worker.pid)
+
+
+def test_a_killed_forkserver_takes_its_workers_along_and_is_replaced(workers):
+    worker = workers()
+    server = forkserver.current()
+    os.kill(server.pid, signal.SIGKILL)
+    worker.send("check")
+    assert worker.answer(LIMIT_S) == {"status": "crashed", "reason": LOST}
+    wait_until(lambda: gone(worker.pid))
+    assert ask(workers(), "prepare", names=[])["server"] not in (server.pid, os.getpid())
+
+
+def test_a_forkserver_that_cannot_import_is_no_endless_wait(workers, monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "triton.py").write_text("raise SystemExit(7)")
+    monkeypatch.setattr(forkserver, "_servers", {})
+    monkeypatch.setenv("PYTHONPATH", str(broken), prepend=os.pathsep)
+    worker = Worker("scale", "ours", 1, BENCH)
+    assert worker.answer(LIMIT_S) == {"status": "crashed", "reason": LOST}
+
+
+def test_a_worker_that_is_killed_before_it_was_forked_never_works(workers):
+    workers()
+    server = forkserver.current()
+    before = len(living(server.pid))
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        worker = Worker("scale", "ours", 1, BENCH)
+        worker.kill()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    workers()
+    wait_until(lambda: len(living(server.pid)) == before + 1)
+
+
+def living(parent):
+    words = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(word) for word in words if not gone(int(word))]

@@ -1,0 +1,114 @@
+"""The next block begins when the memory of a dead worker is back, and a leak costs a worker."""
+
+import threading
+
+import pytest
+
+from harness import memory
+from harness.command import UserError
+from harness.memory import KEPT_BYTES, TOLERANCE_BYTES, Memory
+
+GIB = 2**30
+
+
+class Gpu:
+    """A fake reading of the memory in use, which counts how often it was asked."""
+
+    def __init__(self, used):
+        self.used, self.asked = used, 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.used
+
+
+@pytest.fixture
+def gpu():
+    """Two workers with a context of 1 GiB each; a holds 2 GiB of the cell, b holds 4."""
+    return Gpu(2 * GIB)
+
+
+@pytest.fixture
+def ready(gpu, monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT_S", 0.3)
+    found = Memory(gpu)
+    found.idle()
+    found.holds("a", 2 * GIB)
+    found.holds("b", 4 * GIB)
+    gpu.used = 8 * GIB
+    found.ready()
+    return found
+
+
+def test_nothing_is_asked_while_nobody_died(ready, gpu):
+    asked = gpu.asked
+    ready.settle()
+    assert gpu.asked == asked
+
+
+def test_memory_that_comes_back_is_waited_for(ready, gpu):
+    ready.lost("b")
+    timer = threading.Timer(0.1, lambda: setattr(gpu, "used", 4 * GIB))
+    timer.start()
+    ready.settle()
+    assert gpu.used == 4 * GIB
+    timer.join()
+
+
+def test_memory_that_does_not_come_back_ends_the_job(ready):
+    ready.lost("b")
+    with pytest.raises(UserError, match=r"^b: ended, but 3840 MiB .* finished cells are kept$"):
+        ready.settle()
+
+
+@pytest.mark.parametrize(("beyond", "waits"), [(0, False), (1, True)])
+def test_a_little_may_remain(ready, gpu, beyond, waits):
+    ready.lost("b")
+    gpu.used = 4 * GIB + TOLERANCE_BYTES + beyond
+    if not waits:
+        return ready.settle()
+    with pytest.raises(UserError):
+        ready.settle()
+
+
+def test_of_two_that_died_both_must_be_back(ready, gpu):
+    ready.lost("a")
+    ready.lost("b")
+    gpu.used = 4 * GIB
+    with pytest.raises(UserError, match=r"^a, b: ended"):
+        ready.settle()
+    gpu.used = 2 * GIB
+    ready.settle()
+
+
+def test_one_that_died_while_preparing_leaves_what_the_others_hold(gpu, monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT_S", 0.1)
+    found = Memory(gpu)
+    found.idle()
+    found.holds("a", 2 * GIB)
+    found.lost("b")
+    gpu.used = 7 * GIB
+    with pytest.raises(UserError, match=r"^b: "):
+        found.settle()
+    gpu.used = 4 * GIB
+    found.settle()
+
+
+def test_a_driver_that_does_not_tell_is_no_obstacle(ready, gpu):
+    ready.lost("b")
+    gpu.used = None
+    ready.settle()
+    unknown = Memory(lambda: None)
+    unknown.idle()
+    unknown.ready()
+    unknown.lost("a")
+    unknown.settle()
+
+
+def test_a_leak_is_what_others_do_not_keep():
+    found = Memory(lambda: None)
+    assert not found.leaks(200 << 20)
+    assert not found.leaks((200 << 20) + KEPT_BYTES)
+    assert found.leaks((200 << 20) + KEPT_BYTES + 1)
+    assert not found.leaks(100 << 20)
+    assert found.leaks((200 << 20) + KEPT_BYTES)
