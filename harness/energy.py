@@ -7,7 +7,6 @@ what counts is what lies between two moves of the counter: the energy, and the c
 
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -53,26 +52,31 @@ def edges(
 
 
 def per_call(
-    found: Sequence[Edge], calls: Callable[[float], float]
+    found: Sequence[Edge], ended: Callable[[float], float]
 ) -> tuple[float, float] | tuple[None, None]:
     """The energy of one call in µJ, and the half-width of its 95 % interval.
 
-    found: from `edges`; None where they hold fewer than FEWEST_STEPS steps. calls: how many calls
+    found: from `edges`; None where they hold fewer than FEWEST_STEPS steps. ended: how many calls
     had ended at a time of the clock. The half-width joins the scatter of the steps (Student's t),
     the times within which the first and the last move may lie, and the counter's resolution.
     """
     if len(found) <= FEWEST_STEPS:
         return None, None
-    done = [calls(edge.at) for edge in found]
+    done = [ended(edge.at) for edge in found]
     if not all(a < b for a, b in itertools.pairwise(done)):
         return None, None
-    energies = [b.energy_mj - a.energy_mj for a, b in itertools.pairwise(found)]
-    steps = [mj / (b - a) for mj, (a, b) in zip(energies, itertools.pairwise(done), strict=True)]
-    mean = sum(energies) / (done[-1] - done[0])
+    steps = [
+        (b.energy_mj - a.energy_mj, n - m)
+        for (a, m), (b, n) in itertools.pairwise(zip(found, done, strict=True))
+    ]
+    count = done[-1] - done[0]
+    mean = (found[-1].energy_mj - found[0].energy_mj) / count
+    # The error of a ratio of sums (Cochran 1977, "Sampling techniques", section 6.3).
+    squares = sum((mj - mean * calls) ** 2 for mj, calls in steps)
     t = float(student.quantile(CONFIDENCE, len(steps) - 1))
-    scatter = t * statistics.stdev(steps) / math.sqrt(len(steps))
+    scatter = t * math.sqrt(squares * len(steps) / (len(steps) - 1)) / count
     timing = mean * _slack(found) / _span(found)
-    resolution = RESOLUTION_MJ / (done[-1] - done[0])
+    resolution = RESOLUTION_MJ / count
     return mean * 1e3, math.hypot(scatter, timing, resolution) * 1e3
 
 

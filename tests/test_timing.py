@@ -1,0 +1,119 @@
+"""The loops of the timer without a GPU: what follows what, and which clock counts."""
+
+import contextlib
+import time
+import types
+
+import pytest
+import torch
+
+from harness import nvml
+from harness.timing import HEAD_START, Timer
+
+POWER_W, PERIOD_S = 300.0, 0.005
+
+
+class Event:
+    """An event of a GPU that does everything at once."""
+
+    def __init__(self, enable_timing):
+        self.at = 0.0
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, other):
+        return (other.at - self.at) * 1e3
+
+
+class Probe:
+    """A board of constant power whose counter moves every PERIOD_S; a reading takes a while."""
+
+    def energy_mj(self):
+        time.sleep(5e-4)
+        return int(time.perf_counter() / PERIOD_S) * int(POWER_W * PERIOD_S * 1e3)
+
+    def sample(self):
+        return {"sm_mhz": 1980, "temp_c": 40, "power_w": 300.0, "throttle": ""}
+
+
+@pytest.fixture
+def timer(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    made = object.__new__(Timer)
+    made.stream = types.SimpleNamespace(synchronize=lambda: None)
+    made._probe, made._flush_s, made.log = Probe(), 1e-3, []
+    made._flush = types.SimpleNamespace(zero_=lambda: made.log.append("flush"))
+    return made
+
+
+def test_energy_is_power_times_the_time_of_a_call(timer):
+    calls = []
+
+    def call():
+        calls.append(time.perf_counter())
+        time.sleep(2e-4)
+
+    value, half_width = timer.energy([call] * 2, 60)
+    true = POWER_W * (calls[-1] - calls[0]) / (len(calls) - 1) * 1e6
+    assert abs(value - true) <= half_width + 0.1 * true
+
+
+def test_without_a_counter_no_call_is_made_for_energy(timer):
+    timer._probe = types.SimpleNamespace(energy_mj=lambda: None)
+    assert timer.energy([lambda: timer.log.append("call")], 200) == (None, None)
+    assert not timer.log
+
+
+def test_a_call_that_fails_ends_the_loop(timer):
+    calls = iter([None] * 4)
+    with pytest.raises(StopIteration):
+        timer.energy([lambda: next(calls)], 10)
+
+
+def test_inputs_rotate_and_each_call_follows_a_flush(timer):
+    calls = [lambda name=name: timer.log.append(name) for name in "ab"]
+    _, reading = timer.cold(calls, 4)
+    assert timer.log == ["a", *["flush"] * HEAD_START, *["flush", "a", "flush", "b"] * 2]
+    assert reading == {"sm_mhz": 1980, "temp_c": 40, "power_w": 300.0, "throttle": ""}
+
+
+def test_a_slow_host_gets_as_many_flushes_as_hide_it(timer):
+    def call():
+        timer.log.append("call")
+        time.sleep(2.2e-3)
+
+    timer.cold([call], 2)
+    assert timer.log[:2] == ["call", "call"]
+    between = timer.log.index("call", 2) - 2 - HEAD_START
+    assert between >= 3 and timer.log[-between - 1 :] == [*["flush"] * between, "call"]
+
+
+def sample(sm_mhz, temp_c=40, power_w=300.0, throttle=""):
+    return {"sm_mhz": sm_mhz, "temp_c": temp_c, "power_w": power_w, "throttle": throttle}
+
+
+def test_a_digest_keeps_every_event_of_the_block():
+    found = nvml.digest(
+        [
+            sample(1980),
+            sample(1200, 71, 700.0, "power cap; thermal slowdown"),
+            sample(1755, 50, 500.0, "power cap"),
+        ]
+    )
+    assert found == sample(1755, 71, 500.0, "power cap; thermal slowdown")
+    assert nvml.slowed(found["throttle"])
+
+
+def test_a_digest_of_what_is_not_known_is_empty():
+    assert nvml.digest([{}, {}]) == {}
+    unknown = sample(None, None, None)
+    assert nvml.digest([unknown]) == unknown
+    assert nvml.digest([unknown, sample(1980)]) == sample(1980)
