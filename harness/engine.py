@@ -181,6 +181,8 @@ class Engine:
                 self._rows.condemn(impl, answer)
             elif self._failed(impl, answer, last):
                 del ready[impl]
+            elif leaked := answer.get("leaked_bytes"):
+                print(f"{impl}: {cell}: leaked {leaked} bytes in its blocks", file=sys.stderr)
         self._release(ready)
 
     def _failed(self, impl: str, answer: Mapping, block: int = 0, order: int = 0) -> bool:

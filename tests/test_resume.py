@@ -4,14 +4,18 @@
 import collections
 import errno
 import json
+import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from test_lease import driver  # noqa: F401, a fixture
-from test_measure import BLOCKS, CELLS, run, timed  # noqa: F401, a fixture
+from test_measure import BLOCKS, CELLS, ROOT, run, timed  # noqa: F401, a fixture
 from test_measure_command import arguments, command, wait_until  # noqa: F401, fixtures
 
 from harness import load, raw
@@ -71,6 +75,42 @@ def test_a_parent_killed_again_and_again_loses_and_repeats_nothing(command, tmp_
     again = prepared(log) - counts
     assert {" ".join(cell) for _, *cell in again}.isdisjoint(done)
     assert len(again) == (COUNT - len(done)) * TIMED
+
+
+RULES = """
+rule all:
+    input: "out/a.csv"
+
+rule measure:
+    output: "out/a.csv"
+    shell: "echo cell >> out/.a.journal; echo $$ > pid; touch out/a.csv; {config[then]};"
+        " cp out/.a.journal out/a.csv; rm out/.a.journal"
+"""
+
+
+def test_snakemake_leaves_the_journal_alone(tmp_path):
+    """It deletes the outputs of a failed or killed job; the journal is none of them."""
+    (tmp_path / "Snakefile").write_text(RULES)
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    journal = tmp_path / "out/.a.journal"
+
+    def start(*words) -> subprocess.Popen:
+        call = [sys.executable, "-m", "snakemake", *words]
+        return subprocess.Popen(call, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+
+    start("--config", "then=exit 1").communicate()
+    assert journal.read_text() == "cell\n"
+    job = start("--config", "then=exec sleep 600")
+    wait_until(lambda: journal.read_text() == "cell\n" * 2 and (tmp_path / "out/a.csv").exists())
+    job.kill()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    job.communicate()
+    assert start("--unlock").wait() == 0
+    job = start("--config", "then=true")
+    _, words = job.communicate()
+    assert job.returncode == 0, words
+    assert (tmp_path / "out/a.csv").read_text() == "cell\n" * 3
+    assert not journal.exists()
 
 
 def test_another_plan_starts_anew(command, tmp_path):
