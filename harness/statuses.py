@@ -36,9 +36,11 @@ def of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    # By name, so that this needs no torch; CUDA's own error carries the words only.
+    # By name, so that this needs no torch; CUDA's own error carries the words only, and so does
+    # that of torch's allocator on the CPU.
     memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return memory or "out of memory" in str(error).lower()
+    text = str(error).lower()
+    return memory or "out of memory" in text or "can't allocate memory" in text
 
 
 def no_compiler(error: BaseException) -> bool:

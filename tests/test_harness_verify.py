@@ -2,16 +2,27 @@
 
 import argparse
 import contextlib
+import csv
+import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import faults
 import pytest
+from test_measure import ENVIRONMENT, OP, Watch, plan
 
+from harness import command, measure
 from harness import verify as verification
+from harness.cell import sweep
+from harness.gate import Gate
+from harness.summarize import summarize
+from kernels._contract import Cost, Tensor, case
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,6 +70,19 @@ def double(x):
         raise ValueError("only halves\\nand other words")
     return x + x
 """
+SUSPECT = """
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._faults import FAULTS, faulty, small
+
+EDGE = tuple(case(N=size, dtypes=("float32",)) for size in FAULTS)
+FAULTY = Op("faulty", small, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
+"""
+SKEWED = """
+LIBRARY = "torch"
+
+def double(x):
+    return x * (2.06 if x.numel() == 1000 else 2)
+"""
 ABSENT = (
     "import a_library_that_is_not_here\n\nLIBRARY = 'nothing'\n\ndef double(x):\n    return x\n"
 )
@@ -77,6 +101,10 @@ def tree(tmp_path_factory):
         "baselines/__init__.py": "",
         "baselines/picky.py": PICKY,
         "baselines/absent.py": ABSENT,
+        "baselines/skewed.py": SKEWED,
+        "kernels/_faults.py": (ROOT / "tests/faults.py").read_text(),
+        "kernels/suspect.py": SUSPECT,
+        "baselines/suspect.py": 'from kernels._faults import faulty\n\nLIBRARY = "torch"\n',
     }.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text)
@@ -128,6 +156,90 @@ def test_a_baseline_may_die_refuse_or_run_out_of_memory(tree):
     ]
     assert (report["status"], report["mode"]) == ("crashed", "cpu")
     assert report["impl_version"]
+
+
+# Size -> status and reason of a baseline, then of ours where they differ.
+EXPECTED = {
+    100: ("ok", ""),
+    101: ("unsupported", "not this size", "crashed"),
+    102: ("inaccurate", "out is .* times as far"),
+    103: ("inaccurate", "out has inf or NaN"),
+    104: ("inaccurate", "out has inf or NaN"),
+    105: ("inaccurate", "writes past the end of an output or a workspace of 420 bytes"),
+    106: ("inaccurate", "in a later call out is|out differs between two calls"),
+    107: ("inaccurate", "out is .* times as far"),
+    108: ("inaccurate", "out lies in the memory of the input x"),
+    109: ("inaccurate", "changes its inputs"),
+    110: ("inaccurate", "out is .* times as far"),
+    111: ("inaccurate", "out "),
+    112: ("ok", ""),
+    113: ("oom", ".*can't allocate memory"),
+    114: ("oom", ".*can't allocate memory"),
+    115: ("crashed", "exited with code 3"),
+    116: ("crashed", "exited with code 0"),
+    117: ("crashed", "died by SIGSEGV"),
+    118: ("crashed", "died by SIGKILL"),
+    119: ("hung", "no answer within 6 s"),
+    120: ("ok", ""),
+}
+
+
+@pytest.mark.parametrize("impl", ["suspect", "ours"])
+def test_every_fault_is_named_and_the_others_go_on(tree, impl):
+    done, report = verify(tree, "faulty", impl, "--dtypes", "float32", "--cell-timeout-s", "6")
+    assert done.returncode == (impl == "ours"), done.stderr
+    cells = {int(cell["case"][1:]): cell for cell in report["cells"]}
+    assert list(cells) == list(EXPECTED) == list(faults.FAULTS)
+    for size, (status, reason, *status_of_ours) in EXPECTED.items():
+        cell = cells[size]
+        expected = status_of_ours[0] if impl == "ours" and status_of_ours else status
+        assert (cell["status"], size) == (expected, size)
+        assert re.match(reason, cell["reason"]), cell
+        repeated = {"ok": True, "inaccurate": False if size == 106 else None}
+        assert cell["deterministic"] is repeated.get(status)
+    assert len(done.stderr) < faults.MEGABYTES * 2**20
+
+
+def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
+    first, second = (verify(tree, "double", "skewed")[1] for _ in range(2))
+    assert first["seed"] != second["seed"]
+    done, again = verify(tree, "double", "skewed", "--seed", str(first["seed"]))
+    assert again == first and f"seed {first['seed']}: 2 of 4 cells ok" in done.stdout
+
+
+def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, tmp_path):
+    """From the verification to the table: harness.verify, the gate, harness.summarize."""
+    impls = ["ours", "ours_twin", "skewed"]
+    for impl in ("ours", "skewed"):
+        done, report = verify(tree, "double", impl)
+        assert done.returncode == 0
+        # As on a machine with a GPU.
+        command.write_json(
+            tmp_path / "verify" / "double" / f"{impl}.json", report | {"mode": "gpu"}
+        )
+    cases = (case(N=100), case(N=1000))
+    op = dataclasses.replace(OP, name="double", inputs={"x": Tensor("N")}, sweep=cases)
+    op = dataclasses.replace(op, cost=lambda *a: Cost(10**6, 10**6, 10**3))
+    cells = list(sweep(op, ["float32"], ["forward"], None))
+    origin = measure.origin_of("double", ENVIRONMENT, [])
+    out = tmp_path / "raw" / "double.csv"
+    gate = Gate(tmp_path / "verify", "double", impls)
+    a_plan = plan(impls, op=op, family="toy", cells=cells)
+    measure.measure(a_plan, gate, Watch(), origin, out, time.monotonic())
+    command.write_json(tmp_path / "environment.json", ENVIRONMENT)
+    summarize(tmp_path, tmp_path / "recorded")
+
+    def rows(name):
+        with (tmp_path / name).open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    (wrong,) = (r for r in rows("summary.csv") if (r["impl"], r["case"]) == ("skewed", "N1000"))
+    assert wrong["status"] == "inaccurate" and wrong["device_us"] == ""
+    assert re.fullmatch("out is .* times as far .*", wrong["reason"])
+    others = [r for r in rows("summary.csv") if r is not wrong and r != wrong]
+    assert len(others) == 5 and all(r["status"] == "ok" and r["device_us"] for r in others)
+    (shown,) = (r for r in rows("verification.csv") if r["impl"] == "skewed")
+    assert (shown["status"], shown["cells"], shown["passed"]) == ("inaccurate", "4", "2")
 
 
 def test_an_absent_library_is_a_status(tree):

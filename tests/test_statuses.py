@@ -18,6 +18,7 @@ class OutOfMemoryError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory."), "oom"),
         (MemoryError(), "oom"),
         (RuntimeError("CUDA error: out of memory"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
         (RuntimeError("CUDA error: an illegal memory access"), "crashed"),
         (ValueError("bad"), "crashed"),
         (Unsupported("bad"), "unsupported"),
