@@ -61,7 +61,11 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     _write(folder / "ir.csv", IR, reports.ir(builds))
     _write(folder / "runs.csv", RUNS, reports.runs(sidecars))
     here = _json(folder / "environment.json")
-    environments = {car["run_id"]: car["environment"] for car in sidecars.values()}
+    environments = {
+        car["run_id"]: car["environment"]
+        | {key: car[key] for key in ("environment_sha256",) if key in car}
+        for car in sidecars.values()
+    }
     environments.setdefault(here["run_id"], here)
     _write(folder / "environment.csv", ENVIRONMENT, reports.environment(environments))
     _write(folder / "shown_ceilings.csv", CEILINGS, reports.ceilings(sidecars))

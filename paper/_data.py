@@ -20,7 +20,7 @@ TWIN = "ours_twin"
 TEXT = (
     *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
     *("status", "reason", "verdict", "worst_case", "run_id", "commit", "date", "machine", "gpu"),
-    *("ops", "key", "file", "kernel", "arch", "config", "stage"),
+    *("ops", "note", "environment_sha256", "key", "file", "kernel", "arch", "config", "stage"),
 )
 
 

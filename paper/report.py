@@ -86,6 +86,16 @@ SPEEDUP = (
     "Time of a baseline over the time of ours; above one, ours takes less time. Geometric mean, "
     "least and greatest over the cells, and the verdicts on single cells."
 )
+CLAIMS = (
+    "Time of a baseline over the time of ours: geometric mean over the cells of an op and pass, "
+    "with its interval and noise floor; p after Holm's correction over all claims."
+)
+REMARKS = (
+    "What deserves a look in cells that have a time: blocks lost, ceilings passed, far ratios."
+)
+OVERHEAD = (
+    "Wall time of measuring; the share is what was neither timed work nor its warm-up or flush."
+)
 HOLES = "What has no time that counts, and why. The figures mark these cells."
 VERIFICATION = "Cells passed, and the largest error as a share of the bound allowed to it."
 RESOURCES = "What the compiler made of each default configuration; shared memory in KiB."
@@ -96,12 +106,15 @@ def main(arguments) -> None:
     folder = arguments.run
     runs = _data.read(folder, "runs")
     sections = [
+        _section("claims", "Claims", _claims(folder), note=CLAIMS),
         _section("speedup", "Speedups", _speedups(folder), _figures(folder, ["headline"]), SPEEDUP),
         _section("families", "Families", None, _figures(folder, _drawn(folder))),
         _section("holes", "Cells without a time", _holes(folder), note=HOLES),
+        _section("remarks", "Remarks", _remarks(folder), note=REMARKS),
         _section("verification", "Verification", _verification(folder), note=VERIFICATION),
         _section("resources", "Resources", _resources(folder), note=RESOURCES),
         _section("ceilings", "Ceilings", _data.read(folder, "shown_ceilings")),
+        _section("overhead", "Overhead", _data.read(folder, "overhead"), note=OVERHEAD),
         _section("environment", "Machines", _data.read(folder, "environment")),
     ]
     if (folder / "survey.csv").is_file():
@@ -169,6 +182,24 @@ def _holes(folder: Path) -> pd.DataFrame:
     rows = _data.summary(folder)
     keys = ["op", "pass", "impl", "status", "reason"]
     return rows[rows["status"] != "ok"].groupby(keys).size().rename("cells").reset_index()
+
+
+def _claims(folder: Path) -> pd.DataFrame:
+    rows = _data.read(folder, "claims")
+    place = _data.rank(folder)
+    return rows.sort_values("family", key=lambda names: names.map(place), kind="stable").drop(
+        columns=["family", "p"]
+    )
+
+
+def _remarks(folder: Path) -> pd.DataFrame:
+    """Cells with a time and something to say of it, and ratios that are flagged."""
+    names = ["op", "case", "dtype", "pass", "impl", "remark"]
+    rows = _data.summary(folder)
+    rows = rows[(rows["status"] == "ok") & (rows["reason"] != "")]
+    ratios = _data.read(folder, "verdicts")
+    ratios = ratios[ratios["note"] != ""].rename(columns={"baseline": "impl", "note": "remark"})
+    return pd.concat([rows.rename(columns={"reason": "remark"})[names], ratios[names]])
 
 
 def _verification(folder: Path) -> pd.DataFrame:

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+import test_error_rates
 
 from harness import statistics, tolerance
 from harness.summarize import summarize
@@ -82,7 +82,9 @@ def test_every_claim_resolves_on_a_full_run(full):
     built = pd.read_csv(full / "resources.csv")
     assert found["kernels"] == str(len(built.drop_duplicates(["file", "kernel"])))
     parts = ("better", "worse", "same", "undecided")
-    assert sum(int(found[f"comparisons_{part}"]) for part in parts) == int(found["comparisons"])
+    for whole in ("comparisons", "claims"):
+        assert sum(int(found[f"{whole}_{part}"]) for part in parts) == int(found[whole])
+    assert (found["overhead_share"], found["overhead_total"]) == ("20", "1000")
 
 
 def test_a_claim_without_rows_is_left_out_with_a_comment(reduced):
@@ -115,6 +117,9 @@ def test_the_rules_that_the_text_words_are_those_of_the_code():
     threats = (PAPER / "sections" / "threats.tex").read_text()
     assert (statistics.CONFIDENCE, "\\SI{95}{\\percent}" in method) == (0.95, True)
     assert (statistics.MARGIN, "more than one percent" in method) == (0.01, True)
+    assert "$p$ is at most 0.05" in method
+    assert (test_error_rates.FAMILY, "families of fifty" in method) == (50, True)
+    assert (test_error_rates.CELLS, "claim over twelve cells" in method) == (12, True)
     assert (statistics.FEWEST_BLOCKS, "fewer than five" in threats) == (5, True)
     assert (tolerance.FACTOR, "at most twice the error" in method) == (2, True)
 
@@ -162,24 +167,53 @@ def test_a_family_without_figure_and_section_gets_plain_ones(full, tmp_path):
     assert "{figures/others}" in families
 
 
-def test_each_op_and_pass_is_once_ahead_of_behind_or_level_with_the_fastest(full):
-    text = (full / "tables" / "closest.tex").read_text().replace("\\allowbreak{}", "")
-    sentence = re.search(r"\\closestsentence}\{(.*)\}", text)[1]
-    verdicts = pd.read_csv(full / "verdicts.csv")
-    fastest = verdicts.groupby(["op", "pass", "case", "dtype"])["ratio"].min()
-    means = np.exp(np.log(fastest).groupby(["op", "pass"]).mean())
-    sides = {"ahead of it": means > 1.01, "behind it": means < 1 / 1.01}
-    parts = sentence.removeprefix("ours is ").split("; ")
-    assert len(re.findall(r"\(\d+\.\d\d\)", sentence)) == len(means)
-    for part in parts:
-        side = part.partition(" in ")[0]
-        expected = means[
-            sides[side] if side in sides else ~(sides["ahead of it"] | sides["behind it"])
-        ]
-        found = re.findall(r"texttt\{([\w\\]+)\}.*?\((\d+\.\d\d)\)", part)
-        assert sorted((op.replace("\\", ""), mean) for op, mean in found) == sorted(
-            (op, f"{mean:.2f}") for (op, _), mean in expected.items()
-        )
+def test_each_op_and_pass_is_named_once_by_what_its_claims_say(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    claims = pd.read_csv(run / "claims.csv")
+    claims.loc[claims["op"].isin(["dot", "softmax"]), "verdict"] = "worse"
+    claims.to_csv(run / "claims.csv", index=False)
+    text = script(PAPER / "tables" / "claims.py", run, tmp_path / "claims.tex").read_text()
+    text = text.replace("\\allowbreak{}", "")
+    sentence = re.search(r"\\claimsentence}\{(.*)\}", text)[1].replace("\\_", "_")
+    both = set(claims["op"][claims["pass"] == "backward"])
+    expected = {"less": set(), "more": set(), "neither": set()}
+    for (op, direction), rows in claims.groupby(["op", "pass"]):
+        verdicts = set(rows["verdict"])
+        side = "more" if "worse" in verdicts else "less" if verdicts == {"better"} else "neither"
+        expected[side].add(f"{op} {direction}" if op in both else op)
+    assert all(expected.values())
+    found = {"less": set(), "more": set(), "neither": set()}
+    for part in sentence.split("; "):
+        side = next(word for word in found if word in part)
+        named = re.sub(r" \([^)]*\)", "", part)
+        found[side] = set(re.findall(r"\\texttt\{(\w+)\}( \w+ward)?", named))
+        found[side] = {op + direction for op, direction in found[side]}
+    assert found == expected
+
+
+def test_every_claim_is_in_the_table_with_its_verdict(full):
+    text = (full / "tables" / "claims.tex").read_text()
+    claims = pd.read_csv(full / "claims.csv")
+    lines = [line for line in text.splitlines() if line.endswith(r" \\") and " of " in line]
+    assert len(lines) == len(claims)
+    for verdict, count in claims["verdict"].value_counts().items():
+        assert sum(f"& {verdict} " in line for line in lines) == count
+
+
+def test_a_ratio_beyond_ten_is_starred(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    claims = pd.read_csv(run / "claims.csv", keep_default_na=False)
+    assert "$^*$" not in (full / "tables" / "claims.tex").read_text()
+    claims.loc[0, ["ratio", "note"]] = 12.5, "more than 10 times"
+    claims.to_csv(run / "claims.csv", index=False)
+    text = script(PAPER / "tables" / "claims.py", run, tmp_path / "claims.tex").read_text()
+    assert "12.500$^*$" in text
+
+
+def test_the_table_of_machines_names_the_environment_by_hash(full):
+    hashes = pd.read_csv(full / "runs.csv")["environment_sha256"]
+    text = (full / "tables" / "environment.tex").read_text().replace("\\allowbreak{}", "")
+    assert all(value[:12] in text for value in hashes)
 
 
 def test_the_gap_to_the_twin_is_that_of_the_longer_calls(full):
