@@ -88,6 +88,8 @@ class Engine:
         rule = Rule(self._plan.timing, self._plan.impls)
         block, began = 0, time.monotonic()
         while not (stopped := rule.stop(list(ready), block, time.monotonic() - began)):
+            self._memory.settle()
+            self._memory.ready()
             for order, impl in enumerate(self._draw(ready, cell, block)):
                 prepared = ready[impl]
                 answer = self._block(impl, prepared["calls"])
@@ -104,6 +106,7 @@ class Engine:
     def _prepare(self, cell: Cell) -> dict[str, dict]:
         """What each implementation that can be timed said of the cell, and its calls a block."""
         what = {"case": cell.case.name, "dtype": cell.dtype, "direction": cell.direction}
+        self._memory.settle()
         started = self._start(self._verified(cell))
         self._memory.idle()
         ready = self._ask(started, "prepare", **what)
@@ -201,7 +204,7 @@ class Engine:
             if answer["status"] != "ok" or self._memory.leaks(answer["held_bytes"]):
                 self._dismiss(impl)
             else:
-                self._memory.lost(impl)
+                self._memory.released(impl)
 
     def _dismiss(self, impl: str) -> None:
         self._crew.dismiss(impl)

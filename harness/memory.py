@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from harness.command import UserError
 
-# Small buffers of the survivors come and go.
-TOLERANCE_BYTES = 256 << 20
+# Buffers of the survivors come and go, and they load code; too strict a limit would end good jobs.
+TOLERANCE_BYTES = 512 << 20
 # What a worker may keep of a cell it has released: workspaces of libraries.
 KEPT_BYTES = 256 << 20
 LIMIT_S = 20.0
@@ -36,14 +36,20 @@ class Memory:
         self._held[impl] = held_bytes
 
     def ready(self) -> None:
-        """All that can be timed are ready: from here on the memory is known whole."""
+        """All that can be timed are ready, or a round of blocks begins: the memory as it is now is
+        what that of the survivors is compared with.
+        """
         used = self._used()
         self._rest = None if used is None else used - sum(self._held.values())
 
     def lost(self, impl: str) -> None:
-        """A worker was ended, or has released its cell: what it held is to come back."""
-        self._held.pop(impl, None)
+        """A worker was ended: what it held is to come back."""
+        self.released(impl)
         self._gone.append(impl)
+
+    def released(self, impl: str) -> None:
+        """A living worker has given its cell back, and is trusted to have done so."""
+        self._held.pop(impl, None)
 
     def settle(self) -> None:
         """Waits until all that was lost is back; UserError where it does not come."""

@@ -69,14 +69,14 @@ def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkey
     monkeypatch.setattr(memory, "LIMIT_S", 0.1)
     # Idle, all ready, and ever after: one of the three that hold a GiB each is killed.
     watch = Watch(2**30, 4 * 2**30)
-    with pytest.raises(UserError, match=r"^is_killed: ended, but 768 MiB"):
+    with pytest.raises(UserError, match=r"^is_killed: ended, but 512 MiB"):
         timed(["ours", "slow", "is_killed"], watch)
     assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
     assert not children()
 
 
 def test_memory_of_the_dead_that_comes_back_is_waited_for(timed):
-    watch = Watch(2**30, 4 * 2**30, 4 * 2**30, 4 * 2**30, 3 * 2**30)
+    watch = Watch(2**30, *[4 * 2**30] * 4, 3 * 2**30)
     rows = timed(["ours", "slow", "is_killed"], watch)
     assert [row["status"] for row in of(rows, "ours")] == ["ok"] * BLOCKS
     assert watch.used == [3 * 2**30]

@@ -57,7 +57,7 @@ def test_memory_that_comes_back_is_waited_for(ready, gpu):
 
 def test_memory_that_does_not_come_back_ends_the_job(ready):
     ready.lost("b")
-    with pytest.raises(UserError, match=r"^b: ended, but 3840 MiB .* finished cells are kept$"):
+    with pytest.raises(UserError, match=r"^b: ended, but 3584 MiB .* finished cells are kept$"):
         ready.settle()
 
 
@@ -92,6 +92,25 @@ def test_one_that_died_while_preparing_leaves_what_the_others_hold(gpu, monkeypa
         found.settle()
     gpu.used = 4 * GIB
     found.settle()
+
+
+def test_a_living_worker_that_released_is_not_waited_for(ready, gpu):
+    asked = gpu.asked
+    ready.released("b")
+    ready.settle()
+    assert gpu.asked == asked
+    # What it gave back counts when another one dies.
+    ready.lost("a")
+    with pytest.raises(UserError, match=r"^a: ended, but 5632 MiB"):
+        ready.settle()
+
+
+def test_survivors_may_grow_from_round_to_round(ready, gpu):
+    gpu.used = 11 * GIB
+    ready.ready()
+    ready.lost("b")
+    gpu.used = 7 * GIB
+    ready.settle()
 
 
 def test_a_driver_that_does_not_tell_is_no_obstacle(ready, gpu):
