@@ -16,6 +16,8 @@ from harness import energy, nvml
 FLUSH_IN_L2 = 4
 # Flushes in a row before the first call: meanwhile the host submits calls, and stays ahead.
 HEAD_START = 8
+# How much longer than the host's work flushes take: submitting them is work as well.
+SLACK = 1.25
 # Between two readings of clocks while the GPU works; each reading takes some microseconds.
 SAMPLE_S = 2e-4
 # Calls go to the GPU in chunks of this length when energy is measured, so many of them ahead.
@@ -71,7 +73,8 @@ class Timer:
         begin = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         end = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         with torch.cuda.stream(self.stream):
-            flushes = 1 + int(self._submission_s(calls[0]) / self._flush_s)
+            host_s = SLACK * self._submission_s(calls[0])
+            flushes = 1 + int(host_s / self._flush_s)
             self._overwrite(HEAD_START)
             for index in range(count):
                 self._overwrite(flushes)

@@ -24,10 +24,19 @@ def crashes(x):
     return plain(x)
 
 
+KEPT = []
+
+
+def leaks(x):
+    KEPT.append(x.clone())
+    return plain(x)
+
+
 def fills(x):
     return x.new_empty(2**46) if x.numel() == 1 else plain(x)
 
 
+FAULTS = {"crashes": crashes, "fills": fills, "leaks": leaks}
 OP = Op(
     "fake",
     reference=plain,
@@ -41,6 +50,6 @@ OP = Op(
 class Bench(bench.Bench):
     def __init__(self, op, impl, seed):
         load.op = lambda name: (OP, "family")
-        load.function = lambda name, impl: {"crashes": crashes, "fills": fills}.get(impl, plain)
+        load.function = lambda name, impl: FAULTS.get(impl, plain)
         load.version = lambda impl: "1.0"
         super().__init__(op, impl, seed)

@@ -1,11 +1,12 @@
 """What only a GPU can show: the clock itself, a real illegal access and a real lack of memory."""
 
+import statistics
 import time
 
 import pytest
 from test_measure import CELLS, ENVIRONMENT, of, plan, report
 
-from harness import lease, measure, raw
+from harness import lease, load, measure, nvml, raw
 from harness.gate import Gate
 
 torch = pytest.importorskip("torch")
@@ -33,7 +34,7 @@ def test_a_copy_takes_what_its_bytes_take(timer):
     x = torch.randn(2**28, device="cuda")
     replay, _ = capture(timer, lambda: x * 2)
     graph_us, reading = timer.cold([replay], 20)
-    eager_us, _ = timer.eager([lambda: x * 2], 20)
+    eager_us = timer.eager([lambda: x * 2], 20)
     assert graph_us == pytest.approx(eager_us, rel=0.1)
     assert reading["sm_mhz"] > 0 and reading["temp_c"] > 0
 
@@ -47,7 +48,9 @@ def test_the_host_does_not_count_in_the_time_of_the_gpu(timer):
 
     replay, _ = capture(timer, slow_host)
     assert timer.cold([replay], 50)[0] < 20
-    assert timer.eager([slow_host], 50)[0] > 1000
+    assert timer.eager([slow_host], 50) > 1000
+    # Nor where no graph can be had.
+    assert timer.cold([slow_host], 20)[0] < 50
 
 
 def test_the_cache_is_cold(timer):
@@ -71,16 +74,75 @@ def test_a_capture_that_fails_leaves_the_clock_usable(timer):
     assert torch.equal(result, x + 1)
 
 
+@pytest.mark.parametrize("kind", ["copy", "product"])
+def test_energy_is_power_times_time(timer, kind):
+    if kind == "copy":
+        x = torch.randn(2**26, device="cuda")
+        replay, _ = capture(timer, lambda: x * 2)
+    else:
+        a = torch.randn(4096, 4096, device="cuda").bfloat16()
+        replay, _ = capture(timer, lambda: a @ a)
+    energy_uj, half_width = timer.energy([replay], 500)
+    powers, times = [], []
+    probe = nvml.Probe()
+    for _ in range(20):
+        times.append(timer.eager([replay], 50))
+        powers.append(probe.sample()["power_w"])
+    by_power = statistics.median(powers[10:]) * statistics.median(times)
+    assert energy_uj == pytest.approx(by_power, rel=0.3)
+    assert 0 < half_width < 0.3 * energy_uj
+
+
+def test_ceilings_have_a_clock_and_float8_is_faster(timer):
+    from harness import probes
+
+    found = {row.quantity: row for row in probes.measure()}
+    assert all(row.sm_mhz > 0 and row.value > 0 for row in found.values())
+    assert found["bfloat16"].value > found["float32"].value
+    if torch.cuda.get_device_capability() >= (9, 0):
+        assert found["float8_e4m3fn"].value > found["bfloat16"].value
+
+
+@pytest.fixture
+def make_bench(timer, monkeypatch):
+    """Makes the bench of an implementation of gpu_bench in this process."""
+    import gpu_bench
+
+    for name in ("op", "function", "version"):
+        monkeypatch.setattr(load, name, getattr(load, name))
+    return lambda impl: gpu_bench.Bench("fake", impl, 1)
+
+
+def test_memory_is_held_until_release(make_bench):
+    made = make_bench("ours")
+    held = made.prepare("M2", "float32", "forward")["held_bytes"]
+    made.block(10)
+    assert made.energy(100)["energy_uj"] > 0
+    assert made.check() == {"leaked_bytes": 0}
+    assert made.release()["held_bytes"] < held
+
+
+def test_a_leak_is_noticed(make_bench):
+    made = make_bench("leaks")
+    made.prepare("M2", "float32", "forward")
+    for _ in range(5):
+        made.block(10)
+    assert made.check()["leaked_bytes"] >= 4 * 10 * 512
+
+
 @pytest.mark.parametrize(("impl", "status"), [("crashes", "crashed"), ("fills", "oom")])
 def test_the_others_keep_their_numbers(tmp_path, impl, status):
     impls = ["ours", impl, "ours_twin"]
     for name in impls:
         report(tmp_path, "fake", name, CELLS)
     out = tmp_path / "raw/fake.csv"
-    with lease.hold(exclusive=False):
-        gate = Gate(tmp_path, "fake", impls)
-        a_plan = plan(impls, bench="tests.gpu_bench", timeout_s=120.0)
-        measure.measure(a_plan, gate, ENVIRONMENT, [], out, time.monotonic())
+    with lease.hold(exclusive=False) as gpu:
+        gate, origin = Gate(tmp_path, "fake", impls), measure.origin_of("fake", ENVIRONMENT, [])
+        a_plan = plan(impls, bench="tests.gpu_bench", cell_timeout_s=120.0)
+        watch = lease.Watch(gpu)
+        # This process has used the GPU in other tests: it would be a stranger here.
+        watch.strangers = lambda workers: []
+        measure.measure(a_plan, gate, watch, origin, out, time.monotonic())
     rows, _ = raw.read(out, "")
     assert [row["status"] for row in of(rows, impl)] == [status]
     for name in ("ours", "ours_twin"):
