@@ -61,6 +61,22 @@ def public_names(root: Path, path: str) -> set[str]:
     return names
 
 
+def committed_tables(root: Path) -> dict[str, str]:
+    """By family the digest of what the tables of kernels/tuned/ hold for it."""
+    records: dict[str, list] = {}
+    for path in sorted((root / TABLES).glob("*.json")):
+        place = path.relative_to(root)
+        table = read_json(path, f"tune again, or remove {place}").get("families")
+        if not isinstance(table, dict):
+            raise UserError(f"{place}: holds no families; tune again, or remove it")
+        for family, record in table.items():
+            records.setdefault(family, []).append([path.name, record])
+    return {
+        family: hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        for family, found in records.items()
+    }
+
+
 def sources(root: Path, *starts: str) -> list[str]:
     """The files of this project that the given files import, themselves included, sorted.
 
@@ -97,13 +113,15 @@ def tree(root: Path) -> str:
 class Study:
     """The jobs of one configuration; methods that take `wildcards` are Snakemake input functions.
 
-    ops: the family of each selected op. rivals: the baselines that offer it, sorted.
+    ops: the family of each selected op. rivals: the baselines that offer it, sorted. digests: of
+    the committed tables of tuned configurations, by family.
     """
 
     root: Path
     config: Mapping
     ops: Mapping[str, str]
     rivals: Mapping[str, list[str]]
+    digests: Mapping[str, str]
 
     @classmethod
     def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
@@ -114,7 +132,8 @@ class Study:
         libraries = settings.select("baselines", every_baseline, config, files)
         offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
         rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
-        return cls(root, config, {op: every_op[op] for op in chosen}, rivals)
+        families = {op: every_op[op] for op in chosen}
+        return cls(root, config, families, rivals, committed_tables(root))
 
     @property
     def run(self) -> str:
@@ -203,13 +222,7 @@ class Study:
 
     def committed_tables(self, wildcards) -> str:
         """The digest of what the committed tables hold for the op or the kernel file."""
-        family = wildcards.get("family") or self.ops[wildcards.op]
-        records = []
-        for path in sorted((self.root / TABLES).glob("*.json")):
-            table = read_json(path, f"tune again, or remove {path.relative_to(self.root)}")
-            if record := table.get("families", {}).get(family):
-                records.append([path.name, record])
-        return hashlib.sha256(json.dumps(records).encode()).hexdigest() if records else ""
+        return self.digests.get(wildcards.get("family") or self.ops[wildcards.op], "")
 
     def reports(self, op: str) -> list[str]:
         return [f"{self.run}/verify/{op}/{impl}.json" for impl in self.impls(op)]

@@ -23,7 +23,6 @@ BENCH = "harness.tune_bench"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", required=True, help="stem of a kernel file")
-    parser.add_argument("--environment", type=Path, required=True, help="environment.json")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument(
         "--passes", nargs="+", choices=("forward", "backward"), default=("forward", "backward")
@@ -35,14 +34,11 @@ def main() -> None:
         raise UserError(f"kernels/{options.file}.py: no such file")
     if not lease.gpus():
         raise UserError("tuning needs a GPU and none is visible; set tuning to replay or heuristic")
-    environment = command.read_json(
-        options.environment, "make it with python -m harness.environment"
-    )
     # Triton reads it while it is imported.
     os.environ.pop("TRITON_INTERPRET", None)
     wanted = (options.dtypes, options.passes, options.max_cases)
     with lease.hold(exclusive=True):
-        command.write_json(options.out, table(options.file, *wanted, environment))
+        command.write_json(options.out, table(options.file, *wanted))
 
 
 def table(
@@ -50,7 +46,6 @@ def table(
     dtypes: Sequence[str],
     passes: Sequence[str],
     most: int | None,
-    environment: Mapping,
     bench: str = BENCH,
 ) -> dict[str, object]:
     """The table of one kernel file on the leased GPU; prints as it goes."""
@@ -79,8 +74,7 @@ def table(
             _say(f"tune {stem}: {place}: {_told(entry)}")
     seconds = time.monotonic() - began
     _say(f"tune {stem}: {sum(map(len, entries.values()))} keys in {seconds:.0f} s")
-    record = tuned.record(stem, entries, environment)
-    return {"device": gpu["device"], "families": {stem: record}}
+    return {"device": gpu["device"], "families": {stem: tuned.record(stem, entries)}}
 
 
 def _told(entry: Mapping) -> str:

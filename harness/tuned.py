@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import command
 from harness.command import UserError
-from harness.environment import model
+from harness.environment import ROOT, describe, model
 from kernels import _tuned
 
 
@@ -52,10 +52,11 @@ def merge(run: Path, into: Path, allow_dirty: bool) -> list[tuple[Path, str]]:
     return went
 
 
-def record(stem: str, entries: Mapping[str, list], environment: Mapping) -> dict[str, object]:
-    """The part of a table that belongs to one kernel file, with what it was tuned on."""
+def record(stem: str, entries: Mapping[str, list]) -> dict[str, object]:
+    """The part of a table that belongs to one kernel file, with what it was tuned on: now, here."""
     import triton
 
+    environment = describe(ROOT, "")
     kernels = vars(importlib.import_module(f"kernels.{stem}"))
     return {
         "run_id": environment["run_id"],

@@ -161,15 +161,15 @@ def entry(
     fastest = min(medians, key=medians.get)
     tied = [index for index in medians if _tie(fine[index], fine[fastest])]
     winner = place.rule if place.rule in tied else min(tied)
-    second = min(set(medians) - {winner}, key=medians.get, default=None)
+    others = sorted(set(medians) - {winner}, key=medians.get)
     names = [text(candidate) for candidate in place.candidates]
     timed = {index: plain.median(times) for index, times in rough.items()} | medians
-    return {
+    found = {
         "key": dict(place.key),
         "config": dict(place.candidates[winner]),
         "us": round(medians[winner], 3),
         "rule": names[place.rule],
-        "runner_up": None if second is None else _gap(names[second], fine[second], fine[winner]),
+        "runner_up": None,
         "timed": {names[index]: round(timed[index], 3) for index in sorted(timed)},
         "failed": {names[index]: failed[index] for index in sorted(failed)},
         "op": place.op,
@@ -177,6 +177,11 @@ def entry(
         "dtype": place.dtype,
         "pass": place.direction,
     }
+    if others:
+        gap = _gap(fine[others[0]], fine[winner])
+        name = {"config": names[others[0]], "us": round(medians[others[0]], 3)}
+        found["runner_up"] = name | gap | {"tie": others[0] in tied}
+    return found
 
 
 def text(config: Mapping[str, object]) -> str:
@@ -184,16 +189,11 @@ def text(config: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in config.items())
 
 
-def _gap(name: str, times: Sequence[float], winner: Sequence[float]) -> dict[str, object]:
+def _gap(times: Sequence[float], winner: Sequence[float]) -> dict[str, float]:
+    """How much longer these times are than the winner's, as a fraction, with its interval."""
     ratio = statistics.paired_ratio(times, winner)
-    return {
-        "config": name,
-        "us": round(plain.median(times), 3),
-        "gap": round(ratio.value - 1, 4),
-        "gap_lo": round(ratio.lo - 1, 4),
-        "gap_hi": round(ratio.hi - 1, 4),
-        "tie": _tie(times, winner) or _tie(winner, times),
-    }
+    bounds = {"gap": ratio.value, "gap_lo": ratio.lo, "gap_hi": ratio.hi}
+    return {name: round(value - 1, 4) for name, value in bounds.items()}
 
 
 def _tie(times: Sequence[float], fastest: Sequence[float]) -> bool:

@@ -45,11 +45,14 @@ class Configs:
     candidates: tuple[Config, ...]
     choose: Callable[..., Config]
     suits: Callable[..., bool] = lambda candidate, **key: True
+    # A traced graph cannot look into a kernel, so its names stand beside it.
+    module: str = field(init=False)
+    name: str = field(init=False)
     _tables: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        return self.kernel.fn.__name__
+    def __post_init__(self):
+        object.__setattr__(self, "module", self.kernel.fn.__module__)
+        object.__setattr__(self, "name", self.kernel.fn.__name__)
 
     def pick(self, device: torch.device, **key: int | str | bool) -> Config:
         """The configuration to launch with on `device`: that of a table, else `choose(**key)`.
@@ -58,8 +61,7 @@ class Configs:
         where a table cannot be read.
         """
         if torch.compiler.is_dynamo_compiling():
-            fn = self.kernel.fn
-            for known, config in _traced(fn.__module__, fn.__name__, device):
+            for known, config in _traced(self.module, self.name, device):
                 # One comparison a table entry: an unknown size stays symbolic in the graph.
                 if known == tuple(key.items()):
                     return config
@@ -124,9 +126,8 @@ def read(path: Path) -> dict:
             for tuned in record["kernels"].values():
                 str(tuned["source_sha256"])
                 for entry in tuned["keys"]:
-                    if not entry["key"].items() or not all(
-                        type(value) is int for value in entry["config"].values()
-                    ):
+                    values = list(entry["config"].values())
+                    if not (entry["key"].items() and values) or {*map(type, values)} != {int}:
                         raise ValueError(f"entry {entry['key']} holds no configuration")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"lacks {error}" if isinstance(error, KeyError) else error

@@ -171,6 +171,20 @@ def test_a_default_that_does_not_build_is_an_error(tmp_path):
     assert "_double_kernel 90 bfloat16 BLOCK_N=500" in done.stdout
 
 
+def test_entries_that_bind_no_longer_are_listed(tmp_path):
+    root = make_tree(tmp_path / "tree")
+    old = {"triton": "3.5.0", "kernels": {"_double_kernel": {"source_sha256": "0", "keys": []}}}
+    (root / "kernels/tuned").mkdir()
+    table = json.dumps({"device": "Fake GPU", "families": {"toy": old}})
+    (root / "kernels/tuned/fake.json").write_text(table)
+    done, table = build(root, "90")
+    assert done.returncode == 0
+    [finding] = table["tables"]
+    assert (finding["table"], finding["kernel"]) == ("fake.json", "_double_kernel")
+    assert finding["state"] == "stale" and finding["reason"].startswith("tuned with triton 3.5.0")
+    assert "build toy: fake.json: _double_kernel stale: tuned with triton 3.5.0" in done.stdout
+
+
 def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
     lonely = KERNELS.replace("(case(N=3),)", "()")
     done, table = build(make_tree(tmp_path / "tree", lonely), "90")

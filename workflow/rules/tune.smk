@@ -5,7 +5,6 @@ if config["tuning"] == "tune":
     rule tune:
         input:
             study.tune_inputs,
-            environment=ancient("<run>/environment.json"),
         output:
             "<run>/tuned/{family}.json",
         log:
@@ -21,6 +20,5 @@ if config["tuning"] == "tune":
         message:
             "Tune {wildcards.family}"
         shell:
-            "python -m harness.tune --file {wildcards.family} --environment {input.environment}"
-            " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
-            " --out {output} > {log} 2>&1"
+            "python -m harness.tune --file {wildcards.family} --dtypes {params.dtypes}"
+            " --passes {params.passes} {params.limit} --out {output} > {log} 2>&1"
