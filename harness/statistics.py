@@ -18,8 +18,8 @@ these rates. A difference of 0 % is called better or worse in at most 5 % of fam
 or not there are offsets, drift and bursts, and whether or not the number of blocks follows from the
 width of the interval. A difference equal to MARGIN is called better, worse or none in at most 5 %.
 Where blocks scatter by 0.3 % and processes agree, a cell that differs by 3 % is found, among 50, in
-more than 99 %, one that differs by 10 % always; offsets of 0.5 % hide 3 % in a cell, and a claim over
-12 cells still finds it in more than 99 %.
+more than 99 %, one that differs by 10 % always; offsets of 0.5 % hide 3 % in a cell, and a claim
+over 12 cells still finds it in more than 99 %.
 """
 
 import functools
