@@ -28,6 +28,8 @@ def main() -> None:
         "--passes", nargs="+", choices=("forward", "backward"), default=("forward", "backward")
     )
     parser.add_argument("--max-cases", type=int, help="keep the first cases of each sweep")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=cores, help="compilers that run side by side")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if not Path(f"kernels/{options.file}.py").is_file():
@@ -38,7 +40,7 @@ def main() -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     wanted = (options.dtypes, options.passes, options.max_cases)
     with lease.hold(exclusive=True):
-        command.write_json(options.out, table(options.file, *wanted))
+        command.write_json(options.out, table(options.file, *wanted, options.jobs))
 
 
 def table(
@@ -46,6 +48,7 @@ def table(
     dtypes: Sequence[str],
     passes: Sequence[str],
     most: int | None,
+    jobs: int,
     bench: str = BENCH,
 ) -> dict[str, object]:
     """The table of one kernel file on the leased GPU; prints as it goes."""
@@ -61,7 +64,7 @@ def table(
         except tuner.Lost as lost:
             raise UserError(f"tune {stem}: the worker does not start: {lost}") from None
         found = places.reached(stem, dtypes, passes, most, gpu["limits"])
-        barred = places.barred(stem, found, gpu["arch"], gpu["limits"], os.cpu_count() or 1)
+        barred = places.barred(stem, found, gpu["arch"], gpu["limits"], jobs)
         _say(f"tune {stem}: {len(found)} keys compiled in {time.monotonic() - began:.0f} s")
         entries: dict[str, list] = {}
         for place, reasons in zip(found, barred, strict=True):

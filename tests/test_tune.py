@@ -147,7 +147,7 @@ import json
 from harness import tune
 
 if __name__ == "__main__":
-    wanted = ("toy", ("bfloat16", "float32"), ("forward", "backward"), None)
+    wanted = ("toy", ("bfloat16", "float32"), ("forward", "backward"), None, 2)
     print(json.dumps(tune.table(*wanted, bench="fake_tune")))
 """
 

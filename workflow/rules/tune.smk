@@ -21,4 +21,4 @@ if config["tuning"] == "tune":
             "Tune {wildcards.family}"
         shell:
             "python -m harness.tune --file {wildcards.family} --dtypes {params.dtypes}"
-            " --passes {params.passes} {params.limit} --out {output} > {log} 2>&1"
+            " --passes {params.passes} {params.limit} --jobs {threads} --out {output} > {log} 2>&1"
