@@ -145,6 +145,8 @@ class FreeMemory:
         device = torch.cuda.current_device()
         for address, size in free_blocks(torch.cuda.memory_snapshot(), device):
             _at(address, size).fill_(NAN_BYTE)
+        # Whoever takes a block on a stream of its own finds it filled.
+        torch.cuda.synchronize()
         self._before = self._counts()
 
     def overrun(self, results: Iterable[torch.Tensor]) -> str:
