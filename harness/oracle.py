@@ -101,7 +101,7 @@ def problem(op: Op, case: Case, dtype: str, seed: int, device: str, eager: Calla
     expected = run(op, op.reference, case, shapes, _each(seeds, lambda t: t.to("meta")))
     bands = poison.Bands()
     tensors = {
-        name: None if t is None else bands.copy(t)
+        name: bands.copy(t) if t is not None and t.numel() else t
         for name, t in inputs.make(op, case, dtype, seed, device).items()
     }
     wide = {name: None if t is None else _wide(t) for name, t in tensors.items()}

@@ -104,10 +104,13 @@ class Bands:
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[Bands]:
-    """Has torch.empty and its kin return poisoned memory between bands, and zeros between bands."""
+def guarded(filled: bool = True) -> Iterator[Bands]:
+    """Has torch.empty and its kin return poisoned memory between bands.
+
+    filled: zeros, ones and the like lie between bands as well.
+    """
     bands, saved = Bands(), []
-    for factories, poisons in ((EMPTY, True), (FILLED, False)):
+    for factories, poisons in ((EMPTY, True), (FILLED if filled else {}, False)):
         for owner, names in factories.items():
             for name in names:
                 saved.append((owner, name, getattr(owner, name)))

@@ -35,7 +35,7 @@ def check(function: Callable, problem: Problem, direction: str, ours: bool) -> F
     other inputs lie in the same memory. ours: the repeat must give the same bits where the op is
     declared deterministic. Whatever the implementation raises passes through.
     """
-    trial = _Trial(function, problem, direction)
+    trial = _Trial(function, problem, direction, ours)
     rows, same, kept = [], None, {}
     try:
         for repeat in (False, True):
@@ -69,7 +69,7 @@ def check(function: Callable, problem: Problem, direction: str, ours: bool) -> F
 class _Trial:
     """The calls of one check; the inputs of the problem are as before after `close`."""
 
-    def __init__(self, function: Callable, problem: Problem, direction: str):
+    def __init__(self, function: Callable, problem: Problem, direction: str, ours: bool):
         self._function, self._problem, self._direction = function, problem, direction
         self._given = problem.given(direction)
         self._original = [poison.memory(tensor).clone() for tensor in self._given]
@@ -77,6 +77,8 @@ class _Trial:
         self._gpu = any(tensor.is_cuda for tensor in self._given)
         elements = sum(tensor.numel() for tensor in self._given)
         self.cheap = self._gpu or elements <= CHEAP
+        # A compiled graph that makes a mask of ones would be compiled anew for another function.
+        self._filled = ours
 
     def warm_up(self) -> None:
         self._show_others()
@@ -85,7 +87,7 @@ class _Trial:
     def on_others(self) -> None:
         """A call on other values in the memory of the inputs; its results are dropped."""
         self._show_others()
-        with poison.guarded() as bands:
+        with poison.guarded(self._filled) as bands:
             results = self._run()
         self._forget(results)
         _refuse(bands.broken())
@@ -97,7 +99,7 @@ class _Trial:
             # A call that does not wait for the current stream reads the other values.
             torch.cuda._sleep(DELAY)
         self._restore()
-        with poison.guarded() as bands:
+        with poison.guarded(self._filled) as bands:
             results = self._run()
         self._results.append(results)
         if free:

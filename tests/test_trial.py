@@ -209,7 +209,7 @@ def one_too_far(x, weight):
 
 
 def one_too_early(x, weight):
-    out = torch.zeros_like(x)
+    out = torch.empty_like(x)
     one_step_outside(out, -1)
     return out.copy_(weighted_softmax(x, weight))
 
@@ -234,6 +234,16 @@ def test_one_element_too_far(function, where, elements, ours):
     finding = found(function, problem, ours=ours)
     size = 2 * elements
     assert finding.reason == f"writes {where} of an output or a workspace of {size} bytes"
+
+
+def test_what_is_zeroed_has_bands_too():
+    def on_zeros(x, weight):
+        out = torch.zeros_like(x)
+        one_step_outside(out, out.numel())
+        return out.add_(weighted_softmax(x, weight))
+
+    size = 4 * 17 * 129
+    assert judged(on_zeros) == f"writes past the end of an output or a workspace of {size} bytes"
 
 
 def kept_by(key):
@@ -349,14 +359,16 @@ def test_memory_that_is_handed_out_again_holds_no_right_answer():
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_what_is_traced_sees_no_replaced_function(backend):
     def filled(x, weight):
-        out = torch.empty_like(x) if x.is_meta else torch.zeros_like(x)
-        return out + torch.full_like(x, 0.0) + weighted_softmax(x, weight)
+        mask = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device)
+        return torch.zeros_like(x) + weighted_softmax(x, weight).masked_fill(~mask, 0.0)
 
-    torch.compiler.reset()
     compiled = torch.compile(filled, backend=backend, fullgraph=True)
     problem = oracle.problem(OP, CASE, "float32", 0, "cpu", OP.reference)
     for direction in OP.passes:
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
         assert found(compiled, problem, direction, ours=False).reason == ""
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
         # As ours nothing is compiled beforehand.
         torch.compiler.reset()
         assert found(compiled, problem, direction).reason == ""
