@@ -1,11 +1,11 @@
 """PyTorch's scaled_dot_product_attention, pinned to the FlashAttention-2 kernels."""
 
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
+
+from baselines import _sdpa
 
 LIBRARY = "torch"
 
 
 def attention(q, k, v, causal=False):
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return _sdpa.attention(q, k, v, causal, SDPBackend.FLASH_ATTENTION)

@@ -12,6 +12,8 @@ from kernels._contract import Op
 
 OURS = "ours"
 TWIN = "ours_twin"
+# How a library says, as it is imported, that it or a driver or a GPU that it asks for is not here.
+ABSENT = (ImportError, OSError, RuntimeError, AssertionError)
 
 
 class Unavailable(Exception):
@@ -65,7 +67,7 @@ def _baseline(impl: str):
         raise UserError(f"baselines/{impl}.py: no such file; implementations are {stems()}")
     try:
         return importlib.import_module(f"baselines.{impl}")
-    except ImportError as error:
+    except ABSENT as error:
         raise Unavailable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 

@@ -52,7 +52,8 @@ def no_compiler(error: BaseException) -> bool:
 def reason(error: BaseException) -> str:
     """The first line of an exception, after its type unless its own message suffices."""
     text = first_line(error)
-    if not isinstance(error, (Unsupported, Inaccurate, UserError)):
+    plain = isinstance(error, (Unsupported, Inaccurate, UserError))
+    if not plain and of(error) != "unavailable":
         text = f"{type(error).__name__}: {text}".rstrip(": ")
     return text[:REASON_LENGTH]
 

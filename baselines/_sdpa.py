@@ -1,0 +1,9 @@
+"""What the files of scaled_dot_product_attention share: a call pinned to one of its backends."""
+
+import torch.nn.functional as F
+from torch.nn.attention import sdpa_kernel
+
+
+def attention(q, k, v, causal, backend):
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)

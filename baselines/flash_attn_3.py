@@ -1,0 +1,15 @@
+"""FlashAttention-3 (Shah et al., 2024): its extension for Hopper, called through xFormers.
+
+The package flash_attn_3 is the extension alone and bears no version; xFormers has the bindings.
+"""
+
+import flash_attn_3._C  # noqa: F401, registers what xFormers calls, or says why it cannot
+from xformers.ops.fmha import flash3
+
+from baselines import _xformers
+
+LIBRARY = "xformers"
+
+
+def attention(q, k, v, causal=False):
+    return _xformers.attention(q, k, v, causal, (flash3.FwOp, flash3.BwOp))

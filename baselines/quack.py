@@ -1,0 +1,48 @@
+"""QuACK (Dao-AILab, 2025): CuTe DSL kernels, compiled at their first call; matmul tunes itself."""
+
+import quack
+import torch
+from quack.gemm_interface import gemm, gemm_act
+from quack.rmsnorm import layernorm_bwd, layernorm_fwd
+
+LIBRARY = "quack-kernels"
+# By what name the library has an activation.
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu_erf"}
+
+
+def softmax(x):
+    return quack.softmax(x)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """The library has both passes, and leaves it to its user to join them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        # It takes float32 parameters only, whatever the dtype of x.
+        wide = weight.float()
+        y, rstd, mean = layernorm_fwd(
+            x, wide, bias.float(), eps, return_rstd=True, return_mean=True
+        )
+        ctx.save_for_backward(x, wide, rstd, mean)
+        ctx.dtype = weight.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, wide, rstd, mean = ctx.saved_tensors
+        dx, dw, db = layernorm_bwd(x, wide, dy, rstd, mean)
+        return dx, dw.to(ctx.dtype), db.to(ctx.dtype), None
+
+
+def layer_norm(x, weight, bias, eps):
+    return _LayerNorm.apply(x, weight, bias, eps)
+
+
+def matmul(a, b, bias=None, activation="none"):
+    if activation == "none":
+        return gemm(a, b, bias=bias)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is not offered")
+    kind = ACTIVATIONS[activation]
+    return gemm_act(a, b, bias=bias, activation=kind, store_preact=False)[1]

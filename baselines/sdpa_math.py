@@ -1,0 +1,11 @@
+"""PyTorch's scaled_dot_product_attention, pinned to its composition of plain operators."""
+
+from torch.nn.attention import SDPBackend
+
+from baselines import _sdpa
+
+LIBRARY = "torch"
+
+
+def attention(q, k, v, causal=False):
+    return _sdpa.attention(q, k, v, causal, SDPBackend.MATH)

@@ -1,0 +1,26 @@
+"""PyTorch, torch.compile with static shapes, told to try what it has and keep the fastest.
+
+The mode without CUDA graphs: the harness captures the graphs of all implementations itself.
+"""
+
+import torch
+
+from baselines import _torch_formulas as formulas
+from baselines._torch_compiler import compiled
+
+LIBRARY = "torch"
+MODE = "max-autotune-no-cudagraphs"
+
+if not torch.cuda.is_available():
+    raise ImportError("max-autotune times kernels on a GPU to choose among them, and there is none")
+
+scale = compiled(formulas.scale, MODE)
+add = compiled(formulas.add, MODE)
+mul = compiled(formulas.mul, MODE)
+maximum = compiled(formulas.maximum, MODE)
+minimum = compiled(formulas.minimum, MODE)
+dot = compiled(formulas.dot, MODE)
+softmax = compiled(formulas.softmax, MODE)
+layer_norm = compiled(formulas.layer_norm, MODE)
+matmul = compiled(formulas.matmul, MODE)
+attention = compiled(formulas.attention, MODE)

@@ -1,0 +1,121 @@
+"""Every baseline that can be imported here computes what its op says, by the harness's own path."""
+
+import contextlib
+import importlib
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from harness import discover, load, nvml, process, verifier
+
+ROOT = Path(__file__).parents[1]
+OPS = discover.ops(ROOT)
+OFFERS = {
+    stem: sorted(discover.public_names(ROOT, f"baselines/{stem}.py") & set(OPS))
+    for stem in discover.stems(ROOT, "baselines")
+}
+EVERY = [(stem, op) for stem, offered in OFFERS.items() for op in offered]
+# A first compilation by CuTe or by a library's autotuner.
+LIMIT_S = 600.0
+
+
+def tame(unit):
+    """Whether a case has nothing awkward: no tiny size, no special layout or values."""
+    sizes = [int(size) for size in re.findall(r"(?<![A-Z])[A-Z](\d+)", unit["case"])]
+    plain = re.fullmatch(r"[A-Z]\d+(-[A-Z]\d+)*", unit["case"])
+    return plain and min(sizes) > 0 and max(sizes) >= 64
+
+
+@pytest.mark.parametrize(("impl", "op"), EVERY, ids=lambda name: name)
+def test_an_installed_baseline_computes_its_op(impl, op, monkeypatch):
+    # A pool of compilers takes longer to start than one small program to compile.
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    gpu = bool(nvml.gpus())
+    plan = {"gpu": gpu, "dtypes": ["bfloat16" if gpu else "float32"], "kinds": ["edge"]}
+    plan |= {"passes": ["forward", "backward"], "most": None}
+    worker = process.Worker(op, impl, 1, verifier.__name__)
+    with contextlib.ExitStack() as end:
+        end.callback(worker.kill)
+        hello = worker.answer(LIMIT_S)
+        if hello["status"] == "unavailable":
+            pytest.skip(hello["reason"])
+        assert hello["status"] == "ok", hello["reason"]
+        worker.send("prepare", **plan)
+        units = worker.answer(LIMIT_S)["units"]
+        number = next(n for n, cells in enumerate(units) if tame(cells[0]))
+        worker.send("check", unit=number)
+        answer = worker.answer(LIMIT_S)
+        assert answer["status"] == "ok", f"{answer['reason']}\n{worker.last_words()}"
+    found = {(cell["status"], cell["reason"]) for cell in answer["cells"]}
+    if {status for status, _ in found} == {"unsupported"}:
+        pytest.skip("; ".join(sorted(reason for _, reason in found)))
+    assert found == {("ok", "")}
+
+
+@pytest.mark.skipif(bool(nvml.gpus()), reason="the kernels run on the GPU instead")
+@pytest.mark.parametrize("op", OFFERS["triton_tutorial"])
+def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.delitem(sys.modules, "baselines.triton_tutorial", raising=False)
+    module = importlib.import_module("baselines.triton_tutorial")
+    monkeypatch.delitem(sys.modules, "baselines.triton_tutorial")
+    bench = verifier.Bench(op, load.OURS, 1)
+    bench.function, bench.ours = getattr(module, op), False
+    passes = ["forward", "backward"] if op == "softmax" else ["forward"]
+    bench.prepare(gpu=False, dtypes=["float32"], passes=passes, kinds=["edge"], most=None)
+    cells = [cell for n in range(len(bench.units)) for cell in bench.check(n)["cells"]]
+    offered = [cell for cell in cells if cell["status"] != "unsupported"]
+    assert {cell["status"] for cell in offered} == {"ok"}
+    refused = {cell["reason"] for cell in cells if cell not in offered}
+    assert refused <= {"the tutorial form has no bias and no activation"}
+
+
+def test_every_op_has_the_yardstick_and_both_modes_of_the_compiler():
+    for stem in ("torch_eager", "torch_compile", "torch_compile_max"):
+        assert OFFERS[stem] == sorted(OPS), stem
+
+
+def test_a_baseline_offers_ops_of_the_study_and_nothing_else():
+    for stem in OFFERS:
+        names = discover.public_names(ROOT, f"baselines/{stem}.py")
+        public = {name for name in names if not name.startswith("_") and not name.isupper()}
+        assert public and public <= set(OPS), stem
+        assert "LIBRARY" in names, stem
+
+
+@pytest.mark.parametrize("error", load.ABSENT)
+def test_a_library_that_fails_to_be_imported_is_unavailable(error, monkeypatch):
+    def missing(name):
+        raise error("no driver\nand more")
+
+    monkeypatch.setattr(load.importlib, "import_module", missing)
+    with pytest.raises(load.Unavailable, match=rf"^{error.__name__}: no driver$"):
+        load.function("softmax", "liger")
+
+
+REFUSAL = """No operator found for `memory_efficient_attention_forward` with inputs:
+     query       : shape=(1, 64, 2, 64) (torch.float32)
+     p           : 0.0
+`fa3F@pip_pkg` is not supported because:
+    dtype=torch.float32 (supported: {torch.bfloat16, torch.float16})
+    device=cpu (supported: {'cuda'})
+`cutlassF-pt` is not supported because:
+    device=cpu (supported: {'cuda'})"""
+
+
+def test_a_refusal_of_xformers_gives_the_reason_of_each_operator(monkeypatch):
+    ops = types.ModuleType("xformers.ops")
+    ops.LowerTriangularMask = ops.memory_efficient_attention = None
+    monkeypatch.setitem(sys.modules, "xformers.ops", ops)
+    monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
+    monkeypatch.delitem(sys.modules, "baselines._xformers", raising=False)
+    why = importlib.import_module("baselines._xformers")._why
+    monkeypatch.delitem(sys.modules, "baselines._xformers")
+    assert why(REFUSAL) == (
+        "fa3F@pip_pkg: dtype=torch.float32 (supported: {torch.bfloat16, torch.float16}),"
+        " device=cpu (supported: {'cuda'}); cutlassF-pt: device=cpu (supported: {'cuda'})"
+    )
+    assert why("anything else") == "anything else"
