@@ -150,3 +150,42 @@ def test_behind_a_result_lies_what_rounding_left_and_the_free_block_that_follows
     ]
     # Full to its end, and another allocation follows.
     assert poison.behind(SNAPSHOT, 0, {11_536: 1024, 70_000: 5}) == []
+
+
+@pytest.mark.parametrize(
+    ("written", "taken", "reason"),
+    [
+        (0, 1, ""),
+        (1, 1, "writes past the end of an output of 1000 bytes"),
+        # A second allocation may have left its own bytes there.
+        (1, 2, ""),
+    ],
+)
+def test_bytes_behind_a_result_prove_an_overrun_only_of_a_call_without_workspace(
+    monkeypatch, written, taken, reason
+):
+    heap = torch.zeros(4096, dtype=torch.uint8)
+    segment = {"device": 0, "address": heap.data_ptr()}
+    stats = {"allocation.all.allocated": 5, "segment.all.allocated": 1}
+    cuda = {
+        "synchronize": lambda: None,
+        "current_device": lambda: 0,
+        "memory_stats": lambda: dict(stats),
+        "memory_snapshot": lambda: [segment],
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    base = heap.data_ptr()
+    monkeypatch.setattr(poison, "_at", lambda address, size: heap[address - base :][:size])
+    segment["blocks"] = [block(512, "active_allocated"), block(3584, "inactive")]
+    free = poison.FreeMemory()
+    assert (heap[:512] == 0).all() and (heap[512:] == poison.NAN_BYTE).all()
+    segment["blocks"] = [
+        block(512, "active_allocated"),
+        block(1024, "active_allocated"),
+        block(2560, "inactive"),
+    ]
+    stats["allocation.all.allocated"] += taken
+    result = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(heap[512:1512]))
+    heap[512 : 1512 + written] = 7
+    assert free.overrun([result]) == reason
