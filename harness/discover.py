@@ -203,7 +203,8 @@ class Study:
     def variables(self) -> str:
         """The shell commands that set, for all jobs, what is read from the environment."""
         tuned = TUNED[self.config["tuning"]].format(run=self.run)
-        return f"unset PYTHONDONTWRITEBYTECODE; {tuned}"
+        config = f"export TILEWRIGHT_CONFIG_SHA256={self.config_sha256}"
+        return f"unset PYTHONDONTWRITEBYTECODE; {config}; {tuned}"
 
     def tune_inputs(self, wildcards) -> list[str]:
         return self.sources("harness/tune.py", f"kernels/{wildcards.family}.py")

@@ -1,11 +1,13 @@
 """The machine, as text: what a reader needs to know to judge or repeat a measurement.
 
 `python -m harness.environment --out environment.json --config-sha256 …`; imports neither torch nor
-Triton nor a baseline.
+Triton nor a baseline. A description that still holds is kept, run id and date included: so all ops
+of a run state the same, whoever asked first.
 """
 
 import argparse
 import ast
+import contextlib
 import csv
 import datetime
 import hashlib
@@ -25,6 +27,9 @@ GIB = 2**30
 INSTALLERS_NOTES = {"INSTALLER", "REQUESTED", "direct_url.json", "RECORD"}
 DIRTY = "-dirty"
 NO_MODEL = {"nvidia", "geforce", "tesla"}
+# A description holds as long as these do; what else it says follows from them or moves by itself.
+LASTING = ("commit", "dirty", "image", "python", "kernel", "versions", "hashes", "config_sha256")
+LASTING_OF_GPU = ("uuid", "driver", "vbios", "power_limit_w", "ecc", "mig")
 
 
 def main() -> None:
@@ -32,7 +37,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--config-sha256", required=True, help="digest of the configuration")
     options = parser.parse_args()
-    command.write_json(options.out, describe(ROOT, options.config_sha256))
+    ensure(options.out, ROOT, options.config_sha256)
+
+
+def ensure(path: Path, root: Path, config_sha256: str) -> dict[str, object]:
+    """What the file at `path` says where it still holds, otherwise `describe`, written there."""
+    fresh = describe(root, config_sha256)
+    with contextlib.suppress(UserError):
+        known = command.read_json(path, "")
+        if _lasting(known) == _lasting(fresh):
+            path.touch()
+            return known
+    command.write_json(path, fresh)
+    return fresh
+
+
+def _lasting(environment: dict) -> tuple[object, ...]:
+    gpu = environment.get("gpu") or {}
+    return *map(environment.get, LASTING), *map(gpu.get, LASTING_OF_GPU)
 
 
 def describe(root: Path, config_sha256: str) -> dict[str, object]:

@@ -87,7 +87,6 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
         ({"op": "nonesuch"}, "kernels/: no file declares an op 'nonesuch'"),
         ({"passes": "sideways"}, "op scale: no case .* passes sideways"),
         ({"ceilings": "none.csv"}, "none.csv: missing; make it with python -m harness.ceilings"),
-        ({"environment": "no.json"}, "no.json: missing; make it with python -m harness.env"),
     ],
 )
 def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
@@ -97,13 +96,17 @@ def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
     assert not (tmp_path / "raw").exists()
 
 
-@pytest.mark.usefixtures("driver")
-def test_an_environment_of_another_machine_is_refused(arguments, tmp_path, monkeypatch):
-    words = arguments("ours")
-    (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    monkeypatch.setattr(sys, "argv", ["measure", *words])
-    with pytest.raises(UserError, match=r"describes H, not GPU 0 \(NVIDIA H200\); make it"):
-        measure.main()
+def test_the_machine_is_described_anew_only_where_it_has_changed(command, tmp_path):
+    sidecars = []
+    for out in ("one/scale.csv", "two/scale.csv"):
+        job = command("ours", out=tmp_path / out)
+        job.communicate()
+        assert job.returncode == 0
+        sidecars.append(json.loads((tmp_path / out).with_suffix(".json").read_text()))
+    # The made-up description in place of the file was of another machine.
+    assert sidecars[0]["environment"]["gpu"]["name"] == "NVIDIA H200"
+    assert sidecars[0]["environment_sha256"] == sidecars[1]["environment_sha256"]
+    assert sidecars[0]["run_id"] == sidecars[1]["run_id"] != ENVIRONMENT["run_id"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -5,7 +5,8 @@ rule environment:
     input:
         study.sources("harness/environment.py"),
     output:
-        "<run>/environment.json",
+        # A description that still holds is kept.
+        update("<run>/environment.json"),
     log:
         "<log>/environment.log",
     params:
