@@ -62,8 +62,8 @@ class Configs:
         """
         if torch.compiler.is_dynamo_compiling():
             for known, config in _traced(self.module, self.name, device):
-                # One comparison a table entry: an unknown size stays symbolic in the graph.
-                if known == tuple(key.items()):
+                # One by one: an unknown size stays symbolic in the graph.
+                if _equal(known, tuple(key.items())):
                     return config
             return self.choose(**key)
         table = self._tables.get(device)
@@ -71,6 +71,16 @@ class Configs:
             table = self._tables[device] = table_of(self.kernel, device)
         config = table.get(tuple(key.items()))
         return self.choose(**key) if config is None else config
+
+
+def _equal(one: tuple, other: tuple) -> bool:
+    """Whether two keys are equal, in words that a graph of torch 2.11 can trace."""
+    if len(one) != len(other):
+        return False
+    for (name, value), (other_name, other_value) in zip(one, other, strict=True):
+        if name != other_name or value != other_value:
+            return False
+    return True
 
 
 @torch.compiler.assume_constant_result

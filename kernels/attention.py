@@ -143,8 +143,8 @@ def _walk_keys(
         v = tl.load(v_ptrs, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_ptrs)
         acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         top = new_top
-        k_ptrs += BLOCK_N * stride_ks
-        v_ptrs += BLOCK_N * stride_vs
+        k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
+        v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
     return acc, total, top
 
 

@@ -123,13 +123,14 @@ def _forward_row_kernel(
     weight = load_f32_hinted(weight_ptr + offs_n, mask_n, "evict_last")
     bias = load_f32_hinted(bias_ptr + offs_n, mask_n, "evict_last")
     mean = tl.sum(x, 1) / N
-    # What rounding took from the mean would be a deviation in a row that hardly varies.
-    mean += tl.sum(tl.where(mask, x - mean[:, None], 0.0), 1) / N
     centred = tl.where(mask, x - mean[:, None], 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / N + tl.cast(eps, tl.float32))
-    y = centred * rstd[:, None] * weight[None, :] + bias[None, :]
+    # What rounding took from the mean would be a deviation in a row that hardly varies.
+    lost = tl.sum(centred, 1) / N
+    variance = tl.sum(centred * centred, 1) / N - lost * lost
+    rstd = tl.rsqrt(variance + tl.cast(eps, tl.float32))
+    y = (centred - lost[:, None]) * rstd[:, None] * weight[None, :] + bias[None, :]
     store_as(y_ptr + rows * stride_ym + offs_n[None, :], y, mask)
-    tl.store(mean_ptr + offs_m, mean, mask=offs_m < M)
+    tl.store(mean_ptr + offs_m, mean + lost, mask=offs_m < M)
     tl.store(rstd_ptr + offs_m, rstd, mask=offs_m < M)
 
 

@@ -197,18 +197,19 @@ def _pointer_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
+    steps = offs_k.to(tl.int64)
     # Rows and columns past the end wrap around, so only K needs a mask in the loop.
     rows = (offs_m % M).to(tl.int64)[:, None]
     columns = (offs_n % N).to(tl.int64)[None, :]
-    a_ptrs = a_ptr + rows * stride_am + offs_k[None, :] * stride_ak
-    b_ptrs = b_ptr + offs_k[:, None] * stride_bk + columns * stride_bn
+    a_ptrs = a_ptr + rows * stride_am + steps[None, :] * stride_ak
+    b_ptrs = b_ptr + steps[:, None] * stride_bk + columns * stride_bn
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         a = tl.load(a_ptrs, mask=start + offs_k[None, :] < K, other=0.0)
         b = tl.load(b_ptrs, mask=start + offs_k[:, None] < K, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
+        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     out = _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION, HAS_BIAS)
     mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
     store_as(out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n[None, :], out, mask)
