@@ -21,6 +21,8 @@ from kernels._tile import store_as
 from kernels._tuned import Configs
 
 LOG2E = math.log2(math.e)
+# Values of a tile below the one are multiplied by the other: both are powers of two.
+TINY, LIFT = tl.constexpr(2.0**-60), tl.constexpr(2.0**60)
 HEAD_DIMS = (16, 32, 64, 128)
 
 
@@ -111,8 +113,8 @@ def _shared_bytes(config, d, itemsize):
 def _choose(s, d, itemsize, causal, shared):
     if itemsize == 4:
         return FLOAT32_CONFIG
-    # Two small programs a multiprocessor overlap better than one; long sequences reuse more.
-    ranked = (CONFIGS[1], CONFIGS[0]) if d == 128 and s <= 4096 else CONFIGS[:2]
+    # Where a head is wide, two small programs a multiprocessor overlap better than one.
+    ranked = (CONFIGS[1], CONFIGS[0]) if d == 128 else CONFIGS[:2]
     fitting = [config for config in ranked if _shared_bytes(config, d, itemsize) <= shared]
     return fitting[0] if fitting else CONFIGS[-1]
 
@@ -141,7 +143,13 @@ def _walk_keys(
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
         v = tl.load(v_ptrs, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_ptrs)
-        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+        if v.dtype == tl.float32:
+            # A float32 product is made of parts of its factors, which are subnormal, and lost on
+            # the tensor cores, long before the factors are.
+            lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
+            acc += tl.dot(weights, v * lift, input_precision=PRECISION) / lift
+        else:
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
         top = new_top
         k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
         v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
