@@ -20,10 +20,21 @@ USER 1001
 WORKDIR /tilewright
 
 # The environment before the code: an edit of a kernel does not install torch again.
-COPY --chown=tilewright requirements/cuda.txt requirements/
+COPY --chown=tilewright requirements/cuda.txt requirements/flash-attn.txt requirements/peers.txt \
+     requirements/
 RUN python3 -m venv .venv \
  && .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-deps \
         -r requirements/cuda.txt
+
+# The rivals. flash-attn 2 is compiled, for hours, where this names GPUs, such as "90;100"; before
+# the others, since flash-attn-4 replaces a part of it.
+ARG FLASH_ATTN_CUDA_ARCHS=""
+RUN test -z "${FLASH_ATTN_CUDA_ARCHS}" \
+ || .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-deps \
+        --no-build-isolation -r requirements/flash-attn.txt
+RUN .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-deps \
+        -r requirements/peers.txt \
+ && ln -s /tilewright/.venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib .venv/cuda12
 
 COPY --chown=tilewright . .
 
@@ -32,7 +43,8 @@ COPY --chown=tilewright . .
 ARG TILEWRIGHT_COMMIT=""
 ARG BASE_IMAGE
 ENV TILEWRIGHT_COMMIT=${TILEWRIGHT_COMMIT} TILEWRIGHT_IMAGE="built on ${BASE_IMAGE}" \
-    PATH=/tilewright/.venv/bin:${PATH}
+    PATH=/tilewright/.venv/bin:${PATH} \
+    LD_LIBRARY_PATH=/tilewright/.venv/cuda12:${LD_LIBRARY_PATH}
 
 ENTRYPOINT ["snakemake"]
 CMD ["--cores", "all"]

@@ -5,7 +5,7 @@ LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study smoke paper report test lint image record tuned headline lock setup latex clean
+.PHONY: study smoke paper report test lint image record tuned headline lock setup peers latex clean
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -38,11 +38,14 @@ headline:
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv
-	cd requirements && for set in study cuda; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
+	cd requirements && for set in study cuda peers flash-attn; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
 
 setup: $(READY) latex
 
-$(READY): requirements/setup.sh $(wildcard requirements/*.txt)
+peers: $(READY)
+	$(BIN)/python -m pip install --require-hashes --no-deps -r requirements/peers.txt
+
+$(READY): $(addprefix requirements/,setup.sh study.txt cuda.txt cpu.txt)
 	requirements/setup.sh python .venv && touch $@
 
 latex:
