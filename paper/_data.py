@@ -21,6 +21,7 @@ TEXT = (
     *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
     *("status", "reason", "verdict", "worst_case", "run_id", "commit", "date", "machine", "gpu"),
     *("ops", "note", "environment_sha256", "key", "file", "kernel", "arch", "config", "stage"),
+    *("library", "version", "role", "language", "category", "source"),
 )
 
 
@@ -57,6 +58,12 @@ def summary(folder: Path) -> pd.DataFrame:
     """summary.csv without the A/A twin, which measures the noise and is no rival."""
     frame = read(folder, "summary")
     return frame[frame["impl"] != TWIN]
+
+
+def kernels(folder: Path) -> pd.DataFrame:
+    """survey.csv without the functions that kernels call and the libraries' own tests."""
+    frame = read(folder, "survey")
+    return frame[frame["role"] == "kernel"]
 
 
 def rank(folder: Path) -> dict[str, int]:

@@ -99,7 +99,10 @@ OVERHEAD = (
 HOLES = "What has no time that counts, and why. The figures mark these cells."
 VERIFICATION = "Cells passed, and the largest error as a share of the bound allowed to it."
 RESOURCES = "What the compiler made of each default configuration; shared memory in KiB."
-SURVEY = "Triton kernels found in the installed libraries, from their syntax trees."
+SURVEY = (
+    "Kernels in the syntax trees of the libraries by category, with the functions they call, and "
+    "where they were read: in the installed library or, on the date given, in an earlier survey."
+)
 
 
 def main(arguments) -> None:
@@ -117,10 +120,8 @@ def main(arguments) -> None:
         _section("overhead", "Overhead", _data.read(folder, "overhead"), note=OVERHEAD),
         _section("environment", "Machines", _data.read(folder, "environment")),
     ]
-    if (folder / "survey.csv").is_file():
-        sections.append(
-            _section("survey", "Kernels in the libraries", _survey(folder), note=SURVEY)
-        )
+    ships = _figures(folder, ["survey"])
+    sections.append(_section("survey", "Kernels in the libraries", _survey(folder), ships, SURVEY))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(PAGE).render(
         title=", ".join(runs["run_id"]),
@@ -217,8 +218,11 @@ def _resources(folder: Path) -> pd.DataFrame:
 
 
 def _survey(folder: Path) -> pd.DataFrame:
-    rows = _data.read(folder, "survey")
-    return rows.groupby(list(rows.columns[:2]), sort=True).size().rename("kernels").reset_index()
+    keys = ["library", "version", "source", "date"]
+    functions = _data.read(folder, "survey").query("role == 'function'").groupby(keys).size()
+    found = _data.kernels(folder).groupby([*keys, "category"]).size().unstack(fill_value=0)
+    found.insert(0, "kernels", found.sum(axis=1))
+    return found.assign(functions=functions).fillna({"functions": 0}).reset_index()
 
 
 def _kind(cell: object) -> str:

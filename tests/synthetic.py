@@ -108,6 +108,7 @@ def write_run(folder: Path, ops=tuple(FAMILIES), mode="measured", recorded=None)
                 _report(recorded, op, impl, "gpu")
     for family in dict.fromkeys(FAMILIES[op] for op in ops):
         _build(folder, family)
+    _survey(folder)
     return folder
 
 
@@ -322,6 +323,22 @@ def _build(folder: Path, family: str) -> None:
             stages.append(row | {"path": f"{name}.{stage}"})
     built = {"file": family, "triton": "3.6.0", "kernels": kernels, "ir": stages}
     _json(folder / "build" / f"{family}.json", built)
+
+
+def _survey(folder: Path) -> None:
+    """One library is installed, one known from before, one holds nothing but a function."""
+    found = (
+        ("ours", "", "softmax", "kernel", "triton", "here"),
+        ("torch", "2.11.0", "matmul", "kernel", "template", "installed"),
+        ("flash-attn", "2.8.3", "attention", "kernel", "triton", "snapshot"),
+        ("flash-attn", "2.8.3", "attention", "function", "cute", "snapshot"),
+        ("some_library", "1.0", "other", "function", "gluon", "installed"),
+    )
+    lines = ["library,version,file,kernel,role,language,lines,autotuned,category,source,date"]
+    for library, version, category, role, language, source in found:
+        place = f"{library},{version},{library}/a.py,k,{role},{language},12,False"
+        lines.append(f"{place},{category},{source},2000-01-01")
+    (folder / "survey.csv").write_text("\n".join([*lines, ""]))
 
 
 def _json(path: Path, value: object) -> None:

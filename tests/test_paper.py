@@ -250,6 +250,30 @@ def test_the_twin_is_not_drawn_and_holes_are(full):
         assert "twin" not in path.read_text()
 
 
+def test_what_offers_nothing_is_named_below_the_table(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    rows = pd.read_csv(run / "verification.csv", keep_default_na=False)
+    none = rows["impl"].str.startswith("sdpa_")
+    rows.loc[none, ["cells", "passed", "worst_ratio", "status"]] = 0, 0, None, "unsupported"
+    rows.loc[none, "reason"] = rows["impl"].map("B1-S{} float16 forward: no driver".format)
+    rows.to_csv(run / "verification.csv", index=False)
+    out = script(PAPER / "tables" / "verification.py", run, tmp_path / "verification.tex")
+    table, _, below = out.read_text().replace(r"\allowbreak{}", "").partition(r"\end{tabular}")
+    assert "sdpa" not in table
+    names = ", ".join(rf"\texttt{{sdpa\_{name}}}" for name in ("cudnn", "efficient", "flash"))
+    assert f"Unsupported without a GPU: {names} (``no driver'')." in below
+    assert "What did not pass" not in below
+
+
+def test_the_survey_says_where_it_read_a_library(full):
+    table = (full / "tables" / "survey.tex").read_text()
+    head = next(line for line in table.splitlines() if "shortstack" in line)
+    assert [place in head for place in ("here", "installed", "read 2000-01-01")] == [True] * 3
+    kernels = next(line for line in table.splitlines() if line.startswith("kernels"))
+    # Ours first, then by name; the library of one function has no kernel.
+    assert kernels.split(" & ")[1:] == ["1", "1", r"$\cdot$", r"1 \\"]
+
+
 def test_an_implementation_keeps_its_colour_in_a_run(full):
     module = runpy.run_path(str(PAPER / "figures" / "_figure.py"))
     names = ["torch_eager", "torch_compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "ours"]
@@ -258,6 +282,8 @@ def test_an_implementation_keeps_its_colour_in_a_run(full):
     assert len({look["color"] for look in found.values()}) == len(names)
     many = module["looks"]([f"library_{i}" for i in range(12)])
     assert len({look["color"] for look in many.values()}) == 12
+    more = module["looks"]([f"library_{i}" for i in range(24)])
+    assert len({(look["color"], "markerfacecolor" in look) for look in more.values()}) == 24
 
 
 def test_the_report_is_whole_in_itself(full, tmp_path):
@@ -268,7 +294,7 @@ def test_the_report_is_whole_in_itself(full, tmp_path):
     assert "replayed" in text
     assert "No available kernel: invented reason with a_name &amp; 100 % of #s" in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)
-    assert text.count("data:image/svg+xml") == 6
+    assert text.count("data:image/svg+xml") == 7
 
 
 def test_a_missing_csv_is_a_short_message(tmp_path):

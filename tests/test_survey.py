@@ -1,6 +1,8 @@
 """The survey finds the kernels that a library ships, by its syntax trees alone."""
 
+import base64
 import csv
+import hashlib
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -8,6 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from harness import survey
+from harness.command import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = """
@@ -47,7 +50,7 @@ def undecorated(x): return x
 
 
 def found(source, path="library/ops.py"):
-    return {row["kernel"]: row for row in survey.kernels(source, PurePosixPath(path))}
+    return {row["kernel"]: row for row in survey.kernels([(PurePosixPath(path), source)])}
 
 
 def test_decorated_functions_are_kernels():
@@ -55,19 +58,28 @@ def test_decorated_functions_are_kernels():
     assert list(rows) == ["plain", "tuned", "renamed", "lower"]
     assert [row["lines"] for row in rows.values()] == [2, 4, 1, 1]
     assert [name for name, row in rows.items() if row["autotuned"]] == ["tuned"]
+    assert [row["language"] for row in rows.values()] == ["triton"] * 3 + ["gluon"]
 
 
 @pytest.mark.parametrize(
-    ("line", "decorator"),
+    ("line", "decorator", "language"),
     [
-        ("import triton as t", "t.jit"),
-        ("from .compat import triton", "triton.jit"),
-        ("from ..runtime.jit import jit", "jit"),
-        ("from triton.experimental.gluon import jit", "jit"),
+        ("import triton as t", "t.jit", "triton"),
+        ("from .compat import triton", "triton.jit", "triton"),
+        ("from ..runtime.jit import jit", "jit", "triton"),
+        ("from triton.experimental.gluon import jit", "jit", "gluon"),
+        ("import cutlass.cute as cute", "cute.kernel", "cute"),
+        ("import cutlass.cute as cute", "cute.jit", "cute"),
     ],
 )
-def test_the_decorator_has_many_names(line, decorator):
-    assert list(found(f"{line}\n@{decorator}\ndef kernel(x): pass\n")) == ["kernel"]
+def test_the_decorator_has_many_names(line, decorator, language):
+    rows = found(f"{line}\n@{decorator}\ndef kernel(x): pass\n")
+    assert [(row["kernel"], row["language"]) for row in rows.values()] == [("kernel", language)]
+
+
+def test_inside_gluon_a_relative_import_is_gluons():
+    source = "from .._runtime import jit\n@jit\ndef kernel(x): pass\n"
+    assert found(source, "triton/experimental/gluon/language/x.py")["kernel"]["language"] == "gluon"
 
 
 @pytest.mark.parametrize(
@@ -75,12 +87,38 @@ def test_the_decorator_has_many_names(line, decorator):
     [
         "from numba import jit\n@jit\ndef kernel(x): pass\n",
         "import torch\n@torch.jit.script\ndef kernel(x): pass\n",
-        "template = '''\n@triton.jit\ndef kernel(x): pass\n'''\n",
+        "source = '''\n@triton.jit\ndef kernel(x): pass\n'''\n",
+        "register(name='cpp', source='{{kernel.def_kernel(x)}}')\n@triton.jit",
         "@triton.jit\ndef broken(:\n",
     ],
 )
 def test_other_functions_are_not(source):
     assert found(source) == {}
+
+
+def test_what_compiled_code_calls_is_no_kernel():
+    used = "import triton\n@triton.jit\ndef stores(p): tl.store(p, 0)\n"
+    uses = "import triton\n@triton.jit\ndef launched(p): stores(p)\n"
+    uses += "@triton.jit\ndef gives(x): return x\n@cute.jit\ndef host(x): pass\n"
+    texts = [(PurePosixPath("library/a.py"), used), (PurePosixPath("library/b.py"), uses)]
+    roles = {row["kernel"]: row["role"] for row in survey.kernels(texts)}
+    function = dict.fromkeys(("stores", "gives", "host"), "function")
+    assert roles == function | {"launched": "kernel"}
+
+
+def test_methods_are_named_after_their_class():
+    source = "class Softmax:\n    @cute.kernel\n    def kernel(self): pass\n"
+    assert list(found(source)) == ["Softmax.kernel"]
+
+
+def test_templates_are_kernels_too():
+    text = '{{def_kernel("A", "B")}}\n    pass\n'
+    jinja = found(text, "torch/_inductor/kernel/templates/triton_mm.py.jinja")
+    assert jinja["triton_mm"]["language"] == "template"
+    assert jinja["triton_mm"]["category"] == "matmul"
+    written = found(f"x = TritonTemplate(name='conv', grid=g, source=r'''\n{text}''')\n")
+    assert [(row["kernel"], row["lines"]) for row in written.values()] == [("conv", 3)]
+    assert found("@triton.jit\ndef shared(x): pass\n", "templates/utilities.py.jinja") == {}
 
 
 @pytest.mark.parametrize(
@@ -93,12 +131,19 @@ def test_other_functions_are_not(source):
         ("triton/language/standard.py", "argmax", "search"),
         ("triton/language/random.py", "philox", "random"),
         ("torch/sparse/_triton_ops.py", "_scatter_mm2_kernel", "matmul"),
-        ("torch/testing/_internal/triton_utils.py", "add_kernel", "test"),
+        ("liger_kernel/ops/softmax.py", "_softmax_single_block_forward_kernel", "softmax"),
+        ("quack/rotary.py", "Rotary.kernel", "rotary"),
+        ("kernels/vector.py", "_dot_partial_kernel", "vector"),
         ("triton/language/standard.py", "operand", "other"),
     ],
 )
 def test_categories(path, kernel, category):
     assert survey.category(PurePosixPath(path), kernel) == category
+
+
+def test_what_lies_among_tests_is_marked():
+    source = "@triton.jit\ndef add_kernel(x): pass\n"
+    assert found(source, "torch/testing/_internal/utils.py")["add_kernel"]["role"] == "test"
 
 
 def test_libraries_are_those_of_the_baselines(tmp_path):
@@ -110,6 +155,60 @@ def test_libraries_are_those_of_the_baselines(tmp_path):
 
 def test_an_absent_library_has_no_rows():
     assert survey.survey("a-library-that-is-not-here") == []
+
+
+def test_a_file_that_another_distribution_replaced_is_not_counted(tmp_path, monkeypatch):
+    (tmp_path / "peer").mkdir()
+    right = "@triton.jit\ndef kept(x): pass\n"
+    (tmp_path / "peer" / "right.py").write_text(right)
+    (tmp_path / "peer" / "other.py").write_text("@triton.jit\ndef replaced(x): pass\n")
+    meta = tmp_path / "peer-1.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: peer\nVersion: 1.0\n")
+    digest = base64.urlsafe_b64encode(hashlib.sha256(right.encode()).digest()).rstrip(b"=").decode()
+    names = (f"peer/right.py,sha256={digest},9", f"peer/other.py,sha256={digest},9")
+    (meta / "RECORD").write_text("\n".join((*names, "peer/gone.py,,")))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = survey.survey("peer")
+    assert [(row["kernel"], row["version"], row["source"]) for row in rows] == [
+        ("kept", "1.0", "installed")
+    ]
+
+
+def write(path, *rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, survey.COLUMNS)
+        writer.writeheader()
+        writer.writerows(dict.fromkeys(survey.COLUMNS, "1") | row for row in rows)
+
+
+def test_the_snapshot_stands_in_for_what_is_not_installed(tmp_path, monkeypatch, capsys):
+    snapshot, out = tmp_path / "snapshot.csv", tmp_path / "survey.csv"
+    old = {"source": "installed", "date": "2001-02-03", "kernel": "old"}
+    write(snapshot, *({"library": name} | old for name in ("absent", "triton", "ours", "unnamed")))
+    monkeypatch.setattr(survey, "libraries", lambda folder: ["absent", "triton"])
+    monkeypatch.setattr("sys.argv", ["survey", "--out", str(out), "--snapshot", str(snapshot)])
+    survey.main()
+    rows = list(csv.DictReader(out.open()))
+    assert {(row["library"], row["source"]) for row in rows} == {
+        ("absent", "snapshot"),
+        ("triton", "installed"),
+        ("ours", "here"),
+    }
+    assert [row["date"] for row in rows if row["kernel"] == "old"] == ["2001-02-03"]
+    assert "of 3 libraries" in capsys.readouterr().out
+
+
+def test_a_snapshot_of_other_columns_is_refused(tmp_path):
+    path = tmp_path / "snapshot.csv"
+    path.write_text("library,version\n")
+    with pytest.raises(UserError, match="not the columns of this survey"):
+        survey.read_snapshot(path)
+
+
+def test_the_committed_snapshot_holds_every_library_of_the_baselines():
+    held = survey.read_snapshot(ROOT / "results" / "recorded" / "survey.csv")
+    assert set(survey.libraries(ROOT / "baselines")) <= set(held)
 
 
 def test_the_command_writes_the_kernels_of_this_environment(tmp_path):
@@ -124,4 +223,5 @@ def test_the_command_writes_the_kernels_of_this_environment(tmp_path):
     assert tuple(rows[0]) == survey.COLUMNS
     names = {row["kernel"] for row in rows if row["library"] == "triton"}
     assert {"softmax", "cdiv", "randn"} <= names
-    assert all(row["version"] and int(row["lines"]) > 0 for row in rows)
+    assert all(int(row["lines"]) > 0 and row["date"] for row in rows)
+    assert {row["source"] for row in rows} == {"here", "installed"}

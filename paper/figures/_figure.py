@@ -26,6 +26,7 @@ PALETTE = (
 )  # fmt: skip
 MARKERS = "sD^vP<>Xhp*8"
 PANEL_INCHES = 1.05
+LEGEND_COLUMNS = 5
 HOLES = {
     "unsupported": "x",
     "unavailable": "+",
@@ -62,18 +63,21 @@ STYLE = {
 def looks(impls: Iterable[str]) -> dict[str, dict]:
     """Colour and marker of each implementation, from its name; a taken one gives way to the next.
 
-    Hand it all implementations of a run, so that all figures of the run agree.
+    Where all are taken they come once more, with hollow markers. Hand it all implementations of a
+    run, so that all figures of the run agree.
     """
-    found, taken = {}, set()
+    found, taken, face = {}, set(), {}
     for impl in sorted(set(impls)):
         if impl == OURS:
             found[impl] = {"color": OURS_COLOUR, "marker": OURS_MARKER, "zorder": 4}
             continue
+        if len(taken) == len(PALETTE):
+            taken, face = set(), {"markerfacecolor": "white"}
         index = zlib.crc32(impl.encode()) % len(PALETTE)
-        while index in taken and len(taken) < len(PALETTE):
+        while index in taken:
             index = (index + 1) % len(PALETTE)
         taken.add(index)
-        found[impl] = {"color": PALETTE[index], "marker": MARKERS[index], "zorder": 3}
+        found[impl] = {"color": PALETTE[index], "marker": MARKERS[index], "zorder": 3} | face
     return found
 
 
@@ -150,7 +154,8 @@ def family(
             parts.append((0.8 * PANEL_INCHES * len(panels) + 0.35, _ratios, (panels, label)))
     if lines:
         parts.append((0.14 * lines + 0.5, _lone, (lone, rate, unit, _varying(rows))))
-    parts.append((0.35, _legend, (rows,)))
+    entries = rows["impl"].nunique() + rows["status"].nunique() + 1
+    parts.append((0.1 + 0.14 * math.ceil(entries / LEGEND_COLUMNS), _legend, (rows,)))
     heights = [height for height, *_ in parts]
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(WIDTH, sum(heights)), layout="constrained")
@@ -327,7 +332,7 @@ def _legend(figure: Figure, styles: Mapping[str, dict], rows: pd.DataFrame) -> N
         handles.append(mpl.lines.Line2D([], [], label="speed of light", **limit))
     for status in sorted(set(rows["status"]) - {"ok"}):
         handles.append(mpl.lines.Line2D([], [], label=status, **_mark(status, "#333333")))
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / 5))
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / LEGEND_COLUMNS))
     figure.legend(handles=handles, loc="center", ncols=columns, columnspacing=1.2)
 
 

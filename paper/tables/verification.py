@@ -21,6 +21,8 @@ def main(arguments):
     reports["place_of_family"] = reports["family"].map(rank(arguments.run)).fillna(len(reports))
     for key, found in reports.groupby(["place_of_family", "op", "rank", "impl"], sort=True):
         _, op, _, impl = key
+        if not found["cells"].any():
+            continue
         if last not in (None, op):
             rows.append([r"\addlinespace[2pt]"])
         cells = [cell for place in places for cell in _place(found[found["place"] == place])]
@@ -32,12 +34,12 @@ def main(arguments):
     head = [f"&{groups}", "".join(rules), titles]
     columns = "ll" + "rS[table-format=1.3]l" * len(places)
     table = _table.captioned(columns, head, rows, CAPTION, "tab:verification")
-    _table.save(arguments.out, table + _failures(reports))
+    _table.save(arguments.out, table + _failures(reports) + _absent(reports))
 
 
 def _failures(reports):
     """A sentence on each report that is not ok, with its first reason."""
-    failed = reports[reports["status"] != "ok"]
+    failed = reports[(reports["status"] != "ok") & (reports["cells"] > 0)]
     sentences = [
         rf"{_table.code(row.impl)} in {_table.code(row.op)}, {TITLES[row.place]}: {row.status} in "
         rf"{row.cells - row.passed} of {row.cells}~cells, first "
@@ -45,6 +47,23 @@ def _failures(reports):
         for row in failed.itertuples()
     ]
     return "\n".join([r"\par What did not pass:", *sentences, ""]) if sentences else ""
+
+
+def _absent(reports):
+    """A sentence for each way of offering nothing at all: implementations by their reason."""
+    absent = reports[reports["cells"] == 0]
+    # What declines every case gives the reason of one of them, after its name.
+    reasons = absent["reason"].str.replace(r"^\S+ \w+ \w+: ", "", regex=True)
+    sentences = []
+    for (status, place), found in absent.groupby(["status", "place"], sort=True):
+        groups = found["impl"].groupby(reasons[found.index], sort=True)
+        parts = (
+            ", ".join(map(_table.code, sorted(set(impls))))
+            + f" (``{_table.escape(_table.cut(reason, LENGTH))}'')"
+            for reason, impls in groups
+        )
+        sentences.append(f"{status.capitalize()} {TITLES[place]}: {'; '.join(parts)}.")
+    return "\n".join([r"\par", *sentences, ""]) if sentences else ""
 
 
 def _place(reports):

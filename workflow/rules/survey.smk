@@ -1,14 +1,16 @@
-"""The Triton kernels that the installed libraries ship."""
+"""The kernels that the libraries ship: those installed, and the others as an earlier survey has them."""
 
 
 rule survey:
     input:
         study.sources("harness/survey.py"),
+        study.glob("kernels/*.py", "baselines/*.py"),
+        snapshot="results/recorded/survey.csv",
     output:
         "<run>/survey.csv",
     log:
         "<log>/survey.log",
     message:
-        "Survey the installed libraries"
+        "Survey the libraries"
     shell:
-        "python -m harness.survey --out {output} > {log} 2>&1"
+        "python -m harness.survey --snapshot {input.snapshot} --out {output} > {log} 2>&1"
