@@ -59,9 +59,11 @@ CATEGORIES = (
 def main() -> None:
     parser = argparse.ArgumentParser(prog="harness.survey", description=__doc__.split("\n")[0])
     parser.add_argument("--out", required=True, help="CSV, a row for each kernel")
-    parser.add_argument("--snapshot", help="an earlier output, for what is not installed")
+    parser.add_argument("--snapshot", help="earlier outputs, for what is absent", nargs="*")
     arguments = parser.parse_args()
-    earlier = read_snapshot(Path(arguments.snapshot)) if arguments.snapshot else {}
+    earlier = {}
+    for path in arguments.snapshot or ():
+        earlier |= read_snapshot(Path(path))
     rows = ours(ROOT)
     for library in libraries(ROOT / "baselines"):
         rows += survey(library) or earlier.get(library, [])

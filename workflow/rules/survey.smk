@@ -5,7 +5,7 @@ rule survey:
     input:
         study.sources("harness/survey.py"),
         study.glob("kernels/*.py", "baselines/*.py"),
-        snapshot="results/recorded/survey.csv",
+        snapshot=study.glob("results/recorded/survey.csv"),
     output:
         "<run>/survey.csv",
     log:
