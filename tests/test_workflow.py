@@ -193,6 +193,12 @@ def test_a_new_commit_describes_the_machine_anew(tree):
     assert jobs(tree, "environment", TILEWRIGHT_COMMIT="2b3c4d5") == {"Describe this machine"}
 
 
+def test_a_new_commit_hides_no_edit_of_the_harness(finished):
+    edit(finished / "harness" / "engine.py")
+    rerun = jobs(finished, *MEASURE, TILEWRIGHT_COMMIT="1a2b3c4")
+    assert {"Describe this machine", "Measure softmax"} <= rerun
+
+
 def test_the_workflow_parses_without_torch(tree, tmp_path_factory):
     folder = tmp_path_factory.mktemp("blocker")
     (folder / "sitecustomize.py").write_text(BLOCKER)
