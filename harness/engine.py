@@ -62,7 +62,7 @@ class Engine:
 
     def __init__(self, plan: Plan, gate: Gate, watch: Watch):
         self._plan, self._gate, self._watch = plan, gate, watch
-        self._memory = Memory(watch.used_bytes)
+        self._memory = Memory(watch.used_bytes, watch.users)
         self._versions: dict[str, str] = {}
 
     def cells(self) -> Iterator[Done]:
@@ -207,8 +207,7 @@ class Engine:
                 self._memory.released(impl)
 
     def _dismiss(self, impl: str) -> None:
-        self._crew.dismiss(impl)
-        self._memory.lost(impl)
+        self._memory.lost(impl, self._crew.dismiss(impl))
 
     def _ask(self, impls: Sequence[str], do: str, **arguments: object) -> dict[str, dict]:
         answers = self._crew.ask(impls, self._plan.timing.cell_timeout_s, do, **arguments)

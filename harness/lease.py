@@ -65,6 +65,10 @@ class Watch:
         memory = nvml.ask(self._driver, "nvmlDeviceGetMemoryInfo", self._device)
         return None if memory is None else memory.used
 
+    def users(self) -> set[int]:
+        """The numbers of the processes that use it, as far as the driver tells."""
+        return {pid for pid, _ in _users(self._gpu)}
+
     def strangers(self, workers: Collection[int]) -> list[str]:
         """The programs on this GPU that are none of ours.
 

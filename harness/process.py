@@ -175,9 +175,13 @@ class Crew:
         began = time.monotonic()
         return {impl: self._workers[impl].answer(limit_s, began) for impl in impls}
 
-    def dismiss(self, impl: str) -> None:
-        """Ends a worker, and repeats the end of what it printed; the next start replaces it."""
+    def dismiss(self, impl: str) -> int | None:
+        """Ends a worker, and repeats the end of what it printed; the next start replaces it.
+
+        Returns the number that its process had.
+        """
         worker = self._workers.pop(impl)
         worker.kill()
         if words := worker.last_words().strip():
             print(f"{impl} printed last:\n{words}", file=sys.stderr)
+        return worker.pid

@@ -69,7 +69,7 @@ def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkey
     monkeypatch.setattr(memory, "LIMIT_S", 0.1)
     # Idle, all ready, and ever after: one of the three that hold a GiB each is killed.
     watch = Watch(2**30, 4 * 2**30)
-    with pytest.raises(UserError, match=r"^is_killed: ended, but 512 MiB"):
+    with pytest.raises(UserError, match=r"^is_killed: ended, but 256 MiB"):
         timed(["ours", "slow", "is_killed"], watch)
     assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
     assert not children()

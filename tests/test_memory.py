@@ -31,7 +31,7 @@ def gpu():
 @pytest.fixture
 def ready(gpu, monkeypatch):
     monkeypatch.setattr(memory, "LIMIT_S", 0.3)
-    found = Memory(gpu)
+    found = Memory(gpu, set)
     found.idle()
     found.holds("a", 2 * GIB)
     found.holds("b", 4 * GIB)
@@ -47,7 +47,7 @@ def test_nothing_is_asked_while_nobody_died(ready, gpu):
 
 
 def test_memory_that_comes_back_is_waited_for(ready, gpu):
-    ready.lost("b")
+    ready.lost("b", None)
     timer = threading.Timer(0.1, lambda: setattr(gpu, "used", 4 * GIB))
     timer.start()
     ready.settle()
@@ -56,15 +56,15 @@ def test_memory_that_comes_back_is_waited_for(ready, gpu):
 
 
 def test_memory_that_does_not_come_back_ends_the_job(ready):
-    ready.lost("b")
+    ready.lost("b", None)
     with pytest.raises(UserError, match=r"^b: ended, but 3584 MiB .* finished cells are kept$"):
         ready.settle()
 
 
 @pytest.mark.parametrize(("beyond", "waits"), [(0, False), (1, True)])
 def test_a_little_may_remain(ready, gpu, beyond, waits):
-    ready.lost("b")
-    gpu.used = 4 * GIB + TOLERANCE_BYTES + beyond
+    ready.lost("b", None)
+    gpu.used = 4 * GIB + 2 * TOLERANCE_BYTES + beyond
     if not waits:
         return ready.settle()
     with pytest.raises(UserError):
@@ -72,8 +72,8 @@ def test_a_little_may_remain(ready, gpu, beyond, waits):
 
 
 def test_of_two_that_died_both_must_be_back(ready, gpu):
-    ready.lost("a")
-    ready.lost("b")
+    ready.lost("a", None)
+    ready.lost("b", None)
     gpu.used = 4 * GIB
     with pytest.raises(UserError, match=r"^a, b: ended"):
         ready.settle()
@@ -83,10 +83,10 @@ def test_of_two_that_died_both_must_be_back(ready, gpu):
 
 def test_one_that_died_while_preparing_leaves_what_the_others_hold(gpu, monkeypatch):
     monkeypatch.setattr(memory, "LIMIT_S", 0.1)
-    found = Memory(gpu)
+    found = Memory(gpu, set)
     found.idle()
     found.holds("a", 2 * GIB)
-    found.lost("b")
+    found.lost("b", None)
     gpu.used = 7 * GIB
     with pytest.raises(UserError, match=r"^b: "):
         found.settle()
@@ -100,34 +100,48 @@ def test_a_living_worker_that_released_is_not_waited_for(ready, gpu):
     ready.settle()
     assert gpu.asked == asked
     # What it gave back counts when another one dies.
-    ready.lost("a")
-    with pytest.raises(UserError, match=r"^a: ended, but 5632 MiB"):
+    ready.lost("a", None)
+    with pytest.raises(UserError, match=r"^a: ended, but 5888 MiB"):
         ready.settle()
 
 
 def test_survivors_may_grow_from_round_to_round(ready, gpu):
     gpu.used = 11 * GIB
     ready.ready()
-    ready.lost("b")
+    ready.lost("b", None)
     gpu.used = 7 * GIB
     ready.settle()
 
 
 def test_a_driver_that_does_not_tell_is_no_obstacle(ready, gpu):
-    ready.lost("b")
+    ready.lost("b", None)
     gpu.used = None
     ready.settle()
-    unknown = Memory(lambda: None)
+    unknown = Memory(lambda: None, set)
     unknown.idle()
     unknown.ready()
-    unknown.lost("a")
+    unknown.lost("a", None)
     unknown.settle()
 
 
 def test_a_leak_is_what_others_do_not_keep():
-    found = Memory(lambda: None)
+    found = Memory(lambda: None, set)
     assert not found.leaks(200 << 20)
     assert not found.leaks((200 << 20) + KEPT_BYTES)
     assert found.leaks((200 << 20) + KEPT_BYTES + 1)
     assert not found.leaks(100 << 20)
     assert found.leaks((200 << 20) + KEPT_BYTES)
+
+
+def test_a_process_that_was_listed_is_gone_when_it_is_no_longer_listed(gpu, monkeypatch):
+    monkeypatch.setattr(memory, "LIMIT_S", 0.1)
+    users = {7, 8}
+    found = Memory(gpu, lambda: users)
+    found.idle()
+    found.lost("a", 7)
+    with pytest.raises(UserError, match=r"^a: ended, but all bytes of process 7 of GPU memory"):
+        found.settle()
+    users.remove(7)
+    # What the survivors take meanwhile is their own affair.
+    gpu.used = 100 * GIB
+    found.settle()
