@@ -64,7 +64,7 @@ class Configs:
             for known, config in _traced(self.module, self.name, device):
                 # One by one: an unknown size stays symbolic in the graph.
                 if _equal(known, tuple(key.items())):
-                    return config
+                    return dict(config)
             return self.choose(**key)
         table = self._tables.get(device)
         if table is None:
@@ -85,8 +85,12 @@ def _equal(one: tuple, other: tuple) -> bool:
 
 @torch.compiler.assume_constant_result
 def _traced(module: str, name: str, device: torch.device) -> list:
-    """The table of a kernel as a constant of the traced graph, which can read no file."""
-    return list(table_of(vars(sys.modules[module])[name], device).items())
+    """The table of a kernel as a constant of the traced graph, which can read no file.
+
+    Configurations are pairs: torch 2.11 finds no words for a guard on a dict that is a constant.
+    """
+    table = table_of(vars(sys.modules[module])[name], device)
+    return [(key, tuple(config.items())) for key, config in table.items()]
 
 
 def table_of(kernel: object, device: torch.device) -> Table:
