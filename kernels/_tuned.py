@@ -62,7 +62,6 @@ class Configs:
         """
         if torch.compiler.is_dynamo_compiling():
             for known, config in _traced(self.module, self.name, device):
-                # One by one: an unknown size stays symbolic in the graph.
                 if _equal(known, tuple(key.items())):
                     return dict(config)
             return self.choose(**key)
@@ -74,11 +73,18 @@ class Configs:
 
 
 def _equal(one: tuple, other: tuple) -> bool:
-    """Whether two keys are equal, in words that a graph of torch 2.11 can trace."""
+    """Whether two keys are equal, in words that a graph of torch 2.11 can trace.
+
+    A size that is symbolic equals none: asking for its value would make it a constant in the midst
+    of an autograd function, which may not lose its inputs.
+    """
+    # Late: it brings SymPy along, which nobody needs who does not compile.
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
     if len(one) != len(other):
         return False
     for (name, value), (other_name, other_value) in zip(one, other, strict=True):
-        if name != other_name or value != other_value:
+        if name != other_name or not statically_known_true(value == other_value):
             return False
     return True
 

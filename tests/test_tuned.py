@@ -187,10 +187,35 @@ def traced(dynamic):
 def test_the_choice_can_be_traced(folder, dynamic):
     put(folder, table())
     call, _ = traced(dynamic)
-    assert call(4096) == 7
+    assert call(4096) == (RULE["BLOCK_M"] if dynamic else 7)
     assert call(4000) == softmax.FORWARD_ROW.choose(n=4000, itemsize=2)["BLOCK_M"]
     assert call(300) == softmax.FORWARD_ROW.choose(n=300, itemsize=2)["BLOCK_M"]
-    assert call(4096) == 7
+    # A size that has become symbolic follows the rule.
+    assert call(4096) == (7 if dynamic is False else RULE["BLOCK_M"])
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_the_choice_can_be_traced_within_an_autograd_function(folder, dynamic):
+    put(folder, table())
+    configs = dataclasses.replace(softmax.FORWARD_ROW, kernel=Sealed())
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * configs.pick(CUDA, n=x.shape[0], itemsize=2)["BLOCK_M"]
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * configs.pick(CUDA, n=dy.shape[0], itemsize=2)["BLOCK_M"]
+
+    torch.compiler.reset()
+    compiled = torch.compile(Scaled.apply, backend="eager", fullgraph=True, dynamic=dynamic)
+    for n in (300, 400, 4096):
+        x = torch.ones(n, requires_grad=True)
+        y = compiled(x)
+        (dx,) = torch.autograd.grad(y, x, torch.ones(n))
+        assert torch.equal(y, dx)
 
 
 def test_sizes_that_no_table_knows_share_a_graph(folder):
