@@ -58,9 +58,9 @@ def table(
     for finding in tuned.findings(stem):
         _say(f"tune {stem}: {finding['table']}: {finding['kernel']}: {finding['reason']}")
     began = time.monotonic()
-    with tuner.Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED) as tuner:
+    with tuner.Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED) as timer:
         try:
-            gpu = tuner.device()
+            gpu = timer.device()
         except tuner.Lost as lost:
             raise UserError(f"tune {stem}: the worker does not start: {lost}") from None
         found = places.reached(stem, dtypes, passes, most, gpu["limits"])
@@ -69,7 +69,7 @@ def table(
         entries: dict[str, list] = {}
         for place, reasons in zip(found, barred, strict=True):
             try:
-                entry = tuner.tune(place, reasons)
+                entry = timer.tune(place, reasons)
             except tuner.Lost as lost:
                 _say(f"tune {stem}: {place}: the rule's own choice fails: {lost}")
                 continue

@@ -12,7 +12,9 @@ from fake_tune import FAULTS
 from test_build import make_tree
 from test_workflow import MEASURE, copied, finished, finished_once, jobs, snakemake  # noqa: F401
 
-from harness import discover, tuner
+from harness import discover, places, tuned, tuner
+from harness import tune as tune_command
+from harness.command import UserError
 from harness.process import Worker
 from harness.tuner import Place, Tuner, entry
 
@@ -209,6 +211,20 @@ if __name__ == "__main__":
     shutil.copy(ROOT / "tests" / "fake_tune.py", root)
     done = subprocess.run([sys.executable, "dies.py"], cwd=root, capture_output=True, text=True)
     assert done.stdout == "[{1: 'the compiler died'}]\n", done.stderr
+
+
+def test_a_rule_whose_own_choice_fails_costs_its_key_alone(monkeypatch, capsys):
+    places_found = [place(fault("kill")), place(us(100), us(90))]
+    monkeypatch.setattr(places, "reached", lambda *_: places_found)
+    monkeypatch.setattr(places, "barred", lambda *_: [{}, {}])
+    monkeypatch.setattr(tuned, "findings", lambda stem: [])
+    monkeypatch.setattr(tuned, "record", lambda stem, entries: entries)
+    wanted = ("toy", ["float32"], ["forward"], None, 1)
+    table = tune_command.table(*wanted, bench="tests.fake_tune")
+    assert [entry["config"] for entry in table["families"]["toy"]["_k"]] == [us(90)]
+    assert "the rule's own choice fails: died by SIGKILL" in capsys.readouterr().err
+    with pytest.raises(UserError, match="tune toy: the worker does not start: .*no_such_bench"):
+        tune_command.table(*wanted, bench="tests.no_such_bench")
 
 
 def test_without_a_gpu_tuning_says_so(tmp_path):
