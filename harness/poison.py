@@ -146,7 +146,8 @@ class FreeMemory:
     def __init__(self):
         torch.cuda.synchronize()
         device = torch.cuda.current_device()
-        for address, size in free_blocks(torch.cuda.memory_snapshot(), device):
+        self._filled = free_blocks(torch.cuda.memory_snapshot(), device)
+        for address, size in self._filled:
             _at(address, size).fill_(NAN_BYTE)
         # Whoever takes a block on a stream of its own finds it filled.
         torch.cuda.synchronize()
@@ -162,10 +163,18 @@ class FreeMemory:
             return ""
         snapshot = torch.cuda.memory_snapshot()
         for size, (address, gap) in behind(snapshot, torch.cuda.current_device(), sizes):
-            # On the host, since a kernel that compares would itself take free memory.
-            if not (_at(address, gap).cpu() == NAN_BYTE).all():
-                return f"writes past the end of an output of {size} bytes"
+            for first, length in self._known(address, gap):
+                # On the host, since a kernel that compares would itself take free memory.
+                if not (_at(first, length).cpu() == NAN_BYTE).all():
+                    return f"writes past the end of an output of {size} bytes"
         return ""
+
+    def _known(self, address: int, size: int) -> Blocks:
+        """The parts of some bytes that were filled: what was freed since then holds what it held,
+        such as a tensor that the collector of garbage came upon during the call.
+        """
+        ends = ((max(address, at), min(address + size, at + length)) for at, length in self._filled)
+        return [(first, end - first) for first, end in ends if first < end]
 
     @staticmethod
     def _counts() -> tuple[int, int]:

@@ -152,18 +152,9 @@ def test_behind_a_result_lies_what_rounding_left_and_the_free_block_that_follows
     assert poison.behind(SNAPSHOT, 0, {11_536: 1024, 70_000: 5}) == []
 
 
-@pytest.mark.parametrize(
-    ("written", "taken", "reason"),
-    [
-        (0, 1, ""),
-        (1, 1, "writes past the end of an output of 1000 bytes"),
-        # A second allocation may have left its own bytes there.
-        (1, 2, ""),
-    ],
-)
-def test_bytes_behind_a_result_prove_an_overrun_only_of_a_call_without_workspace(
-    monkeypatch, written, taken, reason
-):
+@pytest.fixture
+def heap(monkeypatch):
+    """4096 bytes in place of a GPU's, its one segment, and what its allocator counts."""
     heap = torch.zeros(4096, dtype=torch.uint8)
     segment = {"device": 0, "address": heap.data_ptr()}
     stats = {"allocation.all.allocated": 5, "segment.all.allocated": 1}
@@ -177,15 +168,49 @@ def test_bytes_behind_a_result_prove_an_overrun_only_of_a_call_without_workspace
         monkeypatch.setattr(torch.cuda, name, function)
     base = heap.data_ptr()
     monkeypatch.setattr(poison, "_at", lambda address, size: heap[address - base :][:size])
+    return heap, segment, stats
+
+
+def aliased(memory):
+    """A tensor whose storage is this memory and no more."""
+    return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(memory))
+
+
+@pytest.mark.parametrize(
+    ("written", "taken", "reason"),
+    [
+        (0, 1, ""),
+        (1, 1, "writes past the end of an output of 1000 bytes"),
+        # A second allocation may have left its own bytes there.
+        (1, 2, ""),
+    ],
+)
+def test_bytes_behind_a_result_prove_an_overrun_only_of_a_call_without_workspace(
+    heap, written, taken, reason
+):
+    memory, segment, stats = heap
     segment["blocks"] = [block(512, "active_allocated"), block(3584, "inactive")]
     free = poison.FreeMemory()
-    assert (heap[:512] == 0).all() and (heap[512:] == poison.NAN_BYTE).all()
+    assert (memory[:512] == 0).all() and (memory[512:] == poison.NAN_BYTE).all()
     segment["blocks"] = [
         block(512, "active_allocated"),
         block(1024, "active_allocated"),
         block(2560, "inactive"),
     ]
     stats["allocation.all.allocated"] += taken
-    result = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(heap[512:1512]))
-    heap[512 : 1512 + written] = 7
-    assert free.overrun([result]) == reason
+    memory[512 : 1512 + written] = 7
+    assert free.overrun([aliased(memory[512:1512])]) == reason
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"), [(0, ""), (1, "writes past the end of an output of 1000 bytes")]
+)
+def test_what_was_freed_during_the_call_proves_nothing(heap, written, reason):
+    memory, segment, stats = heap
+    segment["blocks"] = [block(1024, "inactive"), block(3072, "active_allocated")]
+    free = poison.FreeMemory()
+    segment["blocks"] = [block(1024, "active_allocated"), block(3072, "inactive")]
+    stats["allocation.all.allocated"] += 1
+    memory[: 1000 + written] = 7
+    assert (memory[1024:] == 0).all()
+    assert free.overrun([aliased(memory[:1000])]) == reason
