@@ -223,7 +223,7 @@ def test_a_rule_whose_own_choice_fails_costs_its_key_alone(monkeypatch, capsys):
     table = tune_command.table(*wanted, bench="tests.fake_tune")
     assert [entry["config"] for entry in table["families"]["toy"]["_k"]] == [us(90)]
     assert "the rule's own choice fails: died by SIGKILL" in capsys.readouterr().err
-    with pytest.raises(UserError, match="tune toy: the worker does not start: .*no_such_bench"):
+    with pytest.raises(UserError, match=r"tune toy: the worker does not start: .*no_such_bench"):
         tune_command.table(*wanted, bench="tests.no_such_bench")
 
 
