@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness import statistics
+from harness import raw, statistics
 from harness.load import OURS, TWIN
 
 # A row of the raw CSV as `harness.raw` reads it.
@@ -31,13 +31,15 @@ class Cell:
         return self.rows[0]
 
     @property
-    def wrong(self) -> Row | None:
-        """The row that found a wrong result, if one did: then no time of the cell counts."""
-        return next((row for row in self.rows if row["status"] == "inaccurate"), None)
+    def failure(self) -> Row | None:
+        """The row that ended the cell, if one did: then no time counts, for the results of timed
+        calls are checked after the last block.
+        """
+        return next((row for row in self.rows if row["status"] not in raw.TIMED), None)
 
     def times(self, column: str = "device_us") -> dict[int, float]:
         """The times in µs by block, without impossible ones unless there is no other."""
-        if self.wrong:
+        if self.failure:
             return {}
         timed = [row for row in self.rows if row[column] is not None]
         real = [row for row in timed if row["status"] != "impossible"]
@@ -140,10 +142,10 @@ def _speedups(impl: str, fair: Mapping[str, Cell]) -> dict[str, float]:
 
 
 def _status(cell: Cell, ceilings: Mapping[str, float]) -> tuple[str, str]:
-    """The status and reason of a cell: "ok" if one block is, unless a result was wrong."""
+    """The status and reason of a cell: "ok" if one block is, unless a failure ended it."""
     others = [row for row in cell.rows if row["status"] != "ok"]
-    if cell.wrong or len(others) == len(cell.rows):
-        row = cell.wrong or cell.first
+    if cell.failure or len(others) == len(cell.rows):
+        row = cell.failure or cell.first
         return row["status"], row["reason"]
     time = statistics.median_interval(list(cell.times().values())).value
     least, _ = floor_us(cell, ceilings, spared=CACHE_BYTES)

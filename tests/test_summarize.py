@@ -9,7 +9,7 @@ import pytest
 import synthetic
 from synthetic import block
 
-from harness import cells, raw
+from harness import cells, raw, reports
 from harness.command import UserError
 from harness.summarize import summarize
 
@@ -87,6 +87,15 @@ def test_a_wrong_result_voids_the_times_of_its_cell():
     (row,) = cells.summary(rivals, CEILINGS)
     assert (row["status"], row["reason"], row["blocks"]) == ("inaccurate", "call 3 differs", 0)
     assert "device_us" not in row
+
+
+@pytest.mark.parametrize("status", ["crashed", "hung", "oom", "unsupported"])
+def test_a_failure_before_the_check_voids_the_times_of_its_cell(status):
+    end = block(3, "ours", None, status=status, reason="as it says")
+    rivals = cell_of(*(block(i, "ours", 5000.0) for i in range(3)), end)
+    (row,) = cells.summary(rivals, CEILINGS)
+    assert (row["status"], row["reason"], row["blocks"]) == (status, "as it says", 0)
+    assert "device_us" not in row and not cells.counted(rivals, CEILINGS)
 
 
 def test_a_few_throttled_blocks_are_named_and_kept():
@@ -246,6 +255,31 @@ def test_resources_flatten_the_instructions(measured):
     row = rows_of(measured, "resources")[0]
     assert next(iter(row)) == "file"
     assert {"wgmma", "ldg128", "registers", "shared_bytes"} <= set(row)
+
+
+def test_tuned_keys_say_where_they_leave_the_rule_and_what_binds_no_more():
+    def entry(n, warps, tie):
+        rival = {"config": "num_warps=8", "us": 2.0, "gap": 0.1, "tie": tie}
+        config = {"BLOCK": n, "num_warps": warps}
+        timed = {"BLOCK=64 num_warps=4": 2.0, "num_warps=8": 2.2}
+        return {"key": {"n": n}, "config": config, "us": 2.0, "runner_up": rival} | {
+            "rule": "BLOCK=64 num_warps=4",
+            "timed": timed,
+        }
+
+    kernels = {"one": {"keys": [entry(64, 4, True), entry(32, 4, False)]}}
+    tables = {
+        name: {"device": gpu, "families": {"vector": {"run_id": gpu, "kernels": kernels}}}
+        for name, gpu in (("here.json", "GPU A"), ("other.json", "GPU B"))
+    }
+    finding = {"table": "here.json", "kernel": "one", "state": "stale", "reason": "edited"}
+    builds = [{"file": "vector", "tables": [finding]}]
+    rows = list(reports.tuning(tables, builds, {"GPU A"}))
+    assert [row["run_id"] for row in rows] == ["GPU A", "GPU A"]
+    assert [row["changed"] for row in rows] == [False, True]
+    assert [row["tie"] for row in rows] == [True, False]
+    assert rows[0]["key"] == "n=64" and rows[0]["candidates"] == 2
+    assert {row["state"] for row in rows} == {"stale"}
 
 
 def test_the_same_run_gives_the_same_bytes(measured, tmp_path):
