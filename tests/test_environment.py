@@ -12,6 +12,7 @@ from harness import environment
 from harness.command import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
+POWER_LIMIT = "nvmlDeviceGetEnforcedPowerLimit"
 RECORD = [
     "run_id",
     "date",
@@ -228,3 +229,29 @@ def test_it_needs_neither_torch_nor_triton(tmp_path):
     out = tmp_path / "environment.json"
     subprocess.run([sys.executable, "-c", code, str(out)], cwd=ROOT, check=True)
     assert list(json.loads(out.read_text())) == RECORD
+
+
+def test_a_description_is_kept_as_long_as_it_holds(tree, driver, monkeypatch):
+    nvml = sys.modules["pynvml"]
+    path = tree.parent / f"{tree.name}.json"
+    first = environment.ensure(path, tree, "c0ffee")
+    assert json.loads(path.read_text()) == first
+    # What passes by itself is no other machine.
+    monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda *_: 1980)
+    monkeypatch.setattr(environment, "cpu", lambda: "the same by another name")
+    assert environment.ensure(path, tree, "c0ffee") == first
+    changes = {
+        "config": lambda: None,
+        "gpu": lambda: monkeypatch.setattr(nvml, "nvmlDeviceGetUUID", lambda *_: "GPU-2"),
+        "power": lambda: monkeypatch.setattr(nvml, POWER_LIMIT, lambda *_: 300_000),
+        "edit": lambda: (tree / "baselines/eager.py").write_text('LIBRARY = "pytest"\n'),
+        "commit": lambda: git(tree, "commit", "-qam", "more"),
+        "image": lambda: monkeypatch.setenv("TILEWRIGHT_IMAGE", "sha256:1"),
+        "torn": lambda: path.write_text(path.read_text()[:-5]),
+    }
+    for name, change in changes.items():
+        change()
+        before = path.read_text()
+        found = environment.ensure(path, tree, "decaf")
+        assert path.read_text() != before, name
+        assert json.loads(path.read_text()) == found == environment.ensure(path, tree, "decaf")
