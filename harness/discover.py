@@ -214,6 +214,15 @@ class Study:
         family = wildcards.get("family") or self.ops[wildcards.op]
         return [f"{self.run}/tuned/{family}.json"] if self.config["tuning"] == "tune" else []
 
+    @property
+    def tables_in_force(self) -> list[str]:
+        """The files of the tables that bind in this study: committed, of the run, or none."""
+        if self.config["tuning"] == "tune":
+            return [f"{self.run}/tuned/{family}.json" for family in self.families]
+        replays = self.config["tuning"] == "replay"
+        paths = sorted((self.root / TABLES).glob("*.json")) if replays else []
+        return [str(path.relative_to(self.root)) for path in paths]
+
     def tuning(self, wildcards) -> str:
         """What changes where other configurations of ours bind: the mode, and what it replays."""
         if wildcards.get("impl", OURS) != OURS:

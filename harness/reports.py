@@ -59,6 +59,39 @@ def ir(builds: Iterable[Mapping]) -> Iterator[dict]:
             yield {"file": build["file"], **stage}
 
 
+def tuning(
+    tables: Mapping[str, Mapping], builds: Iterable[Mapping], gpus: set[str]
+) -> Iterator[dict]:
+    """The entries of the tables of these GPUs; `state` is what the build found amiss in them.
+
+    tables: by the name of their file.
+    """
+    amiss = {
+        (build["file"], finding["table"], finding["kernel"]): finding["state"]
+        for build in builds
+        for finding in build.get("tables", [])
+    }
+    for name, table in tables.items():
+        families = table["families"] if table["device"] in gpus else {}
+        for file, family in families.items():
+            for kernel, tuned in family["kernels"].items():
+                for entry in tuned["keys"]:
+                    config = _pairs(entry["config"])
+                    rival = entry["runner_up"] or {}
+                    yield {
+                        **{"run_id": family["run_id"], "file": file, "kernel": kernel},
+                        **{"key": _pairs(entry["key"]), "config": config, "us": entry["us"]},
+                        **{"rule": entry["rule"], "changed": config != entry["rule"]},
+                        **{"runner_up": rival.get("config"), "gap": rival.get("gap")},
+                        **{"tie": rival.get("tie"), "candidates": len(entry["timed"])},
+                        "state": amiss.get((file, name, kernel), ""),
+                    }
+
+
+def _pairs(values: Mapping) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
 def runs(sidecars: Mapping[str, dict]) -> list[dict]:
     found: dict[tuple[str, ...], dict] = {}
     for op, car in sidecars.items():

@@ -8,12 +8,14 @@ verification reports of the recorded run.
 import argparse
 import csv
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness import cells, claims, datasheets, raw, reports
 from harness.command import UserError, read_json, run, whole_file
 
+TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
 SUMMARY_VALUES = (
     "flags,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
@@ -27,6 +29,7 @@ RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
 ENVIRONMENT = "run_id,key,value"
 CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
 DATASHEETS = "gpu,quantity,unit,value,source"
+TUNING = "run_id,file,kernel,key,config,us,rule,changed,runner_up,gap,tie,candidates,state"
 OVERHEAD = "op,total_s,timed_s,share,blocks,cells"
 
 
@@ -59,7 +62,13 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     resources = list(reports.resources(builds))
     _write(folder / "resources.csv", _columns(resources), resources)
     _write(folder / "ir.csv", IR, reports.ir(builds))
-    _write(folder / "runs.csv", RUNS, reports.runs(sidecars))
+    shown = reports.runs(sidecars)
+    _write(folder / "runs.csv", RUNS, shown)
+    # As the kernels read it: unset means the committed tables, empty none.
+    tuned = os.environ.get("TILEWRIGHT_TUNED", str(TUNED))
+    tables = {path.name: _json(path) for path in sorted(Path(tuned).glob("*.json")) if tuned}
+    tuning = reports.tuning(tables, builds, {row["gpu"] for row in shown})
+    _write(folder / "tuning.csv", TUNING, tuning)
     here = _json(folder / "environment.json")
     environments = {
         car["run_id"]: car["environment"]

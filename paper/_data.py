@@ -21,6 +21,7 @@ TEXT = (
     *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
     *("status", "reason", "verdict", "worst_case", "run_id", "commit", "date", "machine", "gpu"),
     *("ops", "note", "environment_sha256", "key", "file", "kernel", "arch", "config", "stage"),
+    *("rule", "runner_up", "state"),
     *("library", "version", "role", "language", "category", "source"),
 )
 

@@ -2,9 +2,10 @@ r"""Writes numbers.tex: what `\result{key}` prints, for each key of claims.yaml 
 
 A claim names a CSV file of the run (`source`), the rows (`where`: a value, or a list of values,
 for each column; `at_least`: the least value of each column; `largest`: keep the rows in which this
-column is largest), a `column`, how its values become one (`aggregate`) and a `format`. `gap: true`
-takes how far each value lies from one. `within` names an aggregate that first reduces the rows of
-one cell to one value. A key that no row supports is left out, with a comment.
+column is largest), a `column`, how its values become one (`aggregate`) and a `format`. `per` names
+a column to divide by, row by row; `gap: true` takes how far each value lies from one. `within`
+names an aggregate that first reduces the rows of one cell to one value. A key that
+no row supports is left out, with a comment.
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 CLAIMS = Path(__file__).with_name("claims.yaml")
 CELL = ["op", "case", "dtype", "pass"]
 REQUIRED = {"source", "column", "aggregate"}
-OPTIONAL = {"where", "at_least", "largest", "within", "gap", "format", "factor"}
+OPTIONAL = {"where", "at_least", "largest", "within", "gap", "format", "factor", "per"}
 AGGREGATES = {
     "single": lambda values: values.iloc[0] if values.nunique() == 1 else None,
     "max": lambda values: values.max(),
@@ -57,7 +58,13 @@ def value(key: str, claim: dict, frames: dict[str, pd.DataFrame]) -> str | None:
             raise _data.PaperError(f"claims.yaml: {key}: {name} is one of {known}")
     rows = frames[claim["source"]]
     least = claim.get("at_least", {})
-    for column in (*claim.get("where", {}), *least, claim.get("largest"), claim["column"]):
+    for column in (
+        *claim.get("where", {}),
+        *least,
+        claim.get("largest"),
+        claim.get("per"),
+        claim["column"],
+    ):
         if column and column not in rows:
             # A run without the op has no column for its sizes.
             return None
@@ -73,6 +80,8 @@ def value(key: str, claim: dict, frames: dict[str, pd.DataFrame]) -> str | None:
     if rows.empty and not (counts and supported):
         return None
     values = rows[claim["column"]]
+    if "per" in claim:
+        values = values / rows[claim["per"]]
     if claim.get("gap"):
         values = (values - 1).abs()
     if "within" in claim:

@@ -54,7 +54,9 @@ def make(run):
 def full(tmp_path_factory):
     recorded = tmp_path_factory.mktemp("recorded")
     run = synthetic.write_run(tmp_path_factory.mktemp("full"), mode="replayed", recorded=recorded)
-    summarize(run, recorded)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TILEWRIGHT_TUNED", str(synthetic.write_table(tmp_path_factory.mktemp("t"))))
+        summarize(run, recorded)
     return make(run)
 
 

@@ -49,7 +49,7 @@ def main(arguments):
         handles = [
             plt.Line2D([], [], label=name, linestyle="none", **styles[name]) for name in baselines
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5))
         _figure.save(figure, arguments.out)
 
 

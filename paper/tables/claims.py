@@ -28,7 +28,8 @@ def main(arguments):
         lines.append([*name, *_line(row)])
         last = about
     head = [r"op & pass & baseline & cells & {ratio} & interval & {noise, \%} & $p$ & verdict"]
-    columns = "lllcS[table-format=3.3]cS[table-format=2.2]ll"
+    star = ",table-space-text-post={$^*$}" if any(row["note"] for row in rows) else ""
+    columns = f"lllcS[table-format=3.3{star}]cS[table-format=2.2]ll"
     table = _table.captioned(columns, head, lines, CAPTION, "tab:claims").rstrip()
     text = [
         rf"\newcommand{{\claimsentence}}{{{_sentence(rows)}}}",

@@ -32,7 +32,7 @@ def main(arguments):
     rules = (rf"\cmidrule(lr){{{3 * i + 3}-{3 * i + 5}}}" for i in range(len(places)))
     titles = "op & implementation" + " & {passed} & {error/bound} & status" * len(places)
     head = [f"&{groups}", "".join(rules), titles]
-    columns = "ll" + "rS[table-format=1.3]l" * len(places)
+    columns = "ll" + "rS[table-format=3.3]l" * len(places)
     table = _table.captioned(columns, head, rows, CAPTION, "tab:verification")
     _table.save(arguments.out, table + _failures(reports) + _absent(reports))
 

@@ -11,6 +11,7 @@ rule summarize:
         "<run>/environment.json",
         "<run>/ceilings.csv",
         "harness/datasheets.csv",
+        study.tables_in_force,
     output:
         "<run>/summary.csv",
         "<run>/verdicts.csv",
@@ -23,6 +24,7 @@ rule summarize:
         "<run>/shown_ceilings.csv",
         "<run>/overhead.csv",
         "<run>/datasheets.csv",
+        "<run>/tuning.csv",
     log:
         "<log>/summarize.log",
     params:
