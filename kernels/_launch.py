@@ -75,8 +75,8 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
 
 def _width(value: int) -> int:
     """Which of int32, int64 and uint64 Triton takes for a number."""
-    bits = value.bit_length() + (value >= 0)
-    return (bits > 32) + (bits > 64)
+    bits = (value if value >= 0 else ~value).bit_length()
+    return (bits > 31) + (bits > 63)
 
 
 def _check(kernel, arguments: dict[str, object]) -> None:
