@@ -199,6 +199,10 @@ class Study:
             return [*self.sources(*judges), built, *self.tables(wildcards)]
         return self.sources(*judges, f"baselines/{impl}.py")
 
+    def sanitize_inputs(self, wildcards) -> list[str]:
+        kernels = self.sources("harness/sanitize.py", f"kernels/{wildcards.family}.py")
+        return [*kernels, *self.tables(wildcards)]
+
     @property
     def variables(self) -> str:
         """The shell commands that set, for all jobs, what is read from the environment."""

@@ -1,7 +1,8 @@
 """Copies the ops that a run measured, with their verification, to where git keeps them.
 
 `python -m harness.record --run results/study --into results/recorded/h200`; an op is replaced
-whole: CSV, sidecar and reports of all its implementations come from one run.
+whole: CSV, sidecar and reports of all its implementations come from one run. What the sanitizer
+said of a kernel file goes along, if the run asked it.
 """
 
 import argparse
@@ -49,9 +50,15 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     for op, path in sources.items():
         _replace_folder(into / "verify" / op, reports[op])
         for source in (path.with_suffix(".json"), path):
-            with command.whole_file(into / "raw" / source.name) as temporary:
-                shutil.copyfile(source, temporary)
+            _replace_file(into / "raw" / source.name, source)
+    for source in sorted((run / "sanitize").glob("*.json")):
+        _replace_file(into / "sanitize" / source.name, source)
     return list(sources)
+
+
+def _replace_file(place: Path, source: Path) -> None:
+    with command.whole_file(place) as temporary:
+        shutil.copyfile(source, temporary)
 
 
 def _replace_folder(folder: Path, files: list[Path]) -> None:

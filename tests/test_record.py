@@ -38,6 +38,13 @@ def test_an_op_is_recorded_whole(run, tmp_path):
     assert tree(into) == tree(run)
 
 
+def test_what_the_sanitizer_said_goes_along(run, tmp_path):
+    (run / "sanitize").mkdir()
+    (run / "sanitize/softmax.json").write_text("{}")
+    record.record(run, tmp_path / "recorded", allow_dirty=False)
+    assert tree(tmp_path / "recorded") == tree(run)
+
+
 def test_a_rival_that_is_gone_leaves_no_report(run, tmp_path):
     into = tmp_path / "recorded"
     stale = into / "verify/softmax/retired.json"

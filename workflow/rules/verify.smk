@@ -21,3 +21,25 @@ rule verify:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
         " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
         " --out {output} > {log} 2>&1"
+
+
+# Our kernels under compute-sanitizer: only where `snakemake sanitized` asks for it.
+rule sanitize:
+    input:
+        study.sanitize_inputs,
+    output:
+        "<run>/sanitize/{family}.json",
+    log:
+        "<log>/sanitize/{family}.log",
+    params:
+        # A change of the configurations in force shows in no input.
+        tuning=study.tuning,
+    message:
+        "Sanitize {wildcards.family}"
+    shell:
+        "python -m harness.sanitize --file {wildcards.family} --out {output} > {log} 2>&1"
+
+
+rule sanitized:
+    input:
+        expand("<run>/sanitize/{family}.json", family=study.families),

@@ -1,0 +1,43 @@
+"""The cases of `harness.sanitize`, run once each on the GPU; nothing is judged but by the tool."""
+
+import argparse
+from pathlib import Path
+
+from harness import discover, inputs, load, oracle
+from harness.command import run
+from kernels._contract import Op
+
+SEED = 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="harness.sanitized", description=__doc__)
+    parser.add_argument("--file", required=True)
+    parser.add_argument("--dtypes", nargs="+", required=True)
+    arguments = parser.parse_args()
+    import torch
+
+    count = 0
+    for name in [op for op, family in discover.ops(Path()).items() if family == arguments.file]:
+        op, function = load.op(name)[0], load.function(name, load.OURS)
+        for case in op.edge:
+            for dtype in op.dtypes_of(case):
+                if dtype in arguments.dtypes:
+                    _call(op, function, case, dtype)
+                    count += 1
+    torch.cuda.synchronize()
+    print(f"sanitized {count} cases")
+
+
+def _call(op: Op, function, case, dtype: str) -> None:
+    tensors = inputs.make(op, case, dtype, SEED, "cuda")
+    gradients = None
+    if op.differentiable:
+        shapes = inputs.make(op, case, dtype, SEED, "meta")
+        outputs = oracle.run(op, op.reference, case, shapes)
+        gradients = [t.to("cuda") for t in inputs.gradients(tuple(outputs.values()), SEED)]
+    oracle.run(op, function, case, tensors, gradients)
+
+
+if __name__ == "__main__":
+    run(main)

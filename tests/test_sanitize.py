@@ -1,0 +1,103 @@
+"""What a sanitizer says is read right: findings in kernels of ours, in others, and its own end."""
+
+import contextlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harness import sanitize
+
+OURS = {"_forward_kernel", "_other_kernel"}
+CLEAN = "sanitized 12 cases\n========= ERROR SUMMARY: 0 errors\n"
+FINDING = """========= Invalid __global__ read of size 4 bytes
+=========     at {place}+0x6f0
+=========     by thread (31,0,0) in block (0,0,0)
+"""
+FAKE = """#!{python}
+import os, sys
+tool = sys.argv[sys.argv.index("--tool") + 1] if "--tool" in sys.argv else "--version"
+print({texts!r}.get(tool, ""))
+assert tool == "--version" or os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"
+"""
+
+
+def test_a_clean_end_is_ok():
+    row = sanitize.judge(CLEAN, OURS)
+    assert (row["status"], row["cases"], row["findings"]) == ("ok", 12, {})
+    text = "sanitized 3 cases\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors)\n"
+    assert sanitize.judge(text, OURS)["status"] == "ok"
+
+
+@pytest.mark.parametrize("place", ["_forward_kernel", "_forward_kernel(float *, int)"])
+def test_a_finding_in_ours_is_named(place):
+    text = FINDING.format(place=place) * 2 + CLEAN.replace("0 errors", "2 errors")
+    row = sanitize.judge(text, OURS)
+    assert row["status"] == "findings" and row["findings"] == {"_forward_kernel": 2}
+    assert row["reason"] == "2 findings: _forward_kernel"
+
+
+def test_a_finding_in_a_kernel_of_a_library_is_not_ours():
+    text = FINDING.format(place="cutlass_fill_kernel") + CLEAN.replace("0 errors", "1 errors")
+    row = sanitize.judge(text, OURS)
+    assert row["status"] == "ok" and row["elsewhere"] == {"cutlass_fill_kernel": 1}
+
+
+def test_a_finding_that_names_no_kernel_counts():
+    row = sanitize.judge(CLEAN.replace("0 errors", "4 errors"), OURS)
+    assert row["status"] == "findings" and row["reason"] == "4 findings: no kernel named"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Segmentation fault",
+        "========= ERROR SUMMARY: 0 errors\n",  # the cases never ran
+        "sanitized 12 cases\n",  # the tool never ended
+    ],
+)
+def test_an_early_end_is_no_clean_one(text):
+    row = sanitize.judge(text, OURS)
+    assert row["status"] == "crashed" and row["reason"].startswith("ended before all cases")
+
+
+def test_no_end_is_a_row():
+    assert sanitize.judge(None, OURS)["status"] == "hung"
+
+
+def command(folder, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "harness.sanitize", "--file", *words],
+        capture_output=True, text=True, env={"PATH": str(folder), "TILEWRIGHT_GPUS": ""},
+    )  # fmt: skip
+
+
+def test_a_machine_without_the_tool_says_so(tmp_path):
+    done = command(tmp_path, "softmax", "--out", str(tmp_path / "s.json"))
+    assert done.returncode == 2 and "compute-sanitizer: not found" in done.stderr
+    assert not (tmp_path / "s.json").exists()
+
+
+def test_an_unknown_file_is_refused(tmp_path):
+    done = command(tmp_path, "nonsense", "--out", str(tmp_path / "s.json"))
+    assert done.returncode == 2 and "kernels/nonsense.py: no such file" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "finding, code", [("", 0), (FINDING.format(place="_forward_row_kernel"), 1)]
+)
+def test_the_report_holds_each_tool(tmp_path, monkeypatch, finding, code):
+    texts = dict.fromkeys(sanitize.TOOLS, finding + CLEAN) | {"--version": "Version 2025.1.0.0"}
+    fake = tmp_path / sanitize.SANITIZER
+    fake.write_text(FAKE.format(python=sys.executable, texts=texts))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sanitize, "_leased", contextlib.nullcontext)
+    out = tmp_path / "softmax.json"
+    monkeypatch.setattr(sys, "argv", ["sanitize", "--file", "softmax", "--out", str(out)])
+    assert sanitize.main() == code
+    report = json.loads(out.read_text())
+    assert report["version"] == "2025.1.0.0" and report["ops"] == ["softmax"]
+    assert [tool["tool"] for tool in report["tools"]] == list(sanitize.TOOLS)
