@@ -163,6 +163,12 @@ class Study:
         cases = self.config["max_cases"]
         return "" if cases is None else f"--max-cases {cases}"
 
+    def verify_budget(self, wildcards) -> str:
+        """The option that limits the verification of a baseline; empty for ours and no limit."""
+        seconds = self.config["verify"]["baseline_s"]
+        limited = wildcards.impl != OURS and seconds is not None
+        return f"--baseline-s {seconds:g}" if limited else ""
+
     @property
     def timing(self) -> str:
         """The keys of `timing` as options of `harness.measure`."""

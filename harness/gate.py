@@ -40,8 +40,8 @@ class Gate:
         """The status of a cell; that of the whole report where verification never reached it."""
         report = self._reports[impl]
         found = self._cells[impl].get((cell.case.name, cell.dtype, cell.direction))
-        if found is None:
+        if found is None and report["status"] not in ("ok", "unreached"):
             found = report
-            if report["status"] == "ok":
-                found = {"status": "inaccurate", "reason": "never verified"}
+        elif found is None or found["status"] == "unreached":
+            found = {"status": "inaccurate", "reason": "never verified"}
         return Verdict(found["status"], found["reason"] or "", report["impl_version"] or "")

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from harness import statuses
 from harness.command import read_json
 from harness.raw import TIMED
 
@@ -21,7 +22,7 @@ def verification(
     for report in sorted(
         reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"])
     ):
-        offered = [cell for cell in report["cells"] if cell["status"] != "unsupported"]
+        offered = [cell for cell in report["cells"] if cell["status"] not in statuses.SILENT]
         worst, where = _worst(offered)
         yield {
             **{
@@ -31,6 +32,7 @@ def verification(
             "family": families.get(report["op"], ""),
             "cells": len(offered),
             "passed": sum(cell["status"] == "ok" for cell in offered),
+            "unreached": sum(cell["status"] == "unreached" for cell in report["cells"]),
             "worst_ratio": worst,
             "worst_case": where,
         }

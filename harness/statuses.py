@@ -13,6 +13,9 @@ STATUSES = (
     "throttled",
     "impossible",
 )
+# Of a verification only: a cell that the library declines, and one that no time was left for. They
+# tell nothing of how an implementation computes.
+SILENT = ("unsupported", "unreached")
 REASON_LENGTH = 240
 
 

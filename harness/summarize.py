@@ -23,7 +23,9 @@ SUMMARY_VALUES = (
 )
 VERDICTS = "op,family,case,dtype,pass,baseline,ratio,ci_lo,ci_hi,noise,offset,p,p_holm,verdict,note"
 CLAIMS = "op,family,pass,baseline,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,verdict,note"
-VERIFICATION = "op,family,impl,impl_version,mode,cells,passed,worst_ratio,worst_case,status,reason"
+VERIFICATION = (
+    "op,family,impl,impl_version,mode,cells,passed,unreached,worst_ratio,worst_case,status,reason"
+)
 IR = "file,kernel,stage,bytes,lines"
 RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
 ENVIRONMENT = "run_id,key,value"

@@ -4,24 +4,27 @@ A child process runs the cells, so that one which kills or hangs its process bec
 inputs come from a seed that is drawn anew for each run and stands in the report. With a
 GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
 the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
-wrong is a row of the paper, not an error.
+wrong is a row of the paper, not an error. One that compiles each shape anew may be given a limit:
+the cells that it has not reached by then are `unreached`, which says nothing of it.
 """
 
 import argparse
 import contextlib
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 
-from harness import nvml
+from harness import nvml, statuses
 from harness.command import UserError, fresh_seed, run, seed, write_json
 from harness.process import START_S, Worker
 from kernels._contract import DTYPES
 
 BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
-# From the best to the worst; a report's status is that of its worst cell.
-SEVERITY = ("ok", "unsupported", "oom", "inaccurate", "hung", "crashed")
+# From the best to the worst; a report's status is that of its worst cell, of those that tell.
+SEVERITY = ("ok", "unsupported", "unreached", "oom", "inaccurate", "hung", "crashed")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
 
@@ -77,6 +80,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
 
     Returns the facts that hold for the whole report, and the cells by number of the unit.
     """
+    spent_s = 0.0
     while True:
         with _worker(arguments) as worker:
             hello = worker.answer(START_S)
@@ -92,7 +96,12 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
             for number in range(len(plan["units"])):
                 if number in units:
                     continue
+                if late := _late(plan["units"][number], arguments, spent_s):
+                    units[number] = late
+                    continue
+                began = time.monotonic()
                 answer = _ask(worker, limit_s, "check", unit=number)
+                spent_s += time.monotonic() - began
                 if answer["status"] == "unsupported":
                     raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
@@ -107,15 +116,31 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 return {key: plan[key] for key in ("impl_version", "device")}, units
 
 
+def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: float) -> list[dict]:
+    """The rows of a unit that the time limit leaves out; [] where it is to run.
+
+    A case of the sweep always runs: without a verification it has no time.
+    """
+    limit_s = arguments.baseline_s
+    timed = any(cell["kind"] == "sweep" for cell in blanks)
+    if timed or arguments.impl in OURS or limit_s is None or spent_s < limit_s:
+        return []
+    reason = f"time limit of {limit_s:g} s"
+    return [blank | {"status": "unreached", "reason": reason} for blank in blanks]
+
+
 def summary(report: dict) -> str:
     """One line for each cell that is not ok, and a last one with the count and the verdict."""
     name = f"verify {report['op']} {report['impl']} ({report['mode']})"
     lines = [
         f"{name}: {_cell_name(cell)}: {cell['status']}: {cell['reason']}"
         for cell in report["cells"]
-        if cell["status"] != "ok"
+        if cell["status"] not in ("ok", "unreached")
     ]
-    passed = f"{len(report['cells']) - len(lines)} of {len(report['cells'])} cells ok"
+    counts = Counter(cell["status"] for cell in report["cells"])
+    passed = f"{counts['ok']} of {len(report['cells'])} cells ok"
+    if counts["unreached"]:
+        passed += f", {counts['unreached']} not reached"
     verdict = ": ".join(filter(None, (report["status"], report["reason"])))
     return "\n".join([*lines, f"{name}: seed {report['seed']}: {passed}; {verdict}"])
 
@@ -136,6 +161,8 @@ def _ask(worker: Worker, limit_s: float, do: str, **arguments: object) -> dict:
 
 def _plan(arguments: argparse.Namespace, mode: str) -> dict:
     edge_only = arguments.edge_only or mode != "gpu"
+    # Of a baseline what will be timed comes first: the time for the rest may be limited.
+    kinds = ["edge", "sweep"] if arguments.impl in OURS else ["sweep", "edge"]
     dtypes = arguments.dtypes
     if mode != "gpu":
         # A study of bfloat16 alone is still verified where there is no GPU: in float32.
@@ -144,7 +171,7 @@ def _plan(arguments: argparse.Namespace, mode: str) -> dict:
         "gpu": mode == "gpu",
         "dtypes": dtypes,
         "passes": arguments.passes,
-        "kinds": ["edge"] if edge_only else ["edge", "sweep"],
+        "kinds": ["edge"] if edge_only else kinds,
         "most": arguments.max_cases,
     }
 
@@ -152,7 +179,7 @@ def _plan(arguments: argparse.Namespace, mode: str) -> dict:
 def _overall(cells: list[dict]) -> dict[str, str]:
     if not cells:
         return {"status": "unsupported", "reason": "no case in these dtypes and passes"}
-    offered = [cell for cell in cells if cell["status"] != "unsupported"]
+    offered = [cell for cell in cells if cell["status"] not in statuses.SILENT]
     worst = max(offered or cells, key=lambda cell: (SEVERITY.index(cell["status"]), _ratio(cell)))
     if worst["status"] == "ok":
         return {"status": "ok", "reason": ""}
@@ -180,6 +207,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
+    limited = "seconds after which a baseline begins no further edge case; none where left out"
+    parser.add_argument("--baseline-s", type=float, help=limited)
     arguments = parser.parse_args()
     for key in ("dtypes", "passes"):
         # Blanks or commas: a list of the configuration, or one word of a command line.

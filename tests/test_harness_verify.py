@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import faults
@@ -83,6 +85,14 @@ LIBRARY = "torch"
 def double(x):
     return x * (2.06 if x.numel() == 1000 else 2)
 """
+SLOW = """
+import time
+LIBRARY = "torch"
+
+def double(x):
+    time.sleep(0.05)
+    return x * (2 if x.numel() == 100 else 2.06)
+"""
 ABSENT = (
     "import a_library_that_is_not_here\n\nLIBRARY = 'nothing'\n\ndef double(x):\n    return x\n"
 )
@@ -102,6 +112,7 @@ def tree(tmp_path_factory):
         "baselines/picky.py": PICKY,
         "baselines/absent.py": ABSENT,
         "baselines/skewed.py": SKEWED,
+        "baselines/slow.py": SLOW,
         "kernels/_faults.py": (ROOT / "tests/faults.py").read_text(),
         "kernels/suspect.py": SUSPECT,
         "baselines/suspect.py": 'from kernels._faults import faulty\n\nLIBRARY = "torch"\n',
@@ -240,6 +251,52 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, t
     assert len(others) == 5 and all(r["status"] == "ok" and r["device_us"] for r in others)
     (shown,) = (r for r in rows("verification.csv") if r["impl"] == "skewed")
     assert (shown["status"], shown["cells"], shown["passed"]) == ("inaccurate", "4", "2")
+
+
+def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
+    done, report = verify(tree, "double", "slow", "--baseline-s", "0.01")
+    assert done.returncode == 0, done.stderr
+    late = ("unreached", "time limit of 0.01 s")
+    cells = [(cell["status"], cell["reason"]) for cell in report["cells"]]
+    assert cells == [("ok", ""), late, late, late]
+    assert (report["status"], report["reason"]) == ("ok", "")
+    assert done.stdout.endswith(": 1 of 4 cells ok, 3 not reached; ok\n")
+    assert len(done.stdout.splitlines()) == 1
+    assert verify(tree, "double", "slow")[1]["status"] == "inaccurate"
+    _, report = verify(tree, "double", "ours", "--baseline-s", "0")
+    assert [cell["status"] for cell in report["cells"]] == ["ok"] * 4
+
+
+def test_what_will_be_timed_comes_first_and_is_not_cut_short(monkeypatch):
+    clock = itertools.count(step=10)
+    worker = types.SimpleNamespace(answer=lambda limit_s: {"status": "ok"}, units=[])
+
+    def ask(worker, limit_s, do, **arguments):
+        blank = {"case": "N1", "dtype": "float32", "pass": "forward", "status": "ok", "reason": ""}
+        if do == "prepare":
+            kinds = arguments["kinds"]
+            worker.units = [[blank | {"kind": kind}] for kind in kinds for _ in range(2)]
+            return {"status": "ok", "device": "a GPU", "units": worker.units, "impl_version": "1"}
+        return {"status": "ok", "alive": True, "cells": worker.units[arguments["unit"]]}
+
+    monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
+    monkeypatch.setattr(verification, "_ask", ask)
+    monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
+    arguments = argparse.Namespace(
+        op="double", impl="slow", baseline_s=15.0, cell_timeout_s=60.0, edge_only=False,
+        dtypes=["float32"], passes=["forward"], max_cases=None,
+    )  # fmt: skip
+    _, units = verification._run(arguments, "gpu", {})
+    found = [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
+    late = ("edge", "unreached")
+    assert found == [("sweep", "ok"), ("sweep", "ok"), late, late]
+    arguments.baseline_s = 25.0
+    _, units = verification._run(arguments, "gpu", {})
+    assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] * 3 + ["unreached"]
+    arguments.impl = "ours"
+    _, units = verification._run(arguments, "gpu", {})
+    assert [cells[0]["kind"] for _, cells in sorted(units.items())] == ["edge"] * 2 + ["sweep"] * 2
+    assert {cells[0]["status"] for cells in units.values()} == {"ok"}
 
 
 def test_an_absent_library_is_a_status(tree):

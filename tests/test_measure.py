@@ -216,18 +216,23 @@ def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
     cells = [bad | {"status": "inaccurate", "reason": "out: 3 x the bound"}]
     report(tmp_path, "fake", "wrong", CELLS, status="inaccurate", cells=cells)
     report(tmp_path, "fake", "partial", CELLS[:1])
+    late = {"case": "M2", "dtype": "float32", "pass": "forward"}
+    late |= {"status": "unreached", "reason": "time limit of 5 s"}
+    report(tmp_path, "fake", "late", CELLS, cells=[late])
+    report(tmp_path, "fake", "later", CELLS, cells=[late], status="unreached")
     gone = {"status": "unavailable", "reason": "no such library", "mode": "cpu"}
     report(tmp_path, "fake", "absent", [], **gone)
-    impls = ["ours", "wrong", "partial", "absent"]
+    impls = ["ours", "wrong", "partial", "late", "later", "absent"]
     rows, _ = raw.read(run(tmp_path, impls), "")
     assert [(row["status"], row["reason"]) for row in of(rows, "wrong")] == [
         ("inaccurate", "out: 3 x the bound")
     ]
     assert of(rows, "wrong", "M2")[0]["status"] == "inaccurate"
     assert len(of(rows, "partial")) == BLOCKS
-    assert [(row["status"], row["reason"]) for row in of(rows, "partial", "M2")] == [
-        ("inaccurate", "never verified")
-    ]
+    for impl, name in (("partial", "M2"), ("late", "M1"), ("late", "M2"), ("later", "M1")):
+        assert [(row["status"], row["reason"]) for row in of(rows, impl, name)] == [
+            ("inaccurate", "never verified")
+        ]
     assert [(row["status"], row["reason"]) for row in of(rows, "absent")] == [
         ("unavailable", "no such library")
     ]

@@ -230,8 +230,11 @@ def test_a_report_that_is_not_ok_is_named_with_its_reason(full, tmp_path):
     run = shutil.copytree(full, tmp_path / "run")
     rows = pd.read_csv(run / "verification.csv", keep_default_na=False)
     rows.loc[rows["impl"] == "sdpa_flash", ["status", "reason", "passed"]] = "crashed", "no_luck", 1
+    rows.loc[rows["impl"] == "torch_eager", "unreached"] = 7
     rows.to_csv(run / "verification.csv", index=False)
     script(PAPER / "tables" / "verification.py", run, tmp_path / "verification.tex")
+    assert "left no time: 7 of" in (tmp_path / "verification.tex").read_text()
+    assert "left no time" not in (full / "tables" / "verification.tex").read_text()
     assert "What did not pass" not in (full / "tables" / "verification.tex").read_text()
     assert "crashed in" in (tmp_path / "verification.tex").read_text()
     assert "``no\\_luck''" in (tmp_path / "verification.tex").read_text()

@@ -34,7 +34,7 @@ def main(arguments):
     head = [f"&{groups}", "".join(rules), titles]
     columns = "ll" + "rS[table-format=3.3]l" * len(places)
     table = _table.captioned(columns, head, rows, CAPTION, "tab:verification")
-    _table.save(arguments.out, table + _failures(reports) + _absent(reports))
+    _table.save(arguments.out, table + _failures(reports) + _unreached(reports) + _absent(reports))
 
 
 def _failures(reports):
@@ -47,6 +47,17 @@ def _failures(reports):
         for row in failed.itertuples()
     ]
     return "\n".join([r"\par What did not pass:", *sentences, ""]) if sentences else ""
+
+
+def _unreached(reports):
+    """A sentence on the cells that a time limit left out, by implementation."""
+    left = reports[reports["unreached"] > 0]
+    parts = [
+        rf"{row.unreached} of {_table.code(row.impl)} in {_table.code(row.op)}, {TITLES[row.place]}"
+        for row in left.itertuples()
+    ]
+    listed = "; ".join(parts)
+    return f"\\par Edge cases for which the time limit left no time: {listed}.\n" if parts else ""
 
 
 def _absent(reports):

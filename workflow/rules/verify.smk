@@ -13,6 +13,7 @@ rule verify:
         dtypes=config["dtypes"],
         passes=config["passes"],
         limit=study.limit,
+        budget=study.verify_budget,
         # A change of the configurations in force shows in no input.
         tuning=study.tuning,
     message:
@@ -20,7 +21,7 @@ rule verify:
     shell:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
         " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
-        " --out {output} > {log} 2>&1"
+        " {params.budget} --out {output} > {log} 2>&1"
 
 
 # Our kernels under compute-sanitizer: only where `snakemake sanitized` asks for it.
