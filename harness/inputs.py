@@ -72,6 +72,8 @@ def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.
     else:
         bound = 2 if element == torch.bool else min(case.sizes.values(), default=1)
         values = (_uniform(shape, key, device) * bound).to(element)
+    if spec.ascending:
+        values = values.sort(-1).values
     values = _laid_out(values, case.layout)
     return values.mT if swapped else values
 

@@ -98,9 +98,9 @@ def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Dista
     """How far x is from the oracle, a float64 (or integer) tensor of the same shape.
 
     An entry of the oracle that x's dtype cannot hold is inf or NaN there, and x must hold the same.
-    All other entries of x must be finite. Half a step of x's subnormal numbers is no distance,
-    since no rounding does better. An oracle of zeros is compared absolutely, in units of `scale`,
-    the size of the numbers it was fed with.
+    All other entries of x must be finite; those of an integer x must be the same. Half a step of
+    x's subnormal numbers is no distance, since no rounding does better. An oracle of zeros is
+    compared absolutely, in units of `scale`, the size of the numbers it was fed with.
     """
     if x.shape != oracle.shape:
         raise ValueError(f"shape {tuple(x.shape)}, oracle {tuple(oracle.shape)}")
@@ -122,10 +122,12 @@ def _compare(x: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
     held = oracle.to(x.dtype)
     finite = held.isfinite()
     same = (held == x) | (held.isnan() & x.isnan())
-    misplaced = torch.where(finite, ~x.isfinite(), ~same).any()
+    # In float64 large integers that differ by one would be equal.
+    floats = x.is_floating_point()
+    misplaced = (torch.where(finite, ~x.isfinite(), ~same) if floats else ~same).any()
     truth = torch.where(finite, oracle, 0).double()
     gap = torch.where(finite, x, 0).double().sub_(truth).abs_()
-    if x.is_floating_point():
+    if floats:
         kind = torch.finfo(x.dtype)
         gap.sub_(kind.tiny * kind.eps / 2).clamp_(min=0)
     return torch.stack(

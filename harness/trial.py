@@ -79,6 +79,7 @@ class _Trial:
         self.cheap = self._gpu or elements <= CHEAP
         # A compiled graph that makes a mask of ones would be compiled anew for another function.
         self._filled = ours
+        self._by_law = problem.op.judged(ours) == "properties"
 
     def warm_up(self) -> None:
         self._show_others()
@@ -116,12 +117,16 @@ class _Trial:
 
     def verdicts(self, results: Named) -> tuple[str, dict[str, Verdict]]:
         """What is wrong with the worst result, "" if nothing; the verdict on each."""
+        if self._by_law:
+            return self._problem.breach(results, self._direction), {}
         verdicts = self._problem.judge(results)
         if 1 < max(each.ratio for each in verdicts.values()) < math.inf:
             verdicts = self._problem.judge(results, closely=True)
         worst = max(verdicts, key=lambda name: verdicts[name].ratio)
         if verdicts[worst].ratio <= 1:
             return "", verdicts
+        if not results[worst].is_floating_point():
+            return f"{worst} is not equal to the oracle", verdicts
         return _explain(worst, verdicts[worst]), verdicts
 
     def close(self) -> None:

@@ -50,7 +50,8 @@ class Bench:
             if dtype in dtypes
         ]
         self.units = [(case, dtype) for _, case, dtype in chosen]
-        self.blanks = [[_blank(*unit, name) for name in passes] for unit in chosen]
+        judged = self.op.judged(self.ours)
+        self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
         device = torch.cuda.get_device_name() if gpu else "cpu"
         return {"device": device, "units": self.blanks}
 
@@ -100,9 +101,10 @@ def _fault(error: Exception, ours: bool) -> dict[str, str]:
     return {"status": status, "reason": statuses.first_line(error) or type(error).__name__}
 
 
-def _blank(kind: str, case: Case, dtype: str, direction: str) -> dict:
+def _blank(kind: str, case: Case, dtype: str, direction: str, judged: str) -> dict:
     cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
-    return cell | {"status": "ok", "reason": "", "tensors": [], "deterministic": None}
+    cell |= {"judged": judged, "status": "ok", "reason": ""}
+    return cell | {"tensors": [], "deterministic": None}
 
 
 def _context_lives() -> bool:

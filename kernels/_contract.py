@@ -26,6 +26,7 @@ class Tensor:
         and the argument is a view of that storage.
     tame: stays normal in cases whose values are "inf", "infinities" or "denormal"; for a factor
         beside which those of the other tensor would vanish or hide.
+    ascending: sorted along its last dimension.
     """
 
     shape: str
@@ -34,6 +35,7 @@ class Tensor:
     when: str = ""
     transposed: str = ""
     tame: bool = False
+    ascending: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,16 @@ class Op:
     name: the name of the public function in this file and in every baseline that offers it.
     reference: plain PyTorch of any dtype, run in float64 as the oracle; never timed.
     inputs: tensor arguments by name, in the order of the signature.
-    params: keyword arguments common to all cases.
+    params: keyword arguments common to all cases; a function is called with the case.
     flags: keyword arguments that a flag of a case adds, by flag.
     edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
     sweep: the cases that are timed, from the shapes of named models; verified on the GPU as well.
     cost: (case, direction, itemsize) -> Cost, direction "forward" or "backward".
     deterministic: two runs on the same inputs give the same bits.
+    properties: (given, results, **arguments) -> "" or what is wrong; of a random op, whose rivals
+        draw from streams of their own and are held to the law of the numbers. Ours is held to the
+        reference, which draws the same stream. given: the inputs by name and, of a backward pass,
+        `dout`, the gradient of the output. results: `out`, and `d<input>` of a backward pass.
     """
 
     name: str
@@ -112,13 +118,18 @@ class Op:
     params: Mapping[str, object] = field(default_factory=dict)
     flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     deterministic: bool = True
+    properties: Callable | None = None
 
     def dtypes_of(self, a_case: Case) -> tuple[str, ...]:
         return tuple(d for d in self.dtypes if not a_case.dtypes or d in a_case.dtypes)
 
+    def judged(self, ours: bool) -> str:
+        """What an implementation is held against: "oracle", or "properties"."""
+        return "properties" if self.properties and not ours else "oracle"
+
     def arguments(self, a_case: Case) -> dict[str, object]:
         """The keyword arguments of a case that are not tensors."""
-        merged = dict(self.params)
+        merged = {k: v(a_case) if callable(v) else v for k, v in self.params.items()}
         for flag in a_case.flags:
             merged |= self.flags.get(flag, {})
         return merged

@@ -1,0 +1,355 @@
+"""Random integers, and dropout, whose mask nobody stores.
+
+randint: out[i] = low + floor(w[offset + i] (high - low) / 2**bits), w the words of a stream.
+dropout: out[i] = x[i] / q where h[i] >= t, else zero; dx = dout / q where h[i] >= t, h drawn again.
+The numbers h have 16 bits, so t / 2**16 is the nearest to p, and q = 1 - t / 2**16 the share that
+is kept in truth: with 1 - p in its place the mean would be off by up to 2**-17 / (1 - p) of itself.
+
+The stream of a seed is that of Philox (`kernels/_random.py`). An element takes its word, or half a
+word, by its place alone, so no result depends on the tiles.
+
+Range: multiplying by it and keeping the high part (Lemire, "Fast random integer generation in an
+interval", 2019) gives each value as many of the 2**bits words as any other, or one more, so that
+its probability is off by less than (high - low) / 2**bits of itself. Ranges up to 2**24 take a
+word of 32 bits, and are off by less than 2**-8; others take two words, 64 bits, and are off by
+less than 2**-32 where they fit 32 bits.
+
+Bytes: randint writes each element, dropout reads and writes it once; no FLOPs. Both would wait for
+the generator if they wasted words. So a call serves four elements of randint, or two, and eight of
+dropout; and the two halves of a product come from one multiplication.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._checks import require
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._launch import launch, needs_grad
+from kernels._random import improbable, interleave, multiply_high, philox, philox_words, uneven
+from kernels._tuned import Configs
+
+# Widest range that takes 32 bits.
+NARROW = 2**24
+# Numbers of 16 bits decide what dropout keeps.
+LEVELS = 2**16
+
+
+def randint_reference(low, high, size, seed, offset=0, dtype=torch.int64):
+    span, count = high - low, math.prod(size)
+    if span <= NARROW:
+        value = philox_words(seed, offset, count) * span >> 32
+    else:
+        words = philox_words(seed, 2 * offset, 2 * count).view(-1, 2)
+        value = multiply_high(words[:, 0], words[:, 1], span)
+    return (value + low).to(dtype).view(size)
+
+
+def _randint_properties(given, results, low, high, size, offset=0, dtype=torch.int64):
+    return uneven(results["out"], low, high)
+
+
+def dropout_reference(x, p, seed):
+    dropped = _levels(p)
+    words = philox_words(torch.tensor(seed, device=x.device), 0, -(-x.numel() // 2))
+    halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1).reshape(-1)[: x.numel()]
+    scaled = x * _scale(dropped)
+    return torch.where(halves.view(x.shape) >= dropped, scaled, torch.zeros_like(scaled))
+
+
+def _dropout_properties(given, results, p, seed):
+    x, out = given["x"].reshape(-1), results["out"].reshape(-1)
+    # What is zero or no number shows not whether it was dropped.
+    telling = x.isfinite() & (x != 0)
+    kept = out != 0
+    if breach := _scaled("out", x, out, kept & telling, p):
+        return breach
+    dropped = (telling & ~kept).double()
+    slack = 1 / LEVELS
+    count, of = int(dropped.sum().item()), int(telling.sum().item())
+    if breach := improbable("dropped", count, of, p, slack):
+        return breach
+    both = slice(0, x.numel() // 2 * 2)
+    pairs = int(telling[both].view(-1, 2).all(1).sum().item())
+    count = int(dropped[both].view(-1, 2).all(1).sum().item())
+    if breach := improbable("neighbours dropped", count, pairs, p * p, 2 * slack):
+        return breach
+    if "dx" not in results:
+        return ""
+    dout, dx = given["dout"].reshape(-1), results["dx"].reshape(-1)
+    if (dx[telling & ~kept] != 0).any():
+        return "dx: not zero where out was dropped"
+    return _scaled("dx", dout, dx, kept & telling, p)
+
+
+def _scaled(name, x, out, kept, p):
+    """Why the kept entries are not those of x over 1 - p, to the rounding of both; else ""."""
+    kind = torch.finfo(x.dtype)
+    expected = x[kept].double() / (1 - p)
+    bound = (8 * kind.eps + 1 / LEVELS / (1 - p)) * expected.abs() + kind.tiny * kind.eps
+    odd = ((out[kept].double() - expected).abs() > bound).sum().item()
+    return f"{name}: {odd} kept entries are not divided by 1 - p" if odd else ""
+
+
+def _levels(p):
+    """How many of the LEVELS numbers drop an entry; some keep it unless p is one."""
+    return LEVELS if p == 1 else min(round(p * LEVELS), LEVELS - 1)
+
+
+def _scale(dropped):
+    return LEVELS / (LEVELS - dropped) if dropped < LEVELS else 0.0
+
+
+def _randint_cost(a_case, direction, itemsize):
+    return Cost(0, a_case["N"] * (4 if "int32" in a_case.flags else 8), 0)
+
+
+def _dropout_cost(a_case, direction, itemsize):
+    moved = a_case["N"] * itemsize
+    return Cost(moved, moved, 0)
+
+
+# No tensor but the seed: its cells are of one floating dtype, so that each is timed once.
+RANDINT = Op(
+    "randint",
+    randint_reference,
+    {"seed": Tensor("", dtype="int64", grad=False)},
+    _randint_cost,
+    edge=(
+        case(N=1),
+        case(N=127),
+        case(N=0),
+        case(N=5000),
+        case("int32", N=5000),
+        case("coin", "int32", N=4096),
+        case("wide", N=3000),
+        case("wide32", "int32", N=3000),
+        case("late", N=3001),
+        case("late", "int32", N=2048),
+        case("late", "wide", N=2048),
+    ),
+    sweep=(
+        case(N=2**22),
+        case(N=2**26),
+        case(N=2**28),
+        case("int32", N=2**22),
+        case("int32", N=2**28),
+        case("wide", N=2**26),
+        case("wide32", "int32", N=2**26),
+    ),
+    dtypes=("float32",),
+    # The tokens of GPT-2.
+    params={"low": 0, "high": 50257, "size": lambda a_case: (a_case["N"],)},
+    flags={
+        "int32": {"dtype": torch.int32},
+        "coin": {"high": 2},
+        "wide": {"low": -(2**61), "high": 2**62 + 12345},
+        "wide32": {"low": -5, "high": 2**31 - 7},
+        "late": {"offset": 2**40 + 16 * 2**10 + 3},
+    },
+    properties=_randint_properties,
+)
+DROPOUT = Op(
+    "dropout",
+    dropout_reference,
+    {"x": Tensor("N")},
+    _dropout_cost,
+    edge=(
+        case(N=1),
+        case(N=127),
+        case(N=0),
+        case(N=10001),
+        case(N=8192, layout="offset"),
+        case(N=1000, layout="strided"),
+        case(N=5000, values="large"),
+        case(N=5000, values="equal"),
+        case(N=5000, layout="offset4", dtypes=("float16",)),
+        case("half", N=5000),
+    ),
+    sweep=(
+        case(N=2**22, dtypes=("bfloat16",)),
+        case(N=2**26, dtypes=("bfloat16", "float32")),
+        case(N=8192 * 14336, dtypes=("bfloat16", "float16")),  # Llama 3 8B, MLP activation
+        case(N=2**28, dtypes=("bfloat16",)),
+        case("half", N=2**26, dtypes=("bfloat16",)),
+    ),
+    passes=("forward", "backward"),
+    params={"p": 0.1, "seed": 20261121},
+    flags={"half": {"p": 0.5}},
+    properties=_dropout_properties,
+)
+
+
+def _choose_randint(itemsize, words):
+    return {"BLOCK": 4096 // itemsize, "num_warps": 4}
+
+
+def _choose_dropout(itemsize):
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+def _suits_randint(candidate, itemsize, words):
+    # One to four accesses of 16 bytes a thread, and a whole call at least.
+    each = candidate["BLOCK"] // (32 * candidate["num_warps"])
+    return 16 <= each * itemsize <= 64 and each * words >= 4
+
+
+CONFIGS = tuple(
+    {"BLOCK": block, "num_warps": warps}
+    for block in (512, 1024, 2048, 4096, 8192)
+    for warps in (2, 4, 8)
+    if 2 <= block // (32 * warps) <= 32
+)
+DROPOUT_CONFIGS = tuple(
+    each for each in CONFIGS if 8 <= each["BLOCK"] // (32 * each["num_warps"]) <= 32
+)
+
+
+@triton.jit(do_not_specialize=["seed", "first", "skip", "low", "span"])
+def _randint_kernel(
+    out_ptr, seed, first, skip, low, span, N,
+    UNIT: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # The tiles lie on the stream, of which the output begins skip * UNIT elements into the first.
+    pid = tl.program_id(0)
+    a, b, c, d = philox(seed, first.to(tl.int64) + pid, BLOCK * WORDS // 4)
+    if WORDS == 1:
+        value = tl.umulhi(interleave(a, b, c, d, BLOCK), span.to(tl.uint32))
+    else:
+        even = a.to(tl.uint64) | (b.to(tl.uint64) << 32)
+        odd = c.to(tl.uint64) | (d.to(tl.uint64) << 32)
+        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK), span.to(tl.uint64))
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    out = value.to(dtype) + low.to(dtype)
+    offs = pid.to(tl.int64) * BLOCK - skip * UNIT + tl.arange(0, BLOCK)
+    if (pid > 0) & ((pid + 1).to(tl.int64) * BLOCK - skip * UNIT <= N):
+        tl.store(out_ptr + offs, out)
+    else:
+        tl.store(out_ptr + offs, out, mask=(offs >= 0) & (offs < N))
+
+
+@triton.jit(do_not_specialize=["seed", "bound"])
+def _dropout_kernel(x_ptr, out_ptr, seed, bound, scale, N, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    a, b, c, d = philox(seed, pid, BLOCK // 8)
+    words = interleave(a, b, c, d, BLOCK // 2)
+    # Moved to the top of a word, what is below 16 bits decides nothing.
+    keep = tl.join(words << 16, words).reshape(BLOCK) > bound.to(tl.uint32)
+    offs = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if (pid + 1).to(tl.int64) * BLOCK <= N:
+        x = tl.load(x_ptr + offs, eviction_policy="evict_first").to(tl.float32)
+        out = tl.where(keep, x * scale, 0.0).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + offs, out, cache_modifier=".cs")
+    else:
+        mask = offs < N
+        x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
+        out = tl.where(keep, x * scale, 0.0).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + offs, out, mask=mask)
+
+
+RANDINT_TILES = Configs(_randint_kernel, CONFIGS, _choose_randint, _suits_randint)
+DROPOUT_TILES = Configs(_dropout_kernel, DROPOUT_CONFIGS, _choose_dropout)
+
+
+def randint(
+    low: int,
+    high: int,
+    size: int | tuple[int, ...],
+    seed: int | torch.Tensor,
+    offset: int = 0,
+    dtype: torch.dtype = torch.int64,
+    device: torch.device | str | None = None,
+) -> torch.Tensor:
+    """Uniform integers from [low, high): the elements of a seed's sequence from `offset` on.
+
+    size: the shape. seed: of 64 bits; a tensor of one int64 is read on its device. dtype: int32 or
+    int64. device: of the result where the seed is a number. The sequence of a seed depends on low,
+    high and nothing else but its dtype's range. ValueError for an empty range, bounds that the
+    dtype cannot hold, another dtype, an offset below zero.
+    """
+    span = high - low
+    require(dtype in (torch.int32, torch.int64), f"dtype: {dtype}, expected int32 or int64")
+    limits = torch.iinfo(dtype)
+    require(
+        limits.min <= low < high <= limits.max + 1,
+        f"low, high: {low}, {high}, expected {limits.min} <= low < high <= {limits.max + 1}",
+    )
+    require(offset >= 0, f"offset: {offset}, expected 0 or more")
+    out = torch.empty(size, dtype=dtype, device=_device(seed, device))
+    n = out.numel()
+    if n == 0:
+        return out
+    itemsize, words = out.element_size(), 1 if span <= NARROW else 2
+    config = RANDINT_TILES.pick(out.device, itemsize=itemsize, words=words)
+    first, skip = divmod(offset, config["BLOCK"])
+    # A compiler that knows the start to be a multiple of 16 elements stores 16 bytes at a time.
+    unit = 1 if skip % 16 else 16
+    launch(
+        _randint_kernel, (-(-(skip + n) // config["BLOCK"]),),
+        out_ptr=out, seed=seed, first=first, skip=skip // unit, low=low, span=span, N=n,
+        UNIT=unit, WORDS=words, **config,
+    )  # fmt: skip
+    return out
+
+
+def _device(seed: int | torch.Tensor, device: torch.device | str | None):
+    """Where the result of a seed lies; ValueError for a seed that is none."""
+    if not isinstance(seed, torch.Tensor):
+        require(-(2**63) <= seed < 2**63, f"seed: {seed}, expected a number of 64 bits")
+        return device
+    require(
+        seed.dtype == torch.int64 and seed.numel() == 1,
+        f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64",
+    )
+    return seed.device
+
+
+def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Tensor:
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n = x.numel()
+    if n:
+        config = DROPOUT_TILES.pick(x.device, itemsize=x.element_size())
+        # An entry is kept where its 16 bits, at the top of a word, exceed the bound.
+        launch(
+            _dropout_kernel, (-(-n // config["BLOCK"]),),
+            x_ptr=x, out_ptr=out, seed=seed, bound=(dropped << 16) - 1, scale=_scale(dropped), N=n,
+            **config,
+        )  # fmt: skip
+    return out
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dropped, seed):
+        ctx.dropped = dropped
+        # A seed on the device may be changed before the backward pass: autograd watches it.
+        ctx.number = None if isinstance(seed, torch.Tensor) else seed
+        ctx.save_for_backward(*(() if ctx.number is not None else (seed,)))
+        return _masked(x, dropped, seed)
+
+    @staticmethod
+    def backward(ctx, dout):
+        seed = ctx.number if ctx.number is not None else ctx.saved_tensors[0]
+        return _masked(dout, ctx.dropped, seed), None, None
+
+
+def dropout(
+    x: torch.Tensor, p: float, seed: int | torch.Tensor, training: bool = True
+) -> torch.Tensor:
+    """Zeroes each entry with probability p and divides the others by the share that is kept.
+
+    x: any shape; float32, float16 or bfloat16. p: from 0 to 1, taken to the nearest multiple of
+    2**-16; below 1 something is kept. seed: of 64 bits, a number or a tensor of one int64; the same
+    seed drops the same entries. training: without it, as where p is 0, x itself is returned.
+    ValueError for another p. Returns the shape and dtype of x. Differentiable: only the seed is
+    kept for the backward pass.
+    """
+    require(0 <= p <= 1, f"p: {p}, expected a probability from 0 to 1")
+    _device(seed, None)
+    dropped = _levels(p)
+    if not (training and dropped):
+        return x
+    return _Dropout.apply(x, dropped, seed) if needs_grad(x) else _masked(x, dropped, seed)
