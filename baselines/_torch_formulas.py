@@ -32,12 +32,27 @@ def dot(x, y):
     return torch.dot(x, y)
 
 
-def softmax(x):
-    return torch.softmax(x, dim=-1)
+def softmax(x, scale=1.0, causal=False, mask=None):
+    scores = x if scale == 1.0 else x * scale
+    if mask is not None:
+        scores = scores + mask
+    if causal:
+        future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
+        future = future.triu(1 + x.shape[-1] - x.shape[-2])
+        scores = scores.masked_fill(future, -math.inf)
+    return torch.softmax(scores, dim=-1)
 
 
-def layer_norm(x, weight, bias, eps):
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+def layer_norm(x, weight, bias, eps, residual=None):
+    total = x if residual is None else x + residual
+    y = F.layer_norm(total, x.shape[-1:], weight, bias, eps)
+    return y if residual is None else (y, total)
+
+
+def rms_norm(x, weight, eps, residual=None):
+    total = x if residual is None else x + residual
+    y = F.rms_norm(total, x.shape[-1:], weight, eps)
+    return y if residual is None else (y, total)
 
 
 def matmul(a, b, bias=None, activation="none"):
@@ -53,6 +68,70 @@ def attention(q, k, v, causal=False):
         future = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, -math.inf)
     return torch.softmax(scores, dim=-1) @ v
+
+
+def swiglu(gate, up):
+    return F.silu(gate) * up
+
+
+def geglu(gate, up, approximate="tanh"):
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def rotary(q, k, cos, sin, interleaved=False):
+    """Rotary embedding with one angle for each pair, as the common model code computes it."""
+    cos, sin = (_for_both(angle, interleaved)[:, None, :] for angle in (cos, sin))
+    return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
+
+
+def _for_both(angle, interleaved):
+    return angle.repeat_interleave(2, -1) if interleaved else torch.cat((angle, angle), -1)
+
+
+def _rotated(x, cos, sin, interleaved):
+    size = cos.shape[-1]
+    turned, rest = x[..., :size], x[..., size:]
+    if interleaved:
+        quarter = torch.stack((-turned[..., 1::2], turned[..., ::2]), -1).flatten(-2)
+    else:
+        first, second = turned.chunk(2, -1)
+        quarter = torch.cat((-second, first), -1)
+    out = turned * cos + quarter * sin
+    return torch.cat((out, rest), -1) if rest.shape[-1] else out
+
+
+def cross_entropy(
+    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+):
+    loss = F.cross_entropy(
+        logits,
+        targets,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    if not z_loss:
+        return loss
+    kept = targets != ignore_index
+    penalty = torch.where(kept, z_loss * torch.logsumexp(logits, dim=-1) ** 2, 0.0)
+    if reduction == "none":
+        return loss + penalty
+    return loss + penalty.sum() / (kept.sum() if reduction == "mean" else 1)
+
+
+def linear_cross_entropy(
+    x,
+    weight,
+    targets,
+    bias=None,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+):
+    """The logits in memory, as a model has them."""
+    logits = F.linear(x, weight, bias)
+    return cross_entropy(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
 
 
 def activate(out, activation):

@@ -1,14 +1,18 @@
-"""Softmax over the last dimension, forward and backward.
+"""Softmax over the last dimension, forward and backward: plain, scaled, causal, with a mask.
 
-forward: y = exp(x - max x) / sum exp(x - max x). backward: dx = y (dy - sum y dy).
+forward: z = scale x + mask, y = exp(z - max z) / sum exp(z - max z), over the keys that a causal
+row sees. backward: dx = scale y (dy - sum y dy).
 
 Bytes: forward reads x and writes y; backward reads y and dy and writes dx, 2 and 3 items an
-element. FLOPs: about 5 an element either way, so memory decides. A row that fits in the registers
-of a program is read once. A longer row is walked in blocks, the running maximum and sum of
-Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018), and read a second
-time, mostly from the L2 cache. Short rows share a program. The exponential is exp2 with log2(e)
-folded into the scale, so an element costs one multiply-add and one exp2.
+element; what lies past the diagonal is written, not read. FLOPs: about 5 an element either way, so
+memory decides. A row is read once and kept in registers: short rows share a program, long rows are
+shared by programs that meet (`kernels/_parts.py`). A row too long for that is walked in blocks, the
+running maximum and sum of Milakov and Gimelshein, "Online normalizer calculation for softmax"
+(2018), and read a second time. The exponential is exp2 with log2(e) folded into the scale, so an
+element costs one multiply-add and one exp2.
 """
+
+import math
 
 import torch
 import triton
@@ -17,37 +21,66 @@ import triton.language as tl
 from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
+from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
+from kernels._parts import MOST_PARTS, divide, holds_parts, meet, part_of_rows
 from kernels._rows import ROW_CONFIGS, suits_row
-from kernels._tile import load_f32, load_f32_hinted, store_as
+from kernels._scores import gradients, keys, mask_of, scores
+from kernels._tile import store_as
 from kernels._tuned import Configs
 
 LOG2E = tl.constexpr(1.4426950408889634)
+DTYPES_OF_X = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def softmax_reference(x):
-    weights = torch.exp(x - x.amax(dim=-1, keepdim=True))
-    return weights / weights.sum(dim=-1, keepdim=True)
+def softmax_reference(x, scale, causal, mask):
+    scores = x * scale if mask is None else x * scale + mask
+    if causal:
+        future = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
+        future = future.triu(1 + x.shape[-1] - x.shape[-2])
+        scores = scores.masked_fill(future, -math.inf)
+    weights = torch.exp(scores - scores.amax(dim=-1, keepdim=True))
+    y = weights / weights.sum(dim=-1, keepdim=True)
+    return y.masked_fill(future, 0.0) if causal else y
 
 
 def _cost(a_case, direction, itemsize):
-    elements = a_case["M"] * a_case["N"]
-    reads = 1 if direction == "forward" else 2
-    return Cost(reads * elements * itemsize, elements * itemsize, 5 * elements)
+    m, n = a_case["M"], a_case["N"]
+    seen = m * n - m * (m - 1) // 2 if "causal" in a_case.flags else m * n
+    mask = n if "mask" in a_case.flags and direction == "forward" else 0
+    reads = seen + mask if direction == "forward" else 2 * seen
+    return Cost(reads * itemsize, m * n * itemsize, 5 * seen)
 
 
 SOFTMAX = Op(
     "softmax",
     softmax_reference,
-    {"x": Tensor("M N")},
+    {"x": Tensor("M N"), "mask": Tensor("N", grad=False, when="mask")},
     _cost,
-    edge=(*ROW_EDGE, case(M=2, N=40000), case(M=5, N=300, values="inf")),
-    sweep=ROW_SWEEP,
+    edge=(
+        *ROW_EDGE,
+        case(M=2, N=40000),
+        case(M=1, N=270000, dtypes=("float32",)),
+        case(M=5, N=300, values="inf"),
+        case("scaled", M=5, N=300, values="large"),
+        case("causal", M=65, N=65),
+        case("causal", "scaled", M=40, N=129, layout="padded"),
+        case("mask", M=5, N=300, values="inf"),
+        case("mask", "causal", "scaled", M=7, N=40000),
+    ),
+    sweep=(
+        *ROW_SWEEP,
+        case("causal", "scaled", M=16384, N=16384, dtypes=("bfloat16",)),
+        case("mask", "scaled", M=32768, N=4096, dtypes=("bfloat16",)),
+    ),
     passes=("forward", "backward"),
+    params={"scale": 1.0, "causal": False},
+    flags={"scaled": {"scale": 0.125}, "causal": {"causal": True}, "mask": {}},
 )
 
-# Longest row, in elements, that one program keeps in its registers.
+# Longest row, in elements, that one program keeps in its registers, and that several do.
 ROW_LIMIT = 32768
+PARTS_LIMIT = 262144
 # (longest row, rows of a program, warps)
 ROW_TILES = (
     (64, 16, 4),
@@ -61,9 +94,34 @@ ROW_TILES = (
 )
 
 
-def _choose_row(n, itemsize):
+def _choose_row(n, itemsize, causal, masked=False):
+    if n > ROW_LIMIT:
+        # 32 KiB for a program of either dtype.
+        parts = triton.next_power_of_2(n) * itemsize // 32768
+        return {"BLOCK_M": 1, "PARTS": parts, "num_warps": 16}
     rows, warps = next((rows, warps) for limit, rows, warps in ROW_TILES if n <= limit)
-    return {"BLOCK_M": rows, "num_warps": warps}
+    return {"BLOCK_M": rows, "PARTS": 1, "num_warps": warps}
+
+
+def _suits_row(candidate, n, itemsize, causal, masked=False):
+    parts = candidate["PARTS"]
+    if parts == 1:
+        return n <= ROW_LIMIT and suits_row(64)(candidate, n, itemsize)
+    share = triton.next_power_of_2(triton.cdiv(n, parts))
+    return 4096 <= share <= ROW_LIMIT and 8 <= share // (32 * candidate["num_warps"]) <= 64
+
+
+ROW_PARTS = tuple(
+    {"BLOCK_M": config["BLOCK_M"], "PARTS": 1, "num_warps": config["num_warps"]}
+    for config in ROW_CONFIGS
+) + tuple(
+    {"BLOCK_M": 1, "PARTS": parts, "num_warps": warps}
+    for parts in (2, 4, 8, 16, MOST_PARTS)
+    for warps in (8, 16, 32)
+)
+LOOP_CONFIGS = tuple(
+    {"BLOCK_N": block, "num_warps": warps} for block in (8192, 16384) for warps in (8, 16, 32)
+)
 
 
 def _choose_forward_loop(n, itemsize):
@@ -74,160 +132,258 @@ def _choose_backward_loop(n, itemsize):
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 
-LOOP_CONFIGS = tuple(
-    {"BLOCK_N": block, "num_warps": warps} for block in (8192, 16384) for warps in (8, 16, 32)
-)
-
-
 @triton.jit
 def _forward_row_kernel(
-    x_ptr, y_ptr, stride_xm, stride_ym, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
-    rows = offs_m[:, None].to(tl.int64)
-    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
-    x = tl.load(
-        x_ptr + rows * stride_xm + offs_n[None, :],
-        mask=mask,
-        other=-float("inf"),
-    ).to(tl.float32)
-    # Rows past the end hold only minus infinity; zero keeps their difference finite.
-    top = tl.where(offs_m < M, tl.max(x, 1), 0.0)[:, None]
-    weights = tl.exp2((x - top) * LOG2E)
-    y = weights / tl.sum(weights, 1)[:, None]
-    store_as(y_ptr + rows * stride_ym + offs_n[None, :], y, mask)
+    x_ptr, y_ptr, mask_ptr, known_ptr, count_ptr,
+    stride_xm, stride_ym, stride_kb, stride_kh, stride_kq, M, N, H, Q, LENGTH, scale,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    rows, columns, inside = part_of_rows(M, N, LENGTH, EVEN, BLOCK_N, BLOCK_M, PARTS)
+    end = keys(rows, N, Q, CAUSAL)
+    if mask_ptr is not None:
+        mask_ptr = mask_of(mask_ptr, rows, stride_kb, stride_kh, stride_kq, H, Q)
+    x_ptr += rows * stride_xm
+    x = scores(x_ptr, mask_ptr, columns, inside, end, scale, FOLD, CAUSAL, "")
+    slope = scale * LOG2E if FOLD else LOG2E
+    top = tl.max(x, 1)[:, None]
+    # Minus infinity must not be subtracted from itself: a row past the end has no other value, and
+    # a part of a row may have none. A whole row of it ends in zero times infinity, NaN.
+    base = tl.where(top == -float("inf"), 0.0, top)
+    weights = tl.exp2((x - base) * slope)
+    total = tl.sum(weights, 1)[:, None]
+    share = 1.0
+    if PARTS > 1:
+        row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+        known_ptr += row.to(tl.int64) * (2 * PARTS)
+        tl.store(known_ptr + part, tl.max(top))
+        tl.store(known_ptr + PARTS + part, tl.max(total))
+        meet(count_ptr + row, PARTS)
+        parts = tl.arange(0, PARTS)
+        tops = tl.load(known_ptr + parts, volatile=True)
+        totals = tl.load(known_ptr + PARTS + parts, volatile=True)
+        row_top = tl.max(tops, 0)
+        total = tl.sum(totals * tl.exp2((tops - row_top) * slope), 0)
+        share = tl.exp2((top - row_top) * slope)
+    y = weights * (share / total)
+    if CAUSAL:
+        y = tl.where(columns < end, y, 0.0)
+    store_as(y_ptr + rows * stride_ym + columns, y, inside)
 
 
 @triton.jit
-def _forward_loop_kernel(x_ptr, y_ptr, stride_xm, stride_ym, N, BLOCK_N: tl.constexpr):
+def _forward_loop_kernel(
+    x_ptr, y_ptr, mask_ptr,
+    stride_xm, stride_ym, stride_kb, stride_kh, stride_kq, N, H, Q, scale,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
     y_ptr += row * stride_ym
     offs_n = tl.arange(0, BLOCK_N)
+    end = keys(row, N, Q, CAUSAL)
+    slope = scale * LOG2E if FOLD else LOG2E
+    if mask_ptr is not None:
+        mask_ptr = mask_of(mask_ptr, row, stride_kb, stride_kh, stride_kq, H, Q)
     # A maximum and a sum for each lane; the lanes meet once, after the walk.
     top = tl.full((BLOCK_N,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for start in range(0, N, BLOCK_N):
+    for start in range(0, end, BLOCK_N):
         offs = start + offs_n
-        x = tl.load(
-            x_ptr + offs, mask=offs < N, other=-float("inf"), eviction_policy="evict_last"
-        ).to(tl.float32)
+        x = scores(x_ptr, mask_ptr, offs, offs < N, end, scale, FOLD, CAUSAL, "evict_last")
         new_top = tl.maximum(top, x)
         # A lane that has seen only minus infinity must not subtract it from itself.
         base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        total = total * tl.exp2((top - base) * LOG2E) + tl.exp2((x - base) * LOG2E)
+        total = total * tl.exp2((top - base) * slope) + tl.exp2((x - base) * slope)
         top = new_top
     row_top = tl.max(top, 0)
-    row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
+    share = 1.0 / tl.sum(total * tl.exp2((top - row_top) * slope), 0)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
-        x = load_f32_hinted(x_ptr + offs, offs < N, "evict_first")
-        y = tl.exp2((x - row_top) * LOG2E) / row_total
+        x = scores(x_ptr, mask_ptr, offs, offs < N, end, scale, FOLD, CAUSAL, "evict_first")
+        y = tl.exp2((x - row_top) * slope) * share
+        if CAUSAL:
+            y = tl.where(offs < end, y, 0.0)
         store_as(y_ptr + offs, y, offs < N)
 
 
 @triton.jit
 def _backward_row_kernel(
-    y_ptr, dy_ptr, dx_ptr,
-    stride_ym, stride_dym, stride_dxm, M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    y_ptr, dy_ptr, dx_ptr, known_ptr, count_ptr,
+    stride_ym, stride_dym, stride_dxm, M, N, Q, LENGTH, scale,
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)[None, :]
-    rows = offs_m[:, None].to(tl.int64)
-    mask = (offs_m[:, None] < M) & (offs_n < N)
-    y = load_f32(y_ptr + rows * stride_ym + offs_n, mask)
-    dy = load_f32(dy_ptr + rows * stride_dym + offs_n, mask)
-    dx = y * (dy - tl.sum(y * dy, 1)[:, None])
-    store_as(dx_ptr + rows * stride_dxm + offs_n, dx, mask)
+    rows, columns, inside = part_of_rows(M, N, LENGTH, EVEN, BLOCK_N, BLOCK_M, PARTS)
+    end = keys(rows, N, Q, CAUSAL)
+    y_ptr += rows * stride_ym
+    y, dy = gradients(y_ptr, dy_ptr + rows * stride_dym, columns, inside, end, CAUSAL, "")
+    weighted = tl.sum(y * dy, 1)[:, None]
+    if PARTS > 1:
+        row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+        known_ptr += row.to(tl.int64) * PARTS
+        tl.store(known_ptr + part, tl.sum(weighted))
+        meet(count_ptr + row, PARTS)
+        weighted = tl.sum(tl.load(known_ptr + tl.arange(0, PARTS), volatile=True), 0)
+    dx = y * (dy - weighted) * scale
+    store_as(dx_ptr + rows * stride_dxm + columns, dx, inside)
 
 
 @triton.jit
 def _backward_loop_kernel(
-    y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, stride_dxm, N, BLOCK_N: tl.constexpr
-):
+    y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, stride_dxm, N, Q, scale,
+    CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     y_ptr += row * stride_ym
     dy_ptr += row * stride_dym
     dx_ptr += row * stride_dxm
     offs_n = tl.arange(0, BLOCK_N)
+    end = keys(row, N, Q, CAUSAL)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for start in range(0, N, BLOCK_N):
+    for start in range(0, end, BLOCK_N):
         offs = start + offs_n
-        y = load_f32_hinted(y_ptr + offs, offs < N, "evict_last")
-        dy = load_f32_hinted(dy_ptr + offs, offs < N, "evict_last")
+        y, dy = gradients(y_ptr, dy_ptr, offs, offs < N, end, CAUSAL, "evict_last")
         total += y * dy
     weighted = tl.sum(total, 0)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
-        y = load_f32(y_ptr + offs, offs < N)
-        dy = load_f32(dy_ptr + offs, offs < N)
-        dx = y * (dy - weighted)
+        y, dy = gradients(y_ptr, dy_ptr, offs, offs < N, end, CAUSAL, "")
+        dx = y * (dy - weighted) * scale
         store_as(dx_ptr + offs, dx, offs < N)
 
 
-FORWARD_ROW = Configs(_forward_row_kernel, ROW_CONFIGS, _choose_row, suits_row(64))
+FORWARD_ROW = Configs(_forward_row_kernel, ROW_PARTS, _choose_row, _suits_row)
 FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
-BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CONFIGS, _choose_row, suits_row(64))
+BACKWARD_ROW = Configs(_backward_row_kernel, ROW_PARTS, _choose_row, _suits_row)
 BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CONFIGS, _choose_backward_loop)
 
+# What a part of a row tells the others: its maximum and its sum; its weighted sum.
+FORWARD_VALUES, BACKWARD_VALUES = 2, 1
 
-def softmax_fwd(x: torch.Tensor) -> torch.Tensor:
-    """x: [M, N], contiguous in N. Returns y, contiguous."""
+
+def _walked(x, n):
+    """Whether one program walks a row, since nothing holds it whole."""
+    return n > ROW_LIMIT and (n > PARTS_LIMIT or not holds_parts(x.device))
+
+
+def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None):
+    """x: [M, N], contiguous in N. Returns y, contiguous.
+
+    heads, queries: H and Q of M = B H Q, where causal or with a mask. mask: [B, H, Q, N] of any
+    strides but the last.
+    """
     m, n = x.shape
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    if y.numel() == 0:
+    if m == 0 or n == 0:
         return y
-    strides = {"stride_xm": x.stride(0), "stride_ym": y.stride(0)}
-    if n > ROW_LIMIT:
+    strides = (None, None, None) if mask is None else mask.stride()[:3]
+    fold = mask is None and scale > 0
+    common = {
+        "stride_xm": x.stride(0), "stride_ym": n,
+        "stride_kb": strides[0], "stride_kh": strides[1], "stride_kq": strides[2],
+    }  # fmt: skip
+    if _walked(x, n):
         config = FORWARD_LOOP.pick(x.device, n=n, itemsize=x.element_size())
-        _forward_loop_kernel[(m,)](x_ptr=x, y_ptr=y, **strides, N=n, **config)
-    else:
-        config = FORWARD_ROW.pick(x.device, n=n, itemsize=x.element_size())
-        _forward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
-            x_ptr=x, y_ptr=y, **strides, M=m, N=n, BLOCK_N=triton.next_power_of_2(n), **config
-        )
+        launch(
+            _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask, **common,
+            N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal, **config,
+        )  # fmt: skip
+        return y
+    config = FORWARD_ROW.pick(
+        x.device, n=n, itemsize=x.element_size(), causal=causal, masked=mask is not None
+    )
+    rows, parts = config["BLOCK_M"], config["PARTS"]
+    length, block, known, count = divide(m, n, parts, FORWARD_VALUES, x.device)
+    launch(
+        _forward_row_kernel, (triton.cdiv(m, rows) * parts,),
+        x_ptr=x, y_ptr=y, mask_ptr=mask, known_ptr=known, count_ptr=count, **common,
+        M=m, N=n, H=heads, Q=queries, LENGTH=length, scale=scale, FOLD=fold, CAUSAL=causal,
+        EVEN=n == block * parts and m % rows == 0, BLOCK_N=block, **config,
+    )  # fmt: skip
     return y
 
 
-def softmax_bwd(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """y, dy: [M, N], contiguous in N. Returns dx, contiguous."""
+def softmax_bwd(y, dy, scale=1.0, causal=False, queries=None):
+    """y, dy: [M, N], contiguous in N. Returns dx, contiguous. queries: as in `softmax_fwd`."""
     m, n = y.shape
     dx = torch.empty((m, n), dtype=y.dtype, device=y.device)
-    if dx.numel() == 0:
+    if m == 0 or n == 0:
         return dx
-    tensors = {"y_ptr": y, "dy_ptr": dy, "dx_ptr": dx}
-    strides = {"stride_ym": y.stride(0), "stride_dym": dy.stride(0), "stride_dxm": dx.stride(0)}
-    if n > ROW_LIMIT:
+    if _walked(y, n):
         config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=y.element_size())
-        _backward_loop_kernel[(m,)](**tensors, **strides, N=n, **config)
-    else:
-        config = BACKWARD_ROW.pick(y.device, n=n, itemsize=y.element_size())
-        _backward_row_kernel[(triton.cdiv(m, config["BLOCK_M"]),)](
-            **tensors, **strides, M=m, N=n, BLOCK_N=triton.next_power_of_2(n), **config
-        )
+        launch(
+            _backward_loop_kernel, (m,), y_ptr=y, dy_ptr=dy, dx_ptr=dx,
+            stride_ym=y.stride(0), stride_dym=dy.stride(0), stride_dxm=n,
+            N=n, Q=queries, scale=scale, CAUSAL=causal, **config,
+        )  # fmt: skip
+        return dx
+    config = BACKWARD_ROW.pick(y.device, n=n, itemsize=y.element_size(), causal=causal)
+    rows, parts = config["BLOCK_M"], config["PARTS"]
+    length, block, known, count = divide(m, n, parts, BACKWARD_VALUES, y.device)
+    launch(
+        _backward_row_kernel, (triton.cdiv(m, rows) * parts,),
+        y_ptr=y, dy_ptr=dy, dx_ptr=dx, known_ptr=known, count_ptr=count,
+        stride_ym=y.stride(0), stride_dym=dy.stride(0), stride_dxm=n,
+        M=m, N=n, Q=queries, LENGTH=length, scale=scale, CAUSAL=causal,
+        EVEN=n == block * parts and m % rows == 0, BLOCK_N=block, **config,
+    )  # fmt: skip
     return dx
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x):
-        y = softmax_fwd(x)
+    def forward(ctx, x, scale, causal, heads, queries, mask):
+        y = softmax_fwd(x, scale, causal, heads, queries, mask)
         ctx.save_for_backward(y)
+        ctx.arguments = scale, causal, queries
         return y
 
     @staticmethod
     def backward(ctx, dy):
         (y,) = ctx.saved_tensors
-        return softmax_bwd(y, rows_of(dy))
+        return softmax_bwd(y, rows_of(dy), *ctx.arguments), None, None, None, None, None
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension, computed in float32.
+def _broadcast(mask, x, heads, queries):
+    """The mask as [B, H, Q, N]: a view, unless it is strange in N or x has five dimensions."""
+    n = x.shape[-1]
+    fits = 0 < mask.dim() <= x.dim() and all(
+        own in (1, size) for own, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
+    )
+    require(fits, f"mask: shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}")
+    require(
+        mask.dtype in (x.dtype, torch.float32) and mask.device == x.device,
+        f"mask: {mask.dtype} on {mask.device}, expected {x.dtype} or float32 on {x.device}",
+    )
+    require(not needs_grad(mask), "mask: requires a gradient, expected a constant")
+    if mask.stride(-1) != 1 or mask.shape[-1] != n:
+        mask = mask.expand(*mask.shape[:-1], n).contiguous()
+    return mask.expand(x.shape).reshape(-1, heads, queries, n)
 
-    x: [..., N]; float32, float16 or bfloat16; ValueError without dimensions. Returns the shape and
-    dtype of x. Differentiable.
+
+def softmax(
+    x: torch.Tensor,
+    scale: float = 1.0,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Softmax of scale x + mask over the last dimension, computed in float32.
+
+    x: [..., N]; float32, float16 or bfloat16. causal: x is [..., Q, N], and query i sees the keys
+    up to i + N - Q; what it does not see is zero, and not read. mask: added to the scaled x; of the
+    dtype of x or float32, of any shape that broadcasts to that of x; it has no gradient. A row that
+    is minus infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the
+    shape and dtype of x; differentiable in x. ValueError for another shape, dtype or device.
     """
-    require(x.dim() > 0, "x: has no dimension to take the softmax over")
-    return _Softmax.apply(rows_of(x)).view(x.shape)
+    require(x.dim() > causal, f"x: shape {tuple(x.shape)} has no dimension to take it over")
+    require(x.dtype in DTYPES_OF_X, f"x: {x.dtype}, expected float32, float16 or bfloat16")
+    rows = rows_of(x)
+    heads = queries = None
+    if causal or mask is not None:
+        heads, queries = (1, 1, *x.shape[:-1])[-2:]
+        if mask is not None and x.numel():
+            mask = _broadcast(mask, x, heads, queries)
+    arguments = rows, float(scale), causal, heads, queries, mask
+    y = _Softmax.apply(*arguments) if needs_grad(x) else softmax_fwd(*arguments)
+    return y.view(x.shape)

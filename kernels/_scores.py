@@ -1,0 +1,64 @@
+"""Rows of scores [B, H, Q, N] as a softmax reads them: scaled, with a mask, up to the diagonal."""
+
+import triton
+import triton.language as tl
+
+from kernels._tile import load_f32, load_f32_hinted
+
+
+@triton.jit
+def keys(rows, N, Q, CAUSAL: tl.constexpr):
+    """How many keys a row sees, at most."""
+    end = N
+    if CAUSAL:
+        end = (rows % Q).to(tl.int32) + (N - Q + 1)
+    return end
+
+
+@triton.jit
+def visible(columns, inside, end, CAUSAL: tl.constexpr):
+    """What is read, which ends at a multiple of 16 elements for the sake of wide accesses, and
+    what of it is seen."""
+    read, seen = inside, inside
+    if CAUSAL:
+        read = inside & (columns < (end + 15) // 16 * 16)
+        seen = inside & (columns < end)
+    return read, seen
+
+
+@triton.jit
+def mask_of(mask_ptr, rows, stride_kb, stride_kh, stride_kq, H, Q):
+    """Where the mask of a row starts: its strides are zero where it is broadcast."""
+    heads = rows // Q
+    return mask_ptr + heads // H * stride_kb + heads % H * stride_kh + rows % Q * stride_kq
+
+
+@triton.jit
+def scores(
+    x_ptr, mask_ptr, columns, inside, end, scale,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """x in float32, times the scale and with the mask unless FOLD; minus infinity if not seen."""
+    read, seen = visible(columns, inside, end, CAUSAL)
+    x = tl.load(x_ptr + columns, mask=read, other=-float("inf"), eviction_policy=POLICY)
+    x = x.to(tl.float32)
+    if not FOLD:
+        x *= scale
+    if mask_ptr is not None:
+        x += load_f32(mask_ptr + columns, read)
+    if CAUSAL or not FOLD:
+        x = tl.where(seen, x, -float("inf"))
+    return x
+
+
+@triton.jit
+def gradients(
+    y_ptr, dy_ptr, columns, inside, end, CAUSAL: tl.constexpr, POLICY: tl.constexpr
+):  # fmt: skip
+    """y and dy in float32, zero if not seen."""
+    read, seen = visible(columns, inside, end, CAUSAL)
+    y = load_f32_hinted(y_ptr + columns, read, POLICY)
+    dy = load_f32_hinted(dy_ptr + columns, read, POLICY)
+    if CAUSAL:
+        y, dy = tl.where(seen, y, 0.0), tl.where(seen, dy, 0.0)
+    return y, dy
