@@ -46,6 +46,15 @@ def function(op_name: str, impl: str) -> Callable:
         raise UserError(f"{module.__name__}: has no function {op_name}") from None
 
 
+def accumulates(op_name: str, impl: str) -> str | None:
+    """The dtype in which an implementation sums, as its file declares it; None where it does not.
+
+    A file that knows has `ACCUMULATES`, a dtype for each op by name, with its source beside it.
+    """
+    stem = f"kernels.{op(op_name)[1]}" if impl in (OURS, TWIN) else f"baselines.{impl}"
+    return getattr(importlib.import_module(stem), "ACCUMULATES", {}).get(op_name)
+
+
 def version(impl: str) -> str:
     """The version of the library behind an implementation; "" where it is absent."""
     if impl in (OURS, TWIN):

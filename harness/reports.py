@@ -10,18 +10,24 @@ from harness.raw import TIMED
 REMEDY = "run the stage that writes it again"
 
 
-def verification(
-    folder: Path, recorded: Path, sidecars: Mapping[str, dict], families: Mapping[str, str]
-) -> Iterator[dict]:
-    """The rows of verification.csv: reports of this machine, and those beside replayed times."""
-    paths = [path for op in sidecars for path in (folder / "verify" / op).glob("*.json")]
+def verified(folders: Iterable[Path]) -> list[dict]:
+    """The reports in folders of ops; by op, ours first, then by implementation and mode."""
+    paths = (path for folder in folders for path in folder.glob("*.json"))
+    reports = [read_json(path, REMEDY) for path in paths]
+    return sorted(reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"]))
+
+
+def folders(folder: Path, recorded: Path, sidecars: Mapping[str, dict]) -> Iterator[Path]:
+    """Where the reports of the ops lie: those of this machine, those beside replayed times."""
+    yield from (folder / "verify" / op for op in sidecars)
     for op, sidecar in sidecars.items():
         if sidecar["mode"] == "replayed":
-            paths += (recorded / "verify" / op).glob("*.json")
-    reports = [read_json(path, REMEDY) for path in paths]
-    for report in sorted(
-        reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"])
-    ):
+            yield recorded / "verify" / op
+
+
+def verification(reports: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
+    """The rows of verification.csv."""
+    for report in reports:
         offered = [cell for cell in report["cells"] if cell["status"] not in statuses.SILENT]
         worst, where = _worst(offered)
         yield {

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from harness import cells, claims, datasheets, raw, reports
+from harness import capabilities, cells, claims, datasheets, kernl, ledger, raw, reports
 from harness.command import UserError, read_json, run, whole_file
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
@@ -26,6 +26,16 @@ CLAIMS = "op,family,pass,baseline,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,verd
 VERIFICATION = (
     "op,family,impl,impl_version,mode,cells,passed,unreached,worst_ratio,worst_case,status,reason"
 )
+CAPABILITIES = (
+    "op,family,impl,impl_version,pass,dtype,mode,cells,passed,declined,status,reason,case"
+)
+GAPS = "op,family,impl,impl_version,pass,dtype,mode,status,reason,cells,case"
+LEDGER = (
+    "op,family,impl,impl_version,pass,dtype,mode,case,input_bytes,output_bytes,saved_bytes,"
+    "workspace_bytes,launches,memory_ops,copies,casts,float32_precision,accumulates,deterministic,"
+    "timed_by,kernels,status,reason"
+)
+KERNL = "feature,kernl,source,ours,part,cells,passed,status"
 IR = "file,kernel,stage,bytes,lines"
 RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
 ENVIRONMENT = "run_id,key,value"
@@ -54,8 +64,12 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
     _write_cells(folder, study)
     families = {op: found[0]["family"] for op, found in rows.items() if found}
-    verification = reports.verification(folder, recorded, sidecars, families)
-    _write(folder / "verification.csv", VERIFICATION, verification)
+    found = reports.verified(reports.folders(folder, recorded, sidecars))
+    _write(folder / "verification.csv", VERIFICATION, reports.verification(found, families))
+    _write(folder / "capabilities.csv", CAPABILITIES, capabilities.rows(found, families))
+    _write(folder / "gaps.csv", GAPS, capabilities.gaps(found, families))
+    _write(folder / "ledger.csv", LEDGER, ledger.rows(found, families, rows))
+    _write(folder / "kernl.csv", KERNL, kernl.rows(found, rows))
     builds = [
         _json(path)
         for path in sorted((folder / "build").glob("*.json"))

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from harness import statuses
 
-COMMANDS = ("prepare", "block", "energy", "check", "release")
+COMMANDS = ("prepare", "block", "energy", "check", "release", "ledger")
 PR_SET_PDEATHSIG = 1
 
 

@@ -23,6 +23,8 @@ TEXT = (
     *("ops", "note", "environment_sha256", "key", "file", "kernel", "arch", "config", "stage"),
     *("rule", "runner_up", "state"),
     *("library", "version", "role", "language", "category", "source"),
+    *("pass", "dtype", "mode", "kernels", "float32_precision", "accumulates", "timed_by"),
+    *("feature", "kernl", "ours", "part"),
 )
 
 
@@ -73,6 +75,13 @@ def rank(folder: Path) -> dict[str, int]:
     sizes = rows.filter(like="size_").notna().sum(axis=1).groupby(rows["family"]).max()
     families = sorted(sizes.index, key=lambda family: (sizes[family], family))
     return {family: place for place, family in enumerate(families)}
+
+
+def settled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Of each op and implementation the rows of reports made on a GPU, where there are any."""
+    gpu = frame["mode"] == "gpu"
+    some = gpu.groupby([frame["op"], frame["impl"]]).transform("any")
+    return frame[gpu | ~some]
 
 
 def natural(value: object) -> tuple:

@@ -54,11 +54,19 @@ def tabular(columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) ->
 
 
 def captioned(
-    columns: str, head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str
+    columns: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    caption: str,
+    label: str,
+    most: int = FLOAT_ROWS,
 ) -> str:
-    """A captioned table: a float, which is never split, or a longtable if no page holds it."""
+    """A captioned table: a float, which is never split, or a longtable if no page holds it.
+
+    most: the rows of a float, fewer where they take several lines each.
+    """
     title = rf"\caption{{{caption}}}\label{{{label}}}"
-    if len(rows) <= FLOAT_ROWS:
+    if len(rows) <= most:
         size = r"\footnotesize\setlength{\tabcolsep}{4.5pt}"
         start = [r"\begin{table}[!htbp]", r"\centering", title, size]
         return "\n".join([*start, tabular(columns, head, rows).rstrip(), r"\end{table}", ""])

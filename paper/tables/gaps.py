@@ -1,0 +1,63 @@
+"""What implementations decline or get wrong, in how many cells, and the reason that they gave."""
+
+import _table
+from _data import OURS, natural, read, run, settled
+
+CAPTION = (
+    "Gaps of the matrix (\\cref{fig:capabilities}): verified cells without a right result, edge "
+    "cases included, by implementation and status. Of several reasons the one of most cells stands "
+    "here. A dash: the library or its hardware was absent, and no cell was tried."
+)
+LENGTH = 110
+SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+# Rows take several lines, so that fewer fit on a page than of other tables.
+FLOAT_ROWS = 18
+
+
+def main(arguments):
+    found = settled(read(arguments.run, "gaps"))
+    if found.empty:
+        _table.save(arguments.out, "Every verified cell of every implementation is right.\n")
+        return
+    lines: dict[tuple, list] = {}
+    for (impl, op, status), rows in found.groupby(["impl", "op", "status"]):
+        reason = rows.groupby("reason")["cells"].sum().idxmax()
+        lines.setdefault((impl, status, reason), []).append((op, rows))
+    table, last = [], None
+    for key in sorted(lines, key=lambda key: (key[0] != OURS, key)):
+        impl, status, reason = key
+        if last not in (None, impl):
+            table.append([r"\addlinespace[2pt]"])
+        name = "" if impl == last else _table.code(impl)
+        table.append([name, status, *_where(lines[key]), _reason(reason)])
+        last = impl
+    head = ["implementation & status & op & where & {cells} & reason"]
+    columns = (
+        r"ll>{\raggedright\arraybackslash}p{0.17\linewidth}"
+        r">{\raggedright\arraybackslash}p{0.12\linewidth}r"
+        r">{\raggedright\arraybackslash}p{0.27\linewidth}"
+    )
+    text = _table.captioned(columns, head, table, CAPTION, "tab:gaps", FLOAT_ROWS)
+    _table.save(arguments.out, text)
+
+
+def _where(places):
+    """Ops, passes with dtypes, and cells of all that one line says."""
+    ops = ", ".join(_table.code(op) for op, _ in places)
+    some = {(one[0], one[1]) for _, rows in places for one in rows[["pass", "dtype"]].to_numpy()}
+    passes = sorted({direction for direction, _ in some if direction}, key=natural)
+    parts = (
+        f"{direction} "
+        + " ".join(text for name, text in SHORT.items() if (direction, name) in some)
+        for direction in passes
+    )
+    cells = sum(rows["cells"].sum() for _, rows in places)
+    return ops, "; ".join(parts), str(cells) if cells else "--"
+
+
+def _reason(text):
+    return _table.escape(_table.cut(text, LENGTH))
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,78 @@
+"""What else the time of each implementation contains, by op and pass: as observed in one call."""
+
+import _table
+from _data import natural, rank, read, run, settled
+
+CAPTION = (
+    "What else a call contains, as observed in one call of the first timed case, in the first of "
+    "bfloat16, float16 and float32 that the implementation offers. Launches: kernels on the GPU, "
+    "and beside them its copies and fills of memory. Copies, casts: operators of PyTorch that "
+    "copy, and those among them that change the data type. Saved: MiB that the forward pass keeps "
+    "for the backward pass beside inputs and outputs. Workspace: MiB beyond all results. Sums: "
+    "the data type of sums, as declared from a named source. Same bits: whether repeats agreed in "
+    "all verified cells. A dash: not observed, not declared or, for a part, not there."
+)
+DTYPES = ("bfloat16", "float16", "float32")
+MIB = 2**20
+EMPTY = "No implementation was verified.\n"
+
+
+def main(arguments):
+    found = settled(read(arguments.run, "ledger"))
+    if found.empty:
+        _table.save(arguments.out, EMPTY)
+        return
+    place = rank(arguments.run)
+    found["place"] = found["family"].map(place).fillna(len(place))
+    found["rank"] = found["dtype"].map(DTYPES.index)
+    found["seen"] = found["launches"].isna() & found["copies"].isna()
+    chosen = found.sort_values(["seen", "rank"]).drop_duplicates(["op", "pass", "impl"])
+    groups = sorted(
+        chosen.groupby(["place", "op", "pass"]),
+        key=lambda group: (group[0][0], group[0][1], natural(group[0][2])),
+    )
+    lines = []
+    for (_, op, direction), rows in groups:
+        if lines:
+            lines.append([r"\addlinespace[2pt]"])
+        names = [_table.code(op), direction]
+        for row in rows.sort_values("impl", key=lambda impls: impls.map(_ours_first)).itertuples():
+            lines.append([*names, _table.code(row.impl), *_values(row)])
+            names = ["", ""]
+    head = [
+        r"op & pass & implementation & {launches} & {copies, casts} & {saved} & {workspace} & sums"
+        r" & {same bits} & {timed by}"
+    ]
+    _table.save(
+        arguments.out,
+        _table.captioned("lllrrrrlll", head, lines, CAPTION, "tab:ledger"),
+    )
+
+
+def _ours_first(impl):
+    return impl != "ours", impl
+
+
+def _values(row):
+    memory = "" if row.memory_ops in (0, None) or row.memory_ops != row.memory_ops else row
+    launches = _count(row.launches) + (f" + {memory.memory_ops:.0f}" if memory else "")
+    copies = "--" if row.copies != row.copies else f"{row.copies:.0f}, {row.casts:.0f}"
+    sizes = [_size(value) for value in (row.saved_bytes, row.workspace_bytes)]
+    return [launches, copies, *sizes, *_words(row)]
+
+
+def _words(row):
+    same = {"True": "yes", "False": "no"}.get(str(row.deterministic), "--")
+    return _table.escape(row.accumulates) or "--", same, row.timed_by or "--"
+
+
+def _count(value):
+    return "--" if value != value else f"{value:.0f}"
+
+
+def _size(value):
+    return "--" if value != value else f"{value / MIB:.1f}"
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
