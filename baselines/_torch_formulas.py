@@ -32,6 +32,26 @@ def dot(x, y):
     return torch.dot(x, y)
 
 
+def relu(x):
+    return F.relu(x)
+
+
+def leaky_relu(x, negative_slope):
+    return F.leaky_relu(x, negative_slope)
+
+
+def gelu(x, approximate="none"):
+    return F.gelu(x, approximate=approximate)
+
+
+def tanh(x):
+    return torch.tanh(x)
+
+
+def cosh(x):
+    return torch.cosh(x)
+
+
 def softmax(x, scale=1.0, causal=False, mask=None):
     scores = x if scale == 1.0 else x * scale
     if mask is not None:

@@ -11,6 +11,15 @@ def attention(q, k, v, causal=False):
     return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
 
 
+def gelu(x, approximate="none"):
+    if approximate != "tanh":
+        raise ValueError("gelu by erf is not offered")
+    # It lies apart because TorchScript, which compiles it, is wanted by nothing else here.
+    from flash_attn.ops.activations import fast_gelu_impl
+
+    return fast_gelu_impl(x)
+
+
 # The modules of the Triton kernels are imported late: one asks for the GPU, the other for parts
 # of Triton that Triton 3 has not, and neither should take the attention along.
 def layer_norm(x, weight, bias, eps):
@@ -24,3 +33,15 @@ def matmul(a, b, bias=None, activation="none"):
 
     # It takes the weight as a linear layer stores it, and calls no activation "id".
     return triton_linear_act(a, b.T, bias, "id" if activation == "none" else activation)
+
+
+def swiglu(gate, up):
+    from flash_attn.ops.activations import swiglu
+
+    return swiglu(gate, up)
+
+
+def rotary(q, k, cos, sin, interleaved=False):
+    from flash_attn.layers.rotary import apply_rotary_emb
+
+    return tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k))

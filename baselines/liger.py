@@ -1,6 +1,13 @@
 """Liger-Kernel (Hsu et al., 2024): its functional interface."""
 
-from liger_kernel.transformers.functional import liger_layer_norm, liger_softmax
+import torch
+from liger_kernel.transformers.functional import (
+    liger_geglu,
+    liger_layer_norm,
+    liger_rope,
+    liger_softmax,
+    liger_swiglu,
+)
 
 LIBRARY = "liger-kernel"
 
@@ -13,3 +20,34 @@ def softmax(x, scale=1.0, causal=False, mask=None):
 
 def layer_norm(x, weight, bias, eps):
     return liger_layer_norm(x, weight, bias, eps)
+
+
+def _apart(function, gate, up):
+    # The backward pass writes the gradients over what it saved, its user's tensors; a copy each
+    # time leaves them for another pass.
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.clone):
+        return function(gate, up)
+
+
+def swiglu(gate, up):
+    return _apart(liger_swiglu, gate, up)
+
+
+def geglu(gate, up, approximate="tanh"):
+    if approximate != "tanh":
+        raise ValueError("the erf form is not offered")
+    return _apart(liger_geglu, gate, up)
+
+
+def rotary(q, k, cos, sin, interleaved=False):
+    if interleaved:
+        raise ValueError("pairs of neighbours are not offered")
+    # It wants [batch, head, position, dimension], a view, and turns in place, forward and backward:
+    # of a copy, so that its user keeps the input and the gradient.
+    turned = liger_rope(
+        *(x.clone().transpose(1, 2) for x in (q, k)), cos, sin, rotary_dim=2 * cos.shape[-1]
+    )
+    for x in turned:
+        if x.requires_grad:
+            x.register_hook(torch.clone)
+    return tuple(x.transpose(1, 2) for x in turned)

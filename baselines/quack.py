@@ -4,6 +4,7 @@ import quack
 import torch
 from quack.gemm_interface import gemm, gemm_act
 from quack.rmsnorm import layernorm_bwd, layernorm_fwd
+from quack.rotary import apply_rotary_emb
 
 LIBRARY = "quack-kernels"
 # By what name the library has an activation.
@@ -48,3 +49,7 @@ def matmul(a, b, bias=None, activation="none"):
         raise ValueError(f"activation {activation!r} is not offered")
     kind = ACTIVATIONS[activation]
     return gemm_act(a, b, bias=bias, activation=kind, store_preact=False)[1]
+
+
+def rotary(q, k, cos, sin, interleaved=False):
+    return tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k))

@@ -1,0 +1,304 @@
+"""Gated activations of transformer blocks: swiglu and geglu, forward and backward.
+
+forward: y = a(gate) up. backward: dgate = dy up a'(gate), dup = dy a(gate). For swiglu
+a(x) = x s(x) with the logistic function s; for geglu a is GELU, x s(2 sqrt(2/pi) (x + 0.044715 x³))
+in the tanh form, x P(x) with the normal distribution's P in the erf form. Shazeer, "GLU variants
+improve transformer" (2020); Hendrycks and Gimpel, "Gaussian error linear units" (2016).
+
+Bytes: forward reads two items and writes one, backward reads three and writes two; nothing but
+the inputs is kept for it. FLOPs: about 10 and 20 an element, so memory decides. A program owns a
+tile of one row, whose rows may lie apart: the halves of one projection [.., 2N] are walked where
+they are. Contiguous tensors are walked as a single row. tanh and the logistic function are one exp2
+and one reciprocal; 1 + tanh z = 2 s(2z), so no digits cancel where the gate is far below zero.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional as F
+
+from kernels._cases import ROW_EDGE
+from kernels._checks import require, same
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._launch import launch, needs_grad
+from kernels._layout import rows_of
+from kernels._rows import ACCESS_BYTES
+from kernels._tuned import Configs
+
+# s(x) = 1 / (1 + exp2(-log2(e) x)).
+LOGISTIC = tl.constexpr(-1.4426950408889634)
+# 2 sqrt(2/pi), and that times 0.044715; the same times -log2(e); with the 3 of the derivative.
+INNER = tl.constexpr(1.5957691216057308)
+INNER_CUBE3 = tl.constexpr(0.21406444881780073)
+INNER_EXP = tl.constexpr(-2.302208198144325)
+INNER_EXP_CUBE = tl.constexpr(-0.1029432395800235)
+# The erf form's argument and polynomial: 0.3275911 sqrt(1/2), and halves of the rest.
+TAIL = tl.constexpr(0.23164188826636045)
+TAIL1 = tl.constexpr(0.127414796)
+TAIL2 = tl.constexpr(-0.142248368)
+TAIL3 = tl.constexpr(0.7107068705)
+TAIL4 = tl.constexpr(-0.7265760135)
+TAIL5 = tl.constexpr(0.5307027145)
+HALF_EXP = tl.constexpr(-0.7213475204444817)
+DENSITY = tl.constexpr(0.3989422804014327)
+
+
+def swiglu_reference(gate, up):
+    return F.silu(gate) * up
+
+
+def geglu_reference(gate, up, approximate="tanh"):
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def _cost(a_case, direction, itemsize):
+    elements = a_case["M"] * a_case["N"]
+    reads, writes, flops = (2, 1, 10) if direction == "forward" else (3, 2, 20)
+    return Cost(reads * elements * itemsize, writes * elements * itemsize, flops * elements)
+
+
+INPUTS = {"gate": Tensor("M N"), "up": Tensor("M N", tame=True)}
+EDGE = (*ROW_EDGE, case(M=3, N=2500, layout="padded"), case(M=3, N=1700, layout="offset8"))
+# The MLP of Llama 2 7B and of Llama 3 8B and 70B, and a small case.
+SWEEP = (
+    case(M=4096, N=1024, dtypes=("bfloat16",)),
+    case(M=8192, N=11008, dtypes=("bfloat16",)),
+    case(M=8192, N=14336),
+    case(M=8192, N=28672, dtypes=("bfloat16",)),
+)
+
+SWIGLU = Op("swiglu", swiglu_reference, INPUTS, _cost, EDGE, SWEEP, passes=("forward", "backward"))
+GEGLU = Op(
+    "geglu",
+    geglu_reference,
+    INPUTS,
+    _cost,
+    edge=(
+        *EDGE,
+        case("erf", M=17, N=129),
+        case("erf", M=5, N=300, values="large"),
+        case("erf", M=6, N=100, values="infinities"),
+    ),
+    sweep=(*SWEEP, case("erf", M=8192, N=14336, dtypes=("bfloat16",))),
+    passes=("forward", "backward"),
+    params={"approximate": "tanh"},
+    flags={"erf": {"approximate": "none"}},
+)
+
+# Rows of this length or more are all alike to a tile.
+LONG = 4096
+BLOCKS = tuple(
+    {"BLOCK_N": block, "num_warps": warps}
+    for block in (128, 256, 512, 1024, 2048, 4096)
+    for warps in (1, 2, 4, 8)
+    if 4 <= block // (32 * warps) <= 32
+)
+
+
+def _choose(n, itemsize, act):
+    # One 16-byte access of each tensor for each of 128 threads; fewer where the row is shorter.
+    block = min(2048 // itemsize, triton.next_power_of_2(n))
+    return {"BLOCK_N": block, "num_warps": max(1, block * itemsize // (32 * ACCESS_BYTES))}
+
+
+def _suits(candidate, n, itemsize, act):
+    # One to four accesses a thread, and no tile longer than the row.
+    bytes_of_thread = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
+    in_row = candidate["BLOCK_N"] < 2 * max(n, 128)
+    return in_row and ACCESS_BYTES <= bytes_of_thread <= 4 * ACCESS_BYTES
+
+
+@triton.jit
+def _share(x, ACT: tl.constexpr):
+    """a(x) / x: the share of x that passes."""
+    if ACT == "silu":
+        return 1.0 / (1.0 + tl.exp2(LOGISTIC * x))
+    elif ACT == "gelu_tanh":
+        return 1.0 / (1.0 + tl.exp2(x * (INNER_EXP + INNER_EXP_CUBE * x * x)))
+    else:
+        # P(-|x|), of which the digits far below zero are kept: Abramowitz and Stegun, "Handbook of
+        # mathematical functions" (1964), 7.1.26. Its exponential is the density's, too.
+        t = 1.0 / (1.0 + TAIL * tl.abs(x))
+        factor = t * (TAIL1 + t * (TAIL2 + t * (TAIL3 + t * (TAIL4 + t * TAIL5))))
+        tail = factor * tl.exp2(HALF_EXP * x * x)
+        return tl.where(x < 0.0, tail, 1.0 - tail)
+
+
+@triton.jit
+def _forward_tile(gate_ptrs, up_ptrs, y_ptrs, mask, ACT: tl.constexpr):
+    gate = tl.load(gate_ptrs, mask=mask).to(tl.float32)
+    up = tl.load(up_ptrs, mask=mask).to(tl.float32)
+    y = gate * _share(gate, ACT) * up
+    # Nothing here is read again: a streaming store leaves the cache to the loads.
+    tl.store(y_ptrs, y.to(y_ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT: tl.constexpr):
+    gate = tl.load(gate_ptrs, mask=mask).to(tl.float32)
+    up = tl.load(up_ptrs, mask=mask).to(tl.float32)
+    dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
+    share = _share(gate, ACT)
+    out = gate * share
+    if ACT == "silu":
+        slope = share + out * (1.0 - share)
+    elif ACT == "gelu_tanh":
+        # The factor that vanishes comes first: the cube of a large gate would overflow.
+        fading = out * (1.0 - share)
+        slope = share + INNER * fading + INNER_CUBE3 * (fading * gate * gate)
+    else:
+        slope = share + gate * DENSITY * tl.exp2(HALF_EXP * gate * gate)
+    dgate = (dy * up * slope).to(dgate_ptrs.dtype.element_ty)
+    dup = (dy * out).to(dup_ptrs.dtype.element_ty)
+    tl.store(dgate_ptrs, dgate, mask=mask, cache_modifier=".cs")
+    tl.store(dup_ptrs, dup, mask=mask, cache_modifier=".cs")
+
+
+@triton.jit
+def _place(tiles, FLAT: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The row of a program, and the first column of its tile."""
+    pid = tl.program_id(0)
+    row = 0 if FLAT else pid // tiles
+    tile = pid if FLAT else pid % tiles
+    return tl.cast(row, tl.int64), tile.to(tl.int64) * BLOCK_N
+
+
+@triton.jit
+def _forward_kernel(
+    gate_ptr, up_ptr, y_ptr, stride_gate, stride_up, N, tiles,
+    ACT: tl.constexpr, FLAT: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row, start = _place(tiles, FLAT, BLOCK_N)
+    offs = tl.arange(0, BLOCK_N)
+    gate_ptrs = gate_ptr + (row * stride_gate + start) + offs
+    up_ptrs = up_ptr + (row * stride_up + start) + offs
+    y_ptrs = y_ptr + (row * N + start) + offs
+    # A mask whose bound is no multiple of the vector width makes every access scalar.
+    if start + BLOCK_N <= N:
+        _forward_tile(gate_ptrs, up_ptrs, y_ptrs, None, ACT)
+    else:
+        _forward_tile(gate_ptrs, up_ptrs, y_ptrs, start + offs < N, ACT)
+
+
+@triton.jit
+def _backward_kernel(
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr,
+    stride_gate, stride_up, stride_dy, stride_out, N, tiles,
+    ACT: tl.constexpr, FLAT: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row, start = _place(tiles, FLAT, BLOCK_N)
+    offs = tl.arange(0, BLOCK_N)
+    gate_ptrs = gate_ptr + (row * stride_gate + start) + offs
+    up_ptrs = up_ptr + (row * stride_up + start) + offs
+    dy_ptrs = dy_ptr + (row * stride_dy + start) + offs
+    dgate_ptrs = dgate_ptr + (row * stride_out + start) + offs
+    dup_ptrs = dup_ptr + (row * stride_out + start) + offs
+    if start + BLOCK_N <= N:
+        _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, None, ACT)
+    else:
+        mask = start + offs < N
+        _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT)
+
+
+FORWARD = Configs(_forward_kernel, BLOCKS, _choose, _suits)
+BACKWARD = Configs(_backward_kernel, BLOCKS, _choose, _suits)
+
+
+def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
+    """gate, up: [..., N]. act: "silu", "gelu_tanh" or "gelu_erf". Returns y, contiguous."""
+    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    size, n = y.numel(), y.shape[-1]
+    if size == 0:
+        return y
+    if gate.is_contiguous() and up.is_contiguous():
+        n = size
+    else:
+        gate, up = rows_of(gate), rows_of(up)
+    config = FORWARD.pick(y.device, n=min(n, LONG), itemsize=y.element_size(), act=act)
+    tiles = triton.cdiv(n, config["BLOCK_N"])
+    launch(
+        _forward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, y_ptr=y,
+        stride_gate=gate.stride(0), stride_up=up.stride(0), N=n, tiles=tiles,
+        ACT=act, FLAT=n == size, **config,
+    )  # fmt: skip
+    return y
+
+
+def gated_bwd(gate, up, dy, dgate, dup, act: str) -> None:
+    """gate, up, dy: [..., N]. Writes dgate and dup: [..., N], both contiguous or both with rows
+    that lie equally far apart."""
+    size, n = dy.numel(), dy.shape[-1]
+    if size == 0:
+        return
+    if all(t.is_contiguous() for t in (gate, up, dy, dgate, dup)):
+        n = size
+    else:
+        gate, up, dy, dgate, dup = map(rows_of, (gate, up, dy, dgate, dup))
+    config = BACKWARD.pick(dy.device, n=min(n, LONG), itemsize=dy.element_size(), act=act)
+    tiles = triton.cdiv(n, config["BLOCK_N"])
+    launch(
+        _backward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, dy_ptr=dy,
+        dgate_ptr=dgate, dup_ptr=dup, stride_gate=gate.stride(0), stride_up=up.stride(0),
+        stride_dy=dy.stride(0), stride_out=dgate.stride(0), N=n, tiles=tiles,
+        ACT=act, FLAT=n == size, **config,
+    )  # fmt: skip
+
+
+def _halves(gate, up):
+    return (gate, up) if up is not None else gate.chunk(2, -1)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up, act):
+        ctx.save_for_backward(gate, up)
+        ctx.act = act
+        return gated_fwd(*_halves(gate, up), act)
+
+    @staticmethod
+    def backward(ctx, dy):
+        gate, up = ctx.saved_tensors
+        grads = [
+            None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            for t in (gate, up)
+        ]
+        gated_bwd(*_halves(gate, up), dy, *_halves(*grads), ctx.act)
+        return *grads, None
+
+
+def _gated(gate, up, act):
+    require(gate.dim() > 0, "gate: has no dimension")
+    if up is not None:
+        same(gate=gate, up=up)
+    else:
+        require(
+            gate.shape[-1] % 2 == 0,
+            f"gate: last dimension {gate.shape[-1]}, expected an even one, or up beside it",
+        )
+    if needs_grad(gate, up):
+        return _Gated.apply(gate, up, act)
+    return gated_fwd(*_halves(gate, up), act)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
+    """silu(gate) times up, computed in float32.
+
+    gate, up: [..., N], the same shape and dtype, else ValueError; float32, float16 or bfloat16.
+    Rows may lie apart, as those of a half of a larger tensor do. Without up, gate is [..., 2N],
+    holds both side by side, and its gradient is written in one piece. Returns [..., N],
+    contiguous. Differentiable in both.
+    """
+    return _gated(gate, up, "silu")
+
+
+def geglu(
+    gate: torch.Tensor, up: torch.Tensor | None = None, approximate: str = "tanh"
+) -> torch.Tensor:
+    """gelu(gate) times up, computed in float32; otherwise as `swiglu`.
+
+    approximate: "tanh" or "none" for the erf form, as in PyTorch; else ValueError.
+    """
+    require(
+        approximate in ("tanh", "none"), f"approximate: {approximate!r}, expected 'tanh' or 'none'"
+    )
+    return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu_erf")

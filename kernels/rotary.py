@@ -1,0 +1,261 @@
+"""Rotary position embedding of queries and keys, forward and backward.
+
+forward: each pair (a, b) of a head becomes (a c - b s, a s + b c) with the cosine c and the sine s
+of its position and place. backward: the same with -s, the rotation by the opposite angle. Pairs
+are the two halves of a head (as in GPT-NeoX and Llama), or neighbours, `interleaved` (as in GPT-J
+and the original, Su et al., "RoFormer", 2021). Entries beyond the rotated ones are copied.
+
+Bytes: q and k are read and written once, two items an element; cos and sin are small and shared by
+all heads of a token. FLOPs: 3 an element, so memory decides. One launch does both: a program takes
+some heads of q or of k at one token, so a thread loads the angles of its pairs beside the 16 bytes
+of each half that it turns.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._checks import require, same, shaped
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._launch import launch, needs_grad
+from kernels._rows import ACCESS_BYTES
+from kernels._tuned import Configs
+
+
+def rotary_reference(q, k, cos, sin, interleaved=False):
+    return tuple(_turned(x, cos[:, None], sin[:, None], interleaved) for x in (q, k))
+
+
+def _turned(x, cos, sin, interleaved):
+    size = 2 * cos.shape[-1]
+    pairs, rest = x[..., :size], x[..., size:]
+    # The members of a pair in the last dimension.
+    pairs = pairs.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    a, b = (pairs if interleaved else pairs.transpose(-1, -2)).unbind(-1)
+    turned = torch.stack((a * cos - b * sin, a * sin + b * cos), -1)
+    turned = (turned if interleaved else turned.transpose(-1, -2)).flatten(-2)
+    return torch.cat((turned, rest), -1)
+
+
+def _cost(a_case, direction, itemsize):
+    heads = a_case["B"] * a_case["S"] * (a_case["H"] + a_case["K"])
+    elements, angles = heads * a_case["D"], 2 * a_case["S"] * a_case["R"]
+    return Cost((elements + angles) * itemsize, elements * itemsize, 6 * heads * a_case["R"])
+
+
+BF16 = ("bfloat16",)
+LLAMA = {"H": 32, "K": 8, "D": 128, "R": 64}
+ROTARY = Op(
+    "rotary",
+    rotary_reference,
+    {
+        "q": Tensor("B S H D"),
+        "k": Tensor("B S K D"),
+        "cos": Tensor("S R", grad=False, tame=True),
+        "sin": Tensor("S R", grad=False, tame=True),
+    },
+    _cost,
+    edge=(
+        case(B=1, S=1, H=1, K=1, D=2, R=1),
+        case(B=1, S=2, H=2, K=1, D=64, R=32),
+        case(B=2, S=3, H=5, K=1, D=96, R=48),
+        case(B=2, S=2, H=3, K=3, D=80, R=16),
+        case(B=2, S=0, H=2, K=1, D=64, R=32),
+        case("interleaved", B=1, S=1, H=1, K=1, D=2, R=1),
+        case("interleaved", B=2, S=3, H=9, K=2, D=64, R=32),
+        case("interleaved", B=1, S=2, H=3, K=1, D=80, R=20),
+        case(B=2, S=2, H=4, K=2, D=64, R=32, layout="padded"),
+        case(B=2, S=2, H=4, K=2, D=64, R=32, layout="offset8"),
+        case(B=2, S=2, H=3, K=1, D=32, R=16, layout="strided"),
+        case(B=2, S=2, H=3, K=1, D=32, R=16, layout="transposed"),
+        case("interleaved", B=2, S=2, H=3, K=1, D=32, R=16, layout="expanded"),
+        case(B=1, S=3, H=4, K=2, D=64, R=32, values="large"),
+        case(B=1, S=3, H=4, K=2, D=64, R=32, values="spike"),
+        case(B=1, S=3, H=4, K=2, D=64, R=32, values="infinities"),
+        case(B=1, S=3, H=4, K=2, D=64, R=32, values="denormal"),
+        case("interleaved", B=1, S=3, H=4, K=2, D=64, R=32, values="infinities"),
+    ),
+    # The attention of Llama 3 8B; that of GLM-4 9B, which turns every second half of a head.
+    sweep=(
+        *(case(B=1, S=s, **LLAMA, dtypes=BF16) for s in (1024, 4096, 16384)),
+        case(B=4, S=4096, **LLAMA),
+        case("interleaved", B=4, S=4096, **LLAMA, dtypes=BF16),
+        case("interleaved", B=4, S=4096, H=32, K=2, D=128, R=32, dtypes=BF16),
+    ),
+    passes=("forward", "backward"),
+    flags={"interleaved": {"interleaved": True}},
+)
+
+HEADS = tuple(
+    {"BLOCK_H": heads, "num_warps": warps}
+    for heads in (1, 2, 4, 8, 16, 32)
+    for warps in (1, 2, 4, 8)
+)
+
+
+def _accesses(r, itemsize, interleaved):
+    """16-byte accesses that a head takes, of each half or of all its pairs."""
+    entries = (2 if interleaved else 1) * triton.next_power_of_2(r)
+    return triton.cdiv(entries * itemsize, ACCESS_BYTES)
+
+
+def _choose(heads, r, itemsize, interleaved):
+    # An access a thread: neighbours take as many threads again, and no angle has to change its
+    # thread, since each loads the four that belong to its eight entries.
+    lanes = _accesses(r, itemsize, interleaved)
+    block = min(triton.next_power_of_2(heads), max(1, 128 // lanes), 8)
+    return {"BLOCK_H": block, "num_warps": max(1, block * lanes // 32)}
+
+
+def _suits(candidate, heads, r, itemsize, interleaved):
+    # Up to four accesses a thread, and not half of the heads beyond the last.
+    accesses = candidate["BLOCK_H"] * _accesses(r, itemsize, interleaved)
+    threads = 32 * candidate["num_warps"]
+    full = threads <= accesses <= 4 * threads or threads == 32 > accesses
+    return full and candidate["BLOCK_H"] < 2 * heads
+
+
+@triton.jit
+def _turn(a, b, cos, sin):
+    return a * cos - b * sin, a * sin + b * cos
+
+
+@triton.jit
+def _turn_heads(
+    x_ptr, out_ptr, cos_ptr, sin_ptr, stride_h, first, H: tl.constexpr,
+    D: tl.constexpr, R: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """Turns BLOCK_H heads of one token from the head `first` on; H: how many there are."""
+    BLOCK_R: tl.constexpr = triton.next_power_of_2(R)
+    REST: tl.constexpr = triton.next_power_of_2(max(D - 2 * R, 1))
+    heads = first + tl.arange(0, BLOCK_H)[:, None]
+    x_ptr += heads.to(tl.int64) * stride_h
+    out_ptr += heads * D
+    offs = tl.arange(0, BLOCK_R)[None, :]
+    mask = (heads < H) & (offs < R)
+    # Every head loads the angles for itself, so that each thread has those of its own pairs.
+    alike = tl.zeros((BLOCK_H, 1), tl.int32)
+    cos = tl.load(cos_ptr + alike + offs, mask=mask).to(tl.float32)
+    sin = tl.load(sin_ptr + alike + offs, mask=mask).to(tl.float32)
+    sin = -sin if INVERSE else sin
+    offs_rest = 2 * R + tl.arange(0, REST)[None, :]
+    mask_rest = (heads < H) & (offs_rest < D)
+    if D > 2 * R:
+        rest = tl.load(x_ptr + offs_rest, mask=mask_rest)
+    dtype = out_ptr.dtype.element_ty
+    if INTERLEAVED:
+        both = tl.arange(0, 2 * BLOCK_R)[None, :]
+        mask = (heads < H) & (both < 2 * R)
+        pairs = tl.load(x_ptr + both, mask=mask).to(tl.float32)
+        a, b = tl.split(tl.reshape(pairs, (BLOCK_H, BLOCK_R, 2)))
+        a, b = _turn(a, b, cos, sin)
+        pairs = tl.reshape(tl.join(a, b), (BLOCK_H, 2 * BLOCK_R))
+        tl.store(out_ptr + both, pairs.to(dtype), mask=mask, cache_modifier=".cs")
+    else:
+        a = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
+        b = tl.load(x_ptr + R + offs, mask=mask).to(tl.float32)
+        a, b = _turn(a, b, cos, sin)
+        tl.store(out_ptr + offs, a.to(dtype), mask=mask, cache_modifier=".cs")
+        tl.store(out_ptr + R + offs, b.to(dtype), mask=mask, cache_modifier=".cs")
+    if D > 2 * R:
+        tl.store(out_ptr + offs_rest, rest, mask=mask_rest, cache_modifier=".cs")
+
+
+@triton.jit
+def _rotary_kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr,
+    stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh, S,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    GROUPS_Q: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
+    GROUPS: tl.constexpr = GROUPS_Q + (K + BLOCK_H - 1) // BLOCK_H
+    pid = tl.program_id(0)
+    token, group = pid // GROUPS, pid % GROUPS
+    b, s = (token // S).to(tl.int64), (token % S).to(tl.int64)
+    token = token.to(tl.int64)
+    cos_ptr += s * R
+    sin_ptr += s * R
+    if group < GROUPS_Q:
+        _turn_heads(
+            q_ptr + b * stride_qb + s * stride_qs, q_out_ptr + token * (H * D), cos_ptr, sin_ptr,
+            stride_qh, group * BLOCK_H, H, D, R, INTERLEAVED, INVERSE, BLOCK_H,
+        )  # fmt: skip
+    else:
+        _turn_heads(
+            k_ptr + b * stride_kb + s * stride_ks, k_out_ptr + token * (K * D), cos_ptr, sin_ptr,
+            stride_kh, (group - GROUPS_Q) * BLOCK_H, K, D, R, INTERLEAVED, INVERSE, BLOCK_H,
+        )  # fmt: skip
+
+
+TURNS = Configs(_rotary_kernel, HEADS, _choose, _suits)
+
+
+def _rotate(q, k, cos, sin, interleaved: bool, inverse: bool):
+    """Both tensors turned, contiguous. q: [B, S, H, D], k: [B, S, K, D]; cos, sin: [S, R]."""
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    (b, s, h, d), heads_k, r = q.shape, k.shape[2], cos.shape[1]
+    q_out = torch.empty((b, s, h, d), dtype=q.dtype, device=q.device)
+    k_out = torch.empty((b, s, heads_k, d), dtype=k.dtype, device=k.device)
+    if q_out.numel() == 0 and k_out.numel() == 0:
+        return q_out, k_out
+    config = TURNS.pick(
+        q.device, heads=max(h, heads_k), r=r, itemsize=q.element_size(), interleaved=interleaved
+    )
+    block = config["BLOCK_H"]
+    groups = triton.cdiv(h, block) + triton.cdiv(heads_k, block)
+    stride_qb, stride_qs, stride_qh, _ = q.stride()
+    stride_kb, stride_ks, stride_kh, _ = k.stride()
+    launch(
+        _rotary_kernel, (b * s * groups,), q_ptr=q, k_ptr=k,
+        cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(), q_out_ptr=q_out, k_out_ptr=k_out,
+        stride_qb=stride_qb, stride_qs=stride_qs, stride_qh=stride_qh,
+        stride_kb=stride_kb, stride_ks=stride_ks, stride_kh=stride_kh, S=s,
+        H=h, K=heads_k, D=d, R=r, INTERLEAVED=interleaved, INVERSE=inverse, **config,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, cos, sin, interleaved):
+        ctx.save_for_backward(cos, sin)
+        ctx.interleaved = interleaved
+        return _rotate(q, k, cos, sin, interleaved, False)
+
+    @staticmethod
+    def backward(ctx, dq, dk):
+        return *_rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, True), None, None, None
+
+
+def rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turns the first 2R entries of each head of q and k by the angle of its position.
+
+    q: [B, S, H, D], k: [B, S, K, D] of the same dtype, any strides, contiguous in D or copied;
+    cos, sin: [S, R] of one dtype, 0 < 2R <= D. float32, float16 or bfloat16, computed in float32.
+    interleaved: pairs are neighbours (2i, 2i + 1), else entry i belongs to entry R + i. ValueError
+    where shapes or dtypes disagree. Returns q and k turned, new and contiguous: nothing is written
+    in place. Differentiable in q and k; ValueError where cos or sin asks for a gradient.
+    """
+    require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, S, H, D]")
+    require(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, S, K, D]")
+    b, s, _, d = q.shape
+    shaped("k", k, (b, s, k.shape[2], d))
+    require(k.dtype == q.dtype, f"k: {k.dtype}, expected {q.dtype} as q has")
+    require(cos.dim() == 2, f"cos: {cos.dim()} dimensions, expected 2: [S, R]")
+    r = cos.shape[1]
+    shaped("cos", cos, (s, r))
+    require(0 < 2 * r <= d, f"cos: {r} angles a position, expected 1 to {d // 2} for D = {d}")
+    same(cos=cos, sin=sin)
+    if needs_grad(cos, sin):
+        raise ValueError("cos, sin: no gradient is computed for them, expected them detached")
+    if needs_grad(q, k):
+        return _Rotary.apply(q, k, cos, sin, interleaved)
+    return _rotate(q, k, cos, sin, interleaved, False)
