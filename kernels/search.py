@@ -1,0 +1,204 @@
+"""Bucketize: the number of sorted boundaries below x (at most x, to the right), element by element.
+
+Bytes: one read of x and one write of the index, the boundaries once; no FLOPs. What an element
+costs is the search: log2(B) loads, each of which waits for the last and, among the lanes of a warp,
+goes to as many cache lines as it has answers so far. All lanes halve the same length, so a step
+is a load, a comparison and a sum, with no mask and no branch (Khuong and Morin, "Array layouts for
+comparison-based searching", 2017).
+
+A number of 16 bits has 65,536 values. Where there are many more elements, the answers of all
+values are found first and an element costs one load from a table of 128 KiB, of which the cache
+next to the multiprocessor holds what occurs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._checks import require
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._launch import launch
+from kernels._tuned import Configs
+
+VALUES = 2**16
+# Elements from which on the search of all values of 16 bits is worth its while.
+TABLE_FROM = 2**20
+# Boundaries whose number fits an entry of 16 bits.
+NARROW = 2**15 - 1
+
+
+def bucketize_reference(x, boundaries, right=False, out_int32=False):
+    x, boundaries = x.contiguous(), boundaries.contiguous()
+    return torch.bucketize(x, boundaries, right=right, out_int32=out_int32)
+
+
+def _cost(a_case, direction, itemsize):
+    n = a_case["N"]
+    index_bytes = 4 if "int32" in a_case.flags else 8
+    return Cost((n + a_case["B"]) * itemsize, n * index_bytes, 0)
+
+
+BUCKETIZE = Op(
+    "bucketize",
+    bucketize_reference,
+    {"x": Tensor("N"), "boundaries": Tensor("B", ascending=True)},
+    _cost,
+    edge=(
+        case(N=1, B=1),
+        case(N=127, B=129),
+        case(N=5000, B=1024),
+        case("right", N=5000, B=1024),
+        case("int32", N=5000, B=1023),
+        case("right", "int32", N=1000, B=3000),
+        case(N=0, B=64),
+        case(N=1000, B=0),
+        case(N=1000, B=100, layout="offset"),
+        case(N=1000, B=100, layout="strided"),
+        case(N=1000, B=100, values="infinities"),
+        case("right", N=1000, B=100, values="infinities"),
+        case(N=1000, B=100, values="denormal"),
+        case("right", N=1000, B=100, values="equal"),
+    ),
+    sweep=(
+        case("int32", N=2**22, B=1024, dtypes=("bfloat16",)),
+        case(N=2**26, B=1024, dtypes=("bfloat16", "float16", "float32")),
+        case(N=2**28, B=1024, dtypes=("bfloat16",)),
+        case("int32", N=2**28, B=1024, dtypes=("bfloat16", "float32")),
+        case("right", "int32", N=2**26, B=100000, dtypes=("float32",)),
+    ),
+    flags={"right": {"right": True}, "int32": {"out_int32": True}},
+)
+
+
+def _choose_search(itemsize, index_bytes, large):
+    return {"BLOCK": 1024, "num_warps": 4}
+
+
+def _choose_look_up(index_bytes):
+    return {"BLOCK": 2048, "num_warps": 4}
+
+
+CONFIGS = tuple(
+    {"BLOCK": block, "num_warps": warps}
+    for block in (256, 512, 1024, 2048, 4096)
+    for warps in (2, 4, 8)
+    if 2 <= block // (32 * warps) <= 32
+)
+
+
+@triton.jit
+def _position(x, boundaries_ptr, B, LEVELS: tl.constexpr, RIGHT: tl.constexpr):
+    """The index of each x among B boundaries, of which there is at least one."""
+    x = _comparable(x)
+    found = tl.zeros(x.shape, tl.int32)
+    length = B
+    for _ in tl.static_range(LEVELS):
+        half = length // 2
+        found += tl.where(_passed(x, boundaries_ptr + found + (half - 1), RIGHT), half, 0)
+        length -= half
+    return found + _passed(x, boundaries_ptr + found, RIGHT).to(tl.int32)
+
+
+@triton.jit
+def _passed(x, boundary_ptrs, RIGHT: tl.constexpr):
+    """Whether x lies to the right of boundaries; NaN lies to the right of all."""
+    boundary = _comparable(tl.load(boundary_ptrs))
+    if RIGHT:
+        return (boundary > x) == 0
+    else:
+        return (boundary >= x) == 0
+
+
+@triton.jit
+def _comparable(x):
+    if x.dtype.is_floating() and x.dtype.primitive_bitwidth == 16:
+        return x.to(tl.float32)
+    else:
+        return x
+
+
+@triton.jit
+def _search_kernel(
+    x_ptr, boundaries_ptr, out_ptr, N, B,
+    LEVELS: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < N, other=0)
+    found = _position(x, boundaries_ptr, B, LEVELS, RIGHT)
+    tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=offs < N)
+
+
+@triton.jit
+def _table_kernel(
+    table_ptr, boundaries_ptr, B, LEVELS: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr
+):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = offs.to(tl.uint16).to(boundaries_ptr.dtype.element_ty, bitcast=True)
+    found = _position(x, boundaries_ptr, B, LEVELS, RIGHT)
+    tl.store(table_ptr + offs, found.to(table_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _look_up_kernel(x_ptr, table_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    offs = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if (pid + 1).to(tl.int64) * BLOCK <= N:
+        value = tl.load(x_ptr + offs, eviction_policy="evict_first").to(tl.uint16, bitcast=True)
+        found = tl.load(table_ptr + value.to(tl.int32), eviction_policy="evict_last")
+        tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), cache_modifier=".cs")
+    else:
+        mask = offs < N
+        value = tl.load(x_ptr + offs, mask=mask, other=0).to(tl.uint16, bitcast=True)
+        found = tl.load(table_ptr + value.to(tl.int32))
+        tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+SEARCH = Configs(_search_kernel, CONFIGS, _choose_search)
+LOOK_UP = Configs(_look_up_kernel, CONFIGS, _choose_look_up)
+TABLE_TILE = {"BLOCK": 256, "num_warps": 4}
+
+
+def bucketize(
+    x: torch.Tensor, boundaries: torch.Tensor, right: bool = False, out_int32: bool = False
+) -> torch.Tensor:
+    """The index i of each x with boundaries[i - 1] < x <= boundaries[i]; with `right`,
+    boundaries[i - 1] <= x < boundaries[i]. NaN comes after all boundaries.
+
+    x: any shape, any real dtype. boundaries: [B] of the same dtype, ascending, B from 0 to
+    2**31 - 1; unsorted ones give indices without a meaning. Returns the shape of x, int64, or
+    int32 with `out_int32`. ValueError for boundaries of another dtype, device or rank.
+    """
+    require(
+        boundaries.dim() == 1 and boundaries.dtype == x.dtype and boundaries.device == x.device,
+        f"boundaries: shape {tuple(boundaries.shape)} {boundaries.dtype} on {boundaries.device},"
+        f" expected one dimension, {x.dtype} on {x.device} as x",
+    )
+    x, boundaries = x.contiguous(), boundaries.contiguous()
+    n, count = x.numel(), boundaries.numel()
+    dtype = torch.int32 if out_int32 else torch.int64
+    if count == 0:
+        return torch.zeros(x.shape, dtype=dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    if n == 0:
+        return out
+    search = {"LEVELS": (count - 1).bit_length(), "RIGHT": right}
+    if n >= TABLE_FROM and x.dtype in (torch.bfloat16, torch.float16):
+        entry = torch.int16 if count <= NARROW else torch.int32
+        table = torch.empty(VALUES, dtype=entry, device=x.device)
+        launch(
+            _table_kernel, (VALUES // TABLE_TILE["BLOCK"],),
+            table_ptr=table, boundaries_ptr=boundaries, B=count, **search, **TABLE_TILE,
+        )  # fmt: skip
+        config = LOOK_UP.pick(x.device, index_bytes=out.element_size())
+        launch(
+            _look_up_kernel, (-(-n // config["BLOCK"]),),
+            x_ptr=x, table_ptr=table, out_ptr=out, N=n, **config,
+        )  # fmt: skip
+        return out
+    sizes = {"itemsize": x.element_size(), "index_bytes": out.element_size()}
+    config = SEARCH.pick(x.device, **sizes, large=count > NARROW)
+    launch(
+        _search_kernel, (-(-n // config["BLOCK"]),),
+        x_ptr=x, boundaries_ptr=boundaries, out_ptr=out, N=n, B=count, **search, **config,
+    )  # fmt: skip
+    return out
