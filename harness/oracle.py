@@ -25,8 +25,8 @@ class Problem:
 
     seeds: gradients of the outputs, None where the op has no backward pass. expected: tensors
     without data that have the shape and dtype of each result. oracle: the results in float64.
-    eager: how far PyTorch eager is from the oracle, by result. scale: the size of the inputs, at
-    most one.
+    eager: how far PyTorch eager is from the oracle, by result. rough: those results of eager that
+    are too far to go by the oracle alone, in float64. scale: the size of the inputs, at most one.
     """
 
     op: Op
@@ -38,6 +38,7 @@ class Problem:
     expected: Named
     oracle: Named
     eager: Mapping[str, Distance]
+    rough: Named
     scale: float
 
     def given(self, direction: str) -> list[torch.Tensor]:
@@ -65,9 +66,14 @@ class Problem:
                 self.eager.get(name),
                 tensor.dtype,
                 moved.get(name),
+                self._beside(name, tensor),
             )
             for name, tensor in results.items()
         }
+
+    def _beside(self, name: str, tensor: torch.Tensor) -> Distance | None:
+        rough = self.rough.get(name)
+        return None if rough is None else tolerance.distance(tensor, rough, self.scale)
 
     def breach(self, results: Named, direction: str) -> str:
         """Which of the op's properties random results lack; "" where they have them all."""
@@ -116,7 +122,7 @@ def problem(op: Op, case: Case, dtype: str, seed: int, device: str, eager: Calla
     del wide
     # Plain values are around one.
     scale = _scale(tensors.values()) if case.values else 1.0
-    errors = {}
+    errors, rough = {}, {}
     # Eager draws other random numbers than the reference does.
     for function in (op.reference,) if op.properties else (eager, op.reference):
         try:
@@ -124,9 +130,10 @@ def problem(op: Op, case: Case, dtype: str, seed: int, device: str, eager: Calla
         except Exception:
             continue
         errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
+        rough = {n: _wide(t) for n, t in result.items() if tolerance.beyond_cap(errors[n], t)}
         poison.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
         break
-    return Problem(op, case, dtype, seed, tensors, seeds, expected, oracle, errors, scale)
+    return Problem(op, case, dtype, seed, tensors, seeds, expected, oracle, errors, rough, scale)
 
 
 def run(

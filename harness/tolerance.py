@@ -9,6 +9,11 @@ terms cancel. So where eager's distance does not suffice, the oracle's own sensi
 place if it is larger: how far the oracle moves when each input is rounded once more in float32,
 the error that a backward-stable computation has (Higham, "Accuracy and Stability of Numerical
 Algorithms", 2002, section 1.5).
+
+No bound is wider than CAP. A distance of one is that of a result of zeros, and within a half each
+result is nearer to the oracle than to zeros. Where twice eager's error is more, as in gradients
+that cancel almost to nothing, a result that is further from the oracle must lie within CAP of
+eager's.
 """
 
 import math
@@ -17,6 +22,8 @@ from dataclasses import dataclass
 import torch
 
 FACTOR = 2.0
+# The distance up to which no result of zeros, nor a constant in place of what varies, can come.
+CAP = 0.5
 # Distances allowed beyond eager's, relative to the oracle. Other dtypes have none: integers match.
 FLOOR = {
     # Eager may add a sum in a luckier order: an error of a few ulp where its own is less than one.
@@ -76,10 +83,12 @@ def judge(
     eager: Distance | None,
     dtype: torch.dtype,
     sensitivity: Distance | None = None,
+    beside: Distance | None = None,
 ) -> Verdict:
     """Holds a distance from the oracle against what eager's distance and the dtype allow.
 
-    sensitivity: how far the oracle moves when its inputs are rounded; see the module.
+    sensitivity: how far the oracle moves when its inputs are rounded; beside: how far the result is
+    from eager's; see the module for both.
     """
     floor = FLOOR.get(dtype, 0.0)
     # Where eager itself overflows it allows nothing: the floor counts as its distance.
@@ -87,11 +96,23 @@ def judge(
     allowed = [eager if known else Distance(floor, floor)]
     if sensitivity is not None and math.isfinite(sensitivity.max):
         allowed.append(sensitivity)
+    near = beside is not None and beside.max <= CAP and beside.rms <= CAP
+    most = math.inf if near else CAP
     bound = Distance(
-        FACTOR * max(each.max for each in allowed) + floor,
-        FACTOR * max(each.rms for each in allowed) + floor,
+        min(most, FACTOR * max(each.max for each in allowed) + floor),
+        min(most, FACTOR * max(each.rms for each in allowed) + floor),
     )
     return Verdict(distance, eager, bound)
+
+
+def beyond_cap(eager: Distance, result: torch.Tensor) -> bool:
+    """Whether eager's own result is to be kept, because CAP would refuse twice its distance.
+
+    One whose entries are all the same is none to go by.
+    """
+    floor = FLOOR.get(result.dtype, 0.0)
+    wide = CAP < FACTOR * max(eager.max, eager.rms) + floor < math.inf
+    return wide and bool((result != result.reshape(-1)[0]).any())
 
 
 def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Distance:

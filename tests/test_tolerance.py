@@ -146,3 +146,31 @@ def test_a_flush_to_zero_shows_where_eager_keeps_denormal_numbers(dtype, steps, 
     verdict = tolerance.judge(flushed, kept, dtype)
     # Of what rounds to zero nothing can be kept.
     assert (verdict.ratio > 1) == (truth.abs().max() > step / 2 * (1 + tolerance.FLOOR[dtype]))
+
+
+@given(anything, st.none() | anything, halves, st.integers(1, 9))
+def test_zeros_never_pass_however_far_eager_is(eager, sensitivity, dtype, entries):
+    truth = torch.linspace(-3, 2, entries, dtype=torch.float64)
+    zeros = torch.zeros(entries, dtype=dtype)
+    error = tolerance.distance(zeros, truth)
+    assert tolerance.judge(error, eager, dtype, sensitivity).ratio > 1
+    assert tolerance.judge(error, eager, dtype, sensitivity, tolerance.Distance(1, 1)).ratio > 1
+
+
+def test_what_is_as_far_off_as_eager_must_be_where_eager_is():
+    truth = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    rough = torch.tensor([3.0, -1.0, 0.5], dtype=torch.bfloat16)
+    eager = tolerance.distance(rough, truth)
+    assert tolerance.beyond_cap(eager, rough)
+
+    def ratio(*values):
+        x = torch.tensor(values, dtype=torch.bfloat16)
+        beside = tolerance.distance(x, rough.double())
+        return tolerance.judge(tolerance.distance(x, truth), eager, x.dtype, None, beside).ratio
+
+    assert ratio(3, -1, 0.5) < 1 and ratio(2.5, -0.5, 0.5) < 1 and ratio(1, -1, 0.5) < 1
+    # As far from the oracle, on the other side of it; and nothing at all.
+    assert ratio(-1, -1, 0.5) > 1 and ratio(0, 0, 0) > 1 and ratio(1, 1, 1) > 1
+    assert not tolerance.beyond_cap(eager, torch.full_like(rough, 3.0))
+    assert not tolerance.beyond_cap(tolerance.Distance(0.1, 0.1), rough)
+    assert not tolerance.beyond_cap(tolerance.Distance(math.inf, math.inf), rough)
