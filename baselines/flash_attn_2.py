@@ -22,10 +22,18 @@ def gelu(x, approximate="none"):
 
 # The modules of the Triton kernels are imported late: one asks for the GPU, the other for parts
 # of Triton that Triton 3 has not, and neither should take the attention along.
-def layer_norm(x, weight, bias, eps):
+def layer_norm(x, weight, bias, eps, residual=None):
     from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
-    return layer_norm_fn(x, weight, bias, eps=eps)
+    fused = residual is not None
+    return layer_norm_fn(x, weight, bias, residual=residual, eps=eps, prenorm=fused)
+
+
+def rms_norm(x, weight, eps, residual=None):
+    from flash_attn.ops.triton.layer_norm import rms_norm_fn
+
+    fused = residual is not None
+    return rms_norm_fn(x, weight, None, residual=residual, eps=eps, prenorm=fused)
 
 
 def matmul(a, b, bias=None, activation="none"):

@@ -31,6 +31,68 @@ def add(x, y):
 
 
 @triton.jit
+def _mul_kernel(x_ptr, y_ptr, out_ptr, N, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < N
+    x = tl.load(x_ptr + offs, mask=mask)
+    y = tl.load(y_ptr + offs, mask=mask)
+    tl.store(out_ptr + offs, x * y, mask=mask)
+
+
+@triton.jit
+def _scale_kernel(x_ptr, out_ptr, N, alpha, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < N
+    x = tl.load(x_ptr + offs, mask=mask)
+    tl.store(out_ptr + offs, x * alpha, mask=mask)
+
+
+class _Mul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return _product(x, y)
+
+    @staticmethod
+    def backward(ctx, dout):
+        x, y = ctx.saved_tensors
+        return _product(dout, y), _product(dout, x)
+
+
+def _product(x, y):
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    _mul_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, y, out, x.numel(), BLOCK=BLOCK)
+    return out
+
+
+def mul(x, y):
+    return _Mul.apply(x, y)
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, alpha):
+        ctx.alpha = alpha
+        return _scaled(x, alpha)
+
+    @staticmethod
+    def backward(ctx, dout):
+        return _scaled(dout, ctx.alpha), None
+
+
+def _scaled(x, alpha):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _scale_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), alpha, BLOCK=BLOCK)
+    return out
+
+
+def scale(x, alpha):
+    return _Scale.apply(x, alpha)
+
+
+@triton.jit
 def _partial_dot_kernel(x_ptr, y_ptr, partial_ptr, N, BLOCK: tl.constexpr):
     program = tl.program_id(0)
     offs = program.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -1,14 +1,16 @@
 """Element-wise vector operations and the dot product.
 
-scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y.
+scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y. With g the gradient
+of the result: scale gives alpha g, add g itself, mul y g and x g, dot y g and x g with one g for
+all. maximum and minimum give g to the input that was taken and half of it to each of two equals.
 
-Bytes: one read of each input, one write of the output, so 2, 3 and 2 items an element; FLOPs: one
-an element (two for dot). At half a FLOP a byte or less all wait for memory: the kernels only have
-to keep enough 16-byte accesses in flight. Full blocks are loaded without a mask, because a mask
-whose bound is no multiple of the vector width makes every access of the kernel scalar; only the
-last block pays for its tail. The dot product follows the two-stage scheme of Harris, "Optimizing
-parallel reduction in CUDA" (2007): a fixed number of programs sum in float32 and one program
-adds their partial sums in a fixed order, so the result is the same in each run.
+Bytes: each input is read and each output written once. Forward that is 2 items an element for scale
+and dot, 3 for the others; backward 2 for scale, none for add, 5 for mul, maximum and minimum, 4 for
+dot. FLOPs: one an output (two a pair of dot). At half a FLOP a byte or less all wait for memory: the
+kernels only have to keep enough 16-byte accesses in flight. The dot product follows the scheme of
+Harris, "Optimizing parallel reduction in CUDA" (2007): programs sum in float32, and their partial
+sums are added in a fixed order, so the result is the same in each run. The program that finishes
+last adds them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
 """
 
 import torch
@@ -16,8 +18,19 @@ import triton
 import triton.language as tl
 
 from kernels._checks import same
-from kernels._contract import Cost, Op, Tensor, case
-from kernels._device import sm_count
+from kernels._contract import Cost, Op, Tensor
+from kernels._elementwise import (
+    BLOCKS,
+    EDGE,
+    SWEEP,
+    block_is_full,
+    block_offsets,
+    choose_block,
+    store_once,
+    suits_block,
+)
+from kernels._launch import launch, needs_grad
+from kernels._ticket import ticket
 from kernels._tuned import Configs
 
 
@@ -34,95 +47,79 @@ def mul_reference(x, y):
 
 
 def maximum_reference(x, y):
-    return torch.where((x > y) | x.isnan(), x, y)
+    return torch.maximum(x, y)
 
 
 def minimum_reference(x, y):
-    return torch.where((x < y) | x.isnan(), x, y)
+    return torch.minimum(x, y)
 
 
 def dot_reference(x, y):
     return (x * y).sum()
 
 
-def _cost(reads, writes):
+def _cost(forward, backward):
+    """The cost of tensors read and written, in vectors of N items, by direction."""
+
     def cost(a_case, direction, itemsize):
         n = a_case["N"]
-        return Cost(reads * n * itemsize, writes * n * itemsize, n)
+        reads, writes = forward if direction == "forward" else backward
+        return Cost(reads * n * itemsize, writes * n * itemsize, writes * n)
 
     return cost
 
 
 def _dot_cost(a_case, direction, itemsize):
-    return Cost(2 * a_case["N"] * itemsize, itemsize, 2 * a_case["N"])
+    size = a_case["N"] * itemsize
+    if direction == "forward":
+        return Cost(2 * size, itemsize, 2 * a_case["N"])
+    return Cost(2 * size + itemsize, 2 * size, 2 * a_case["N"])
 
 
 VECTOR = Tensor("N")
 FACTOR = Tensor("N", tame=True)
-EDGE = (
-    case(N=1),
-    case(N=127),
-    case(N=4096),
-    case(N=10001),
-    case(N=0),
-    case(N=5000, layout="offset"),
-    case(N=5000, values="large"),
-    case(N=5000, values="inf"),
-    case(N=1000, values="infinities"),
-    case(N=1000, values="denormal"),
-    case(N=1000, values="equal"),
-    case(N=1000, layout="offset4", dtypes=("float16",)),
-    case(N=1000, layout="offset8", dtypes=("float16",)),
-    case(N=1000, layout="strided"),
+PAIR = {"x": VECTOR, "y": VECTOR}
+FACTORS = {"x": VECTOR, "y": FACTOR}
+BOTH = ("forward", "backward")
+
+SCALE = Op(
+    "scale", scale_reference, {"x": VECTOR}, _cost((1, 1), (1, 1)), EDGE, SWEEP, BOTH,
+    params={"alpha": 1.7},
+)  # fmt: skip
+# The gradient of a sum is the gradient of its terms: no byte moves, so there is nothing to time.
+ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP)
+MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
+MAXIMUM = Op("maximum", maximum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
+MINIMUM = Op("minimum", minimum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
+DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, SWEEP, BOTH)
+
+# Programs of a dot product: enough to fill all multiprocessors several times, so that none waits
+# for the last ones; few enough that their sums are soon added.
+FEWEST_PROGRAMS, MOST_PROGRAMS = 256, 4096
+# Partial sums that the last program holds at a time.
+MOST_PARTIALS = 4096
+DOT_BLOCKS = tuple(
+    {"BLOCK_N": block, "STEPS": steps, "num_warps": warps}
+    for block, warps in ((512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
+    for steps in (1, 2, 4, 8, 16, 32, 64)
 )
-# From what fits in the L2 cache to what an activation of a large model occupies.
-SWEEP = (
-    *(case(N=2**k, dtypes=("bfloat16", "float32")) for k in (16, 20, 24, 26, 28)),
-    case(N=8192 * 14336, dtypes=("float16", "bfloat16")),  # Llama 3 8B, MLP activation
-)
-
-SCALE = Op("scale", scale_reference, {"x": VECTOR}, _cost(1, 1), EDGE, SWEEP, params={"alpha": 1.7})
-ADD = Op("add", add_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
-MUL = Op("mul", mul_reference, {"x": VECTOR, "y": FACTOR}, _cost(2, 1), EDGE, SWEEP)
-MAXIMUM = Op("maximum", maximum_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
-MINIMUM = Op("minimum", minimum_reference, {"x": VECTOR, "y": VECTOR}, _cost(2, 1), EDGE, SWEEP)
-DOT = Op("dot", dot_reference, {"x": VECTOR, "y": FACTOR}, _dot_cost, EDGE, SWEEP)
-
-
-def _choose_block(n, itemsize, inputs):
-    # One 16-byte access for each of 128 threads, and as many programs as that takes.
-    return {"BLOCK_N": 2048 // itemsize, "num_warps": 4}
 
 
 def _choose_dot(n, itemsize):
-    # A short vector must still spread over all multiprocessors.
-    return {"BLOCK_N": 1024, "num_warps": 4} if n < 2**22 else {"BLOCK_N": 4096, "num_warps": 16}
+    block, warps = (1024, 4) if n < 2**22 else (2048, 8)
+    steps = triton.next_power_of_2(triton.cdiv(n, block * MOST_PROGRAMS // 2))
+    return {"BLOCK_N": block, "STEPS": min(64, max(1, steps)), "num_warps": warps}
 
 
-def _suits_block(candidate, n, itemsize, inputs):
-    # One to four accesses of 16 bytes a thread.
-    item_bytes = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
-    return 16 <= item_bytes <= 64
-
-
-BLOCKS = tuple(
-    {"BLOCK_N": block, "num_warps": warps}
-    for block in (256, 512, 1024, 2048, 4096)
-    for warps in (1, 2, 4, 8)
-    if 4 <= block // (32 * warps) <= 32
-)
-DOT_BLOCKS = tuple(
-    {"BLOCK_N": block, "num_warps": warps}
-    for block in (512, 1024, 2048, 4096, 8192)
-    for warps in (4, 8, 16, 32)
-    if 4 <= block // (32 * warps) <= 16
-)
+def _suits_dot(candidate, n, itemsize):
+    programs = triton.cdiv(n, candidate["BLOCK_N"] * candidate["STEPS"])
+    return FEWEST_PROGRAMS <= programs <= MOST_PROGRAMS
 
 
 @triton.jit
-def _apply(x, y, alpha, OP: tl.constexpr):
+def _combined(x, y, alpha, OP: tl.constexpr):
     if OP == "scale":
-        return x.to(tl.float32) * tl.cast(alpha, tl.float32)
+        return x * alpha
     elif OP == "add":
         return x + y
     elif OP == "mul":
@@ -134,113 +131,237 @@ def _apply(x, y, alpha, OP: tl.constexpr):
 
 
 @triton.jit
-def _elementwise_kernel(x_ptr, y_ptr, out_ptr, N, alpha, OP: tl.constexpr, BLOCK_N: tl.constexpr):
-    pid = tl.program_id(0)
-    offs = pid.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    if (pid + 1).to(tl.int64) * BLOCK_N <= N:
-        x = tl.load(x_ptr + offs)
-        y = tl.load(y_ptr + offs) if OP != "scale" else x
-        out = _apply(x, y, alpha, OP).to(out_ptr.dtype.element_ty)
-        # Nothing here is read again: a streaming store leaves the cache to the loads.
-        tl.store(out_ptr + offs, out, cache_modifier=".cs")
+def _forward_block(x_ptr, y_ptr, out_ptr, offs, mask, alpha, OP: tl.constexpr):
+    x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
+    y = tl.load(y_ptr + offs, mask=mask).to(tl.float32) if OP != "scale" else x
+    store_once(out_ptr + offs, _combined(x, y, alpha, OP), mask)
+
+
+@triton.jit
+def _forward_kernel(x_ptr, y_ptr, out_ptr, N, alpha, OP: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs = block_offsets(BLOCK_N)
+    if block_is_full(N, BLOCK_N):
+        _forward_block(x_ptr, y_ptr, out_ptr, offs, None, alpha, OP)
     else:
-        mask = offs < N
-        x = tl.load(x_ptr + offs, mask=mask)
-        y = tl.load(y_ptr + offs, mask=mask) if OP != "scale" else x
-        tl.store(out_ptr + offs, _apply(x, y, alpha, OP).to(out_ptr.dtype.element_ty), mask=mask)
+        _forward_block(x_ptr, y_ptr, out_ptr, offs, offs < N, alpha, OP)
 
 
 @triton.jit
-def _dot_partial_kernel(x_ptr, y_ptr, partial_ptr, N, BLOCK_N: tl.constexpr):
+def _shares(x, y, grad, OP: tl.constexpr):
+    """What x and y get of the gradient; both get it where either is NaN, as in PyTorch."""
+    if OP == "maximum" or OP == "minimum":
+        x_wins = x > y if OP == "maximum" else x < y
+        y_wins = x < y if OP == "maximum" else x > y
+        shared = tl.where(x == y, grad * 0.5, grad)
+        return tl.where(y_wins, 0.0, shared), tl.where(x_wins, 0.0, shared)
+    else:
+        return y * grad, x * grad
+
+
+@triton.jit
+def _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, mask, OP: tl.constexpr):
+    x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
+    y = tl.load(y_ptr + offs, mask=mask).to(tl.float32)
+    if OP == "dot":
+        grad = tl.load(grad_ptr).to(tl.float32)
+    else:
+        grad = tl.load(grad_ptr + offs, mask=mask).to(tl.float32)
+    dx, dy = _shares(x, y, grad, OP)
+    if dx_ptr is not None:
+        store_once(dx_ptr + offs, dx, mask)
+    if dy_ptr is not None:
+        store_once(dy_ptr + offs, dy, mask)
+
+
+@triton.jit
+def _backward_kernel(
+    x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    offs = block_offsets(BLOCK_N)
+    if block_is_full(N, BLOCK_N):
+        _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, None, OP)
+    else:
+        _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, offs < N, OP)
+
+
+@triton.jit
+def _products(x_ptr, y_ptr, offs, mask, other: tl.constexpr):
+    x = tl.load(x_ptr + offs, mask=mask, other=other).to(tl.float32)
+    return x * tl.load(y_ptr + offs, mask=mask, other=other).to(tl.float32)
+
+
+@triton.jit
+def _dot_kernel(
+    x_ptr, y_ptr, partial_ptr, ticket_ptr, out_ptr, N,
+    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
     pid = tl.program_id(0)
-    step = tl.num_programs(0).to(tl.int64) * BLOCK_N
-    offs = pid.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    programs = tl.num_programs(0)
+    first = pid.to(tl.int64) * (BLOCK_N * STEPS)
+    offs = first + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    full = N // step
-    for _ in range(full):
-        x = tl.load(x_ptr + offs).to(tl.float32)
-        y = tl.load(y_ptr + offs).to(tl.float32)
-        total += x * y
-        offs += step
-    mask = offs < N
-    x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    total += x * y
+    if first + BLOCK_N * STEPS <= N:
+        for step in tl.range(STEPS, loop_unroll_factor=4):
+            total += _products(x_ptr, y_ptr, offs + step * BLOCK_N, None, None)
+    else:
+        for step in range(STEPS):
+            here = offs + step * BLOCK_N
+            total += _products(x_ptr, y_ptr, here, here < N, 0.0)
     tl.store(partial_ptr + pid, tl.sum(total, 0))
+    # Release: the sum is in memory before the number is drawn. Acquire: the last one sees all.
+    if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == programs - 1:
+        offs_p = tl.arange(0, BLOCK_P)
+        sums = tl.zeros((BLOCK_P,), tl.float32)
+        for start in range(0, programs, BLOCK_P):
+            here = start + offs_p
+            sums += tl.load(partial_ptr + here, mask=here < programs, other=0.0, volatile=True)
+        tl.store(out_ptr, tl.sum(sums, 0).to(out_ptr.dtype.element_ty))
+        tl.store(ticket_ptr, 0)
 
 
-@triton.jit
-def _dot_final_kernel(partial_ptr, out_ptr, P, BLOCK_P: tl.constexpr):
-    offs = tl.arange(0, BLOCK_P)
-    partial = tl.load(partial_ptr + offs, mask=offs < P, other=0.0)
-    tl.store(out_ptr, tl.sum(partial, 0).to(out_ptr.dtype.element_ty))
+FORWARD = Configs(_forward_kernel, BLOCKS, choose_block, suits_block)
+BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
+DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 
-ELEMENTWISE = Configs(_elementwise_kernel, BLOCKS, _choose_block, _suits_block)
-DOT_PARTIAL = Configs(_dot_partial_kernel, DOT_BLOCKS, _choose_dot)
-
-
-def _elementwise(op, x, y, alpha=0.0):
-    x, y = x.contiguous(), y.contiguous()
+def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float = 0.0) -> torch.Tensor:
+    """x ∘ y, or alpha x of "scale", which does not look at y; both contiguous, of one shape."""
     out = torch.empty_like(x)
     n = x.numel()
     if n == 0:
         return out
-    inputs = 1 if op == "scale" else 2
-    config = ELEMENTWISE.pick(x.device, n=n, itemsize=x.element_size(), inputs=inputs)
-    _elementwise_kernel[(triton.cdiv(n, config["BLOCK_N"]),)](
-        x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config
-    )
+    config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
+    launch(
+        _forward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+        x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config,
+    )  # fmt: skip
     return out
+
+
+def vector_bwd(
+    op: str, x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """dx and dy, each None where it is not wanted; x, y and grad contiguous, grad of "dot" one."""
+    dx = torch.empty_like(x) if wanted[0] else None
+    dy = torch.empty_like(y) if wanted[1] else None
+    n = x.numel()
+    if n:
+        config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
+        launch(
+            _backward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+            x_ptr=x, y_ptr=y, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=n, OP=op, **config,
+        )  # fmt: skip
+    return dx, dy
+
+
+def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The dot product of two contiguous tensors of one shape, without dimensions."""
+    n = x.numel()
+    config = DOT_TILES.pick(x.device, n=n, itemsize=x.element_size())
+    programs = max(1, triton.cdiv(n, config["BLOCK_N"] * config["STEPS"]))
+    partial = torch.empty(programs, dtype=torch.float32, device=x.device)
+    out = torch.empty((), dtype=x.dtype, device=x.device)
+    launch(
+        _dot_kernel, (programs,),
+        x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=ticket(x.device), out_ptr=out, N=n,
+        BLOCK_P=min(MOST_PARTIALS, triton.next_power_of_2(programs)), **config,
+    )  # fmt: skip
+    return out
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, alpha):
+        ctx.alpha = alpha
+        return vector_fwd("scale", x, x, alpha)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous()
+        return vector_fwd("scale", grad, grad, ctx.alpha), None
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return vector_fwd("add", x, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad
+
+
+class _Binary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, op):
+        ctx.op = op
+        ctx.save_for_backward(x, y)
+        return vector_fwd(op, x, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        wanted = ctx.needs_input_grad[:2]
+        return *vector_bwd(ctx.op, *ctx.saved_tensors, grad.contiguous(), wanted), None
+
+
+class _Dot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return dot_fwd(x, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return vector_bwd("dot", *ctx.saved_tensors, grad, ctx.needs_input_grad)
+
+
+def _binary(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    same(x=x, y=y)
+    x, y = x.contiguous(), y.contiguous()
+    return _Binary.apply(x, y, op) if needs_grad(x, y) else vector_fwd(op, x, y)
 
 
 def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     """alpha times x, element by element, multiplied in float32.
 
-    x: any shape; float32, float16 or bfloat16. Returns the shape and dtype of x.
+    x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
+    Differentiable in x.
     """
-    return _elementwise("scale", x, x, alpha)
+    x, alpha = x.contiguous(), float(alpha)
+    return _Scale.apply(x, alpha) if needs_grad(x) else vector_fwd("scale", x, x, alpha)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x plus y. Any shape, the same for both; ValueError where shapes or dtypes differ."""
+    """x plus y, element by element.
+
+    x, y: any shape, the same for both; float32, float16 or bfloat16, else TypeError. ValueError
+    where shapes, dtypes or devices differ. Differentiable, as are mul, maximum, minimum and dot.
+    """
     same(x=x, y=y)
-    return _elementwise("add", x, y)
+    x, y = x.contiguous(), y.contiguous()
+    return _Add.apply(x, y) if needs_grad(x, y) else vector_fwd("add", x, y)
 
 
 def mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x times y. Any shape, the same for both; ValueError where shapes or dtypes differ."""
-    same(x=x, y=y)
-    return _elementwise("mul", x, y)
+    """x times y, element by element; tensors as `add` takes them."""
+    return _binary("mul", x, y)
 
 
 def maximum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The greater of x and y; NaN where either is. ValueError where shapes or dtypes differ."""
-    same(x=x, y=y)
-    return _elementwise("maximum", x, y)
+    """The greater of x and y, NaN where either is; tensors as `add` takes them."""
+    return _binary("maximum", x, y)
 
 
 def minimum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The smaller of x and y; NaN where either is. ValueError where shapes or dtypes differ."""
-    same(x=x, y=y)
-    return _elementwise("minimum", x, y)
+    """The smaller of x and y, NaN where either is; tensors as `add` takes them."""
+    return _binary("minimum", x, y)
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Sum of the products of x and y, added in float32 in a fixed order.
 
-    x, y: any shape, the same for both; ValueError where shapes or dtypes differ. Returns a tensor
-    without dimensions.
+    Tensors as `add` takes them. Returns a tensor without dimensions.
     """
     same(x=x, y=y)
     x, y = x.contiguous(), y.contiguous()
-    n = x.numel()
-    config = DOT_PARTIAL.pick(x.device, n=n, itemsize=x.element_size())
-    programs = max(1, min(triton.cdiv(n, config["BLOCK_N"]), 4 * sm_count(x.device)))
-    partial = torch.empty(programs, dtype=torch.float32, device=x.device)
-    out = torch.empty((), dtype=x.dtype, device=x.device)
-    _dot_partial_kernel[(programs,)](x_ptr=x, y_ptr=y, partial_ptr=partial, N=n, **config)
-    _dot_final_kernel[(1,)](
-        partial_ptr=partial, out_ptr=out, P=programs, BLOCK_P=triton.next_power_of_2(programs)
-    )
-    return out
+    return _Dot.apply(x, y) if needs_grad(x, y) else dot_fwd(x, y)

@@ -1,0 +1,74 @@
+"""What the element-wise families share: cases, tiles of a flat vector, the launch of a map."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._contract import case
+
+ACCESS_BYTES = 16
+EDGE = (
+    case(N=1),
+    case(N=127),
+    case(N=4096),
+    case(N=10001),
+    case(N=0),
+    case(N=5000, layout="offset"),
+    case(N=1000, layout="strided"),
+    case(N=1000, layout="expanded"),
+    case(N=1000, layout="offset4", dtypes=("float16",)),
+    case(N=1000, layout="offset8", dtypes=("float16",)),
+    case(N=5000, values="large"),
+    case(N=5000, values="inf"),
+    case(N=1000, values="infinities"),
+    case(N=1000, values="denormal"),
+    case(N=1000, values="equal"),
+)
+# From what fits in the L2 cache to what an activation of a large model occupies.
+SWEEP = (
+    case(N=2**20, dtypes=("bfloat16", "float32")),
+    case(N=4096 * 1024, dtypes=("bfloat16",)),
+    case(N=2**24, dtypes=("bfloat16",)),
+    case(N=8192 * 14336, dtypes=("float16", "bfloat16")),  # Llama 3 8B, MLP activation
+    case(N=2**28, dtypes=("bfloat16", "float32")),
+)
+BLOCKS = tuple(
+    {"BLOCK_N": block, "num_warps": warps}
+    for block in (256, 512, 1024, 2048, 4096, 8192)
+    for warps in (1, 2, 4, 8, 16)
+    if 4 <= block // (32 * warps) <= 32
+)
+
+
+def choose_block(n, itemsize, op):
+    """One 16-byte access for each of 128 threads, and as many programs as that takes."""
+    return {"BLOCK_N": 128 * ACCESS_BYTES // itemsize, "num_warps": 4}
+
+
+def suits_block(candidate, n, itemsize, op):
+    """Whether a thread makes one to four accesses of 16 bytes."""
+    item_bytes = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
+    return ACCESS_BYTES <= item_bytes <= 4 * ACCESS_BYTES
+
+
+@triton.jit
+def block_offsets(BLOCK_N: tl.constexpr):
+    """The offsets of this program's block in a flat vector, int64."""
+    return tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def block_is_full(N, BLOCK_N: tl.constexpr):
+    """Whether this program's block ends within the vector.
+
+    A full block is loaded without a mask, because a mask whose bound is no multiple of the vector
+    width makes every access of a kernel scalar; only the last block pays for its tail.
+    """
+    return (tl.program_id(0) + 1).to(tl.int64) * BLOCK_N <= N
+
+
+@triton.jit
+def store_once(ptrs, value, mask):
+    """Stores in the dtype of the pointers what nobody here reads again: past the L2's older lines,
+    which it leaves to the loads."""
+    tl.store(ptrs, value.to(ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")

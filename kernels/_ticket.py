@@ -1,0 +1,46 @@
+"""Counters by which the last program of a launch knows that it is the last.
+
+Each program takes a number by an atomic addition; who draws the last number finds the results of
+all others in memory, combines them in a fixed order and sets the counter to zero again. So one
+launch does what takes two, and no launch has to clear anything first. The scheme is that of NVIDIA's
+threadFenceReduction sample.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+SLOTS = 1024
+
+_free: dict[int, Iterator[torch.Tensor]] = {}
+_of_stream: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def ticket(device: torch.device) -> torch.Tensor:
+    """A counter, int32, that is zero, for one launch on the current stream; the launch must leave
+    it zero.
+
+    The launches of a stream follow each other and share a counter. One that is captured in a CUDA
+    graph has its own for good, since a graph may be replayed beside any stream.
+    """
+    if device.type != "cuda" or torch.compiler.is_dynamo_compiling():
+        return torch.zeros(1, dtype=torch.int32, device=device)
+    if torch.cuda.is_current_stream_capturing():
+        slot = next(_free.get(device.index, iter(())), None)
+        # Without a spare one the graph clears its own at each replay.
+        return torch.zeros(1, dtype=torch.int32, device=device) if slot is None else slot
+    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    slot = _of_stream.get(key)
+    if slot is None:
+        slot = _of_stream[key] = _spare(device)
+    return slot
+
+
+def _spare(device: torch.device) -> torch.Tensor:
+    slot = next(_free.get(device.index, iter(())), None)
+    if slot is None:
+        # From the host: the copy waits until the zeros are there, for whichever stream.
+        slots = torch.zeros(SLOTS, dtype=torch.int32).to(device)
+        slot, *others = slots.split(1)
+        _free[device.index] = iter(others)
+    return slot

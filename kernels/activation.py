@@ -1,0 +1,323 @@
+"""Activation functions: relu, leaky_relu, gelu (by erf or by tanh), tanh, cosh.
+
+relu: max(x, 0). leaky_relu: x where x > 0, else slope x. gelu: x Φ(x), Φ the normal distribution
+function, or its approximation x σ(2u), u = √(2/π) (x + 0.044715 x³), of Hendrycks and Gimpel,
+"Gaussian Error Linear Units" (2016). tanh and cosh as they are. dx = f'(x) g for the gradient g.
+
+Bytes: forward 2 items an element, backward 3: g and one other tensor are read. That is y for relu
+and tanh, whose derivatives follow from y alone, so that x can be freed; x for the others. FLOPs, by
+Kernl's and PyTorch's convention of one a formula's operation: 1 an element of relu to some 20 of
+gelu. Memory decides only where few instructions hide behind an element of 2 bytes, so in 16 bits
+exp is one exp2, and Φ is formula 7.1.26 of Abramowitz and Stegun's handbook (1964), an error below
+1e-7 of erf: its exp(-x²/2) is also the density that the derivative asks for. tanh is (1 - t)/(1 + t)
+with t = exp(-2|x|), and near zero, where that cancels, a polynomial. float32 has the library's erf,
+and reduces the argument of exp by Cody and Waite's method, since its error grows with the argument.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+from kernels._checks import require
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._elementwise import (
+    BLOCKS,
+    EDGE,
+    SWEEP,
+    block_is_full,
+    block_offsets,
+    choose_block,
+    store_once,
+    suits_block,
+)
+from kernels._launch import launch, needs_grad
+from kernels._tuned import Configs
+
+
+def relu_reference(x):
+    return torch.relu(x)
+
+
+def leaky_relu_reference(x, negative_slope):
+    return F.leaky_relu(x, negative_slope)
+
+
+def gelu_reference(x, approximate="none"):
+    return F.gelu(x, approximate=approximate)
+
+
+def tanh_reference(x):
+    return torch.tanh(x)
+
+
+def cosh_reference(x):
+    return torch.cosh(x)
+
+
+def _cost(forward, backward):
+    """The cost by the FLOPs of an element in either direction."""
+
+    def cost(a_case, direction, itemsize):
+        n = a_case["N"]
+        if direction == "forward":
+            return Cost(n * itemsize, n * itemsize, forward * n)
+        return Cost(2 * n * itemsize, n * itemsize, backward * n)
+
+    return cost
+
+
+X = {"x": Tensor("N")}
+BOTH = ("forward", "backward")
+TANH_EDGE = (
+    case("tanh", N=10001),
+    case("tanh", N=5000, values="large"),
+    case("tanh", N=1000, values="infinities"),
+    case("tanh", N=1000, values="denormal"),
+)
+TANH_SWEEP = tuple(
+    case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
+)
+
+RELU = Op("relu", relu_reference, X, _cost(1, 1), EDGE, SWEEP, BOTH)
+LEAKY_RELU = Op(
+    "leaky_relu", leaky_relu_reference, X, _cost(2, 2), EDGE, SWEEP, BOTH,
+    params={"negative_slope": 0.01},
+)  # fmt: skip
+GELU = Op(
+    "gelu", gelu_reference, X, _cost(4, 8), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), BOTH,
+    flags={"tanh": {"approximate": "tanh"}},
+)  # fmt: skip
+TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, BOTH)
+COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, BOTH)
+
+LOG2E = tl.constexpr(math.log2(math.e))
+# ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
+LN2_HIGH = tl.constexpr(0.693359375)
+LN2_LOW = tl.constexpr(math.log(2) - 0.693359375)
+DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
+# 2 u log2(e) = x (GELU_1 + GELU_3 x²).
+GELU_1 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e))
+GELU_3 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e) * 0.044715)
+LN2 = tl.constexpr(math.log(2))
+
+
+@triton.jit
+def _half_exp(x, PRECISE: tl.constexpr):
+    """exp(x / 2)."""
+    if PRECISE:
+        half = 0.5 * x
+        power = tl.floor(half * LOG2E + 0.5)
+        rest = half - power * LN2_HIGH - power * LN2_LOW
+        # Of an infinite half, infinity less infinity is not wanted.
+        rest = tl.where(tl.abs(half) < 200.0, rest, half)
+        return tl.exp2(rest * LOG2E) * tl.exp2(power)
+    else:
+        return tl.exp2(x * (0.5 * LOG2E))
+
+
+@triton.jit
+def _reciprocal(x, PRECISE: tl.constexpr):
+    """1 / x for x from one on."""
+    if PRECISE:
+        return 1 / x
+    else:
+        # One instruction and a product; a division also guards against what is far from one.
+        root = tl.rsqrt(x)
+        return root * root
+
+
+@triton.jit
+def _tanh(x, PRECISE: tl.constexpr):
+    t = tl.exp2(tl.abs(x) * (-2 * LOG2E))
+    far = (1 - t) * _reciprocal(1 + t, PRECISE)
+    x2 = x * x
+    near = x + x * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
+    return tl.where(x2 < 0.0625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def _normal(x, PRECISE: tl.constexpr):
+    """Φ(x) and exp(-x²/2)."""
+    bell = tl.exp2(x * x * (-0.5 * LOG2E))
+    if PRECISE:
+        return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476), bell
+    else:
+        # 0.3275911 / √2 and half of each coefficient of the handbook.
+        t = _reciprocal(1 + 0.23164190 * tl.abs(x), PRECISE)
+        series = -0.7265760135 + t * 0.5307027145
+        series = 0.7107068705 + t * series
+        series = -0.142248368 + t * series
+        series = 0.127414796 + t * series
+        beyond = t * series * bell
+        return tl.where(x < 0, beyond, 1 - beyond), bell
+
+
+@triton.jit
+def _gate(x, PRECISE: tl.constexpr):
+    """σ(2u) of gelu by tanh."""
+    return _reciprocal(1 + tl.exp2(x * (-GELU_1 - GELU_3 * x * x)), PRECISE)
+
+
+@triton.jit
+def _value(x, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
+    if OP == "relu":
+        return tl.where(x <= 0, 0.0, x)
+    elif OP == "leaky_relu":
+        return tl.where(x > 0, x, slope * x)
+    elif OP == "gelu":
+        below, bell = _normal(x, PRECISE)
+        return x * below
+    elif OP == "gelu_tanh":
+        return x * _gate(x, PRECISE)
+    elif OP == "tanh":
+        return _tanh(x, PRECISE)
+    else:
+        grown, shrunk = _half_exp(x, PRECISE), _half_exp(-x, PRECISE)
+        # Half of a square, in an order in which nothing overflows before the result does.
+        return 0.5 * grown * grown + 0.5 * shrunk * shrunk
+
+
+@triton.jit
+def _gradient(x, grad, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """The gradient with respect to x; of relu and tanh, `x` is the result."""
+    if OP == "relu":
+        return tl.where(x <= 0, 0.0, grad)
+    elif OP == "leaky_relu":
+        return tl.where(x > 0, grad, slope * grad)
+    elif OP == "gelu":
+        below, bell = _normal(x, PRECISE)
+        return grad * (below + DENSITY * x * bell)
+    elif OP == "gelu_tanh":
+        gate = _gate(x, PRECISE)
+        steepness = LN2 * (GELU_1 + 3 * GELU_3 * x * x)
+        return grad * (gate + x * gate * (1 - gate) * steepness)
+    elif OP == "tanh":
+        return grad * (1 - x * x)
+    else:
+        grown, shrunk = _half_exp(x, PRECISE), _half_exp(-x, PRECISE)
+        far = (0.5 * grad) * grown * grown - (0.5 * grad) * shrunk * shrunk
+        x2 = x * x
+        near = x + x * x2 * (1 / 6 + x2 * (1 / 120 + x2 * (1 / 5040)))
+        return tl.where(x2 < 0.25, grad * near, far)
+
+
+@triton.jit
+def _forward_block(x_ptr, y_ptr, offs, mask, slope, OP: tl.constexpr):
+    x = tl.load(x_ptr + offs, mask=mask)
+    PRECISE: tl.constexpr = x.dtype == tl.float32
+    store_once(y_ptr + offs, _value(x.to(tl.float32), slope, OP, PRECISE), mask)
+
+
+@triton.jit
+def _forward_kernel(x_ptr, y_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs = block_offsets(BLOCK_N)
+    if block_is_full(N, BLOCK_N):
+        _forward_block(x_ptr, y_ptr, offs, None, slope, OP)
+    else:
+        _forward_block(x_ptr, y_ptr, offs, offs < N, slope, OP)
+
+
+@triton.jit
+def _backward_block(x_ptr, grad_ptr, dx_ptr, offs, mask, slope, OP: tl.constexpr):
+    x = tl.load(x_ptr + offs, mask=mask)
+    grad = tl.load(grad_ptr + offs, mask=mask).to(tl.float32)
+    PRECISE: tl.constexpr = x.dtype == tl.float32
+    store_once(dx_ptr + offs, _gradient(x.to(tl.float32), grad, slope, OP, PRECISE), mask)
+
+
+@triton.jit
+def _backward_kernel(x_ptr, grad_ptr, dx_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs = block_offsets(BLOCK_N)
+    if block_is_full(N, BLOCK_N):
+        _backward_block(x_ptr, grad_ptr, dx_ptr, offs, None, slope, OP)
+    else:
+        _backward_block(x_ptr, grad_ptr, dx_ptr, offs, offs < N, slope, OP)
+
+
+FORWARD = Configs(_forward_kernel, BLOCKS, choose_block, suits_block)
+BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
+
+
+def activation_fwd(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor:
+    """x: contiguous. Returns the activation of each element."""
+    y = torch.empty_like(x)
+    n = x.numel()
+    if n:
+        config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
+        launch(
+            _forward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+            x_ptr=x, y_ptr=y, N=n, slope=slope, OP=op, **config,
+        )  # fmt: skip
+    return y
+
+
+def activation_bwd(
+    op: str, x: torch.Tensor, grad: torch.Tensor, slope: float = 0.0
+) -> torch.Tensor:
+    """x: the input, of relu and tanh the result; grad: that of the result; both contiguous."""
+    dx = torch.empty_like(x)
+    n = x.numel()
+    if n:
+        config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
+        launch(
+            _backward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+            x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=n, slope=slope, OP=op, **config,
+        )  # fmt: skip
+    return dx
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, op, slope):
+        y = activation_fwd(op, x, slope)
+        ctx.op, ctx.slope = op, slope
+        ctx.save_for_backward(y if op in ("relu", "tanh") else x)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (saved,) = ctx.saved_tensors
+        return activation_bwd(ctx.op, saved, grad.contiguous(), ctx.slope), None, None
+
+
+def _activation(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor:
+    x = x.contiguous()
+    return _Activation.apply(x, op, slope) if needs_grad(x) else activation_fwd(op, x, slope)
+
+
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """The greater of x and zero, element by element.
+
+    x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
+    Differentiable, with gradient zero at zero; so are the other activations.
+    """
+    return _activation("relu", x)
+
+
+def leaky_relu(x: torch.Tensor, negative_slope: float) -> torch.Tensor:
+    """x where it is positive, else negative_slope times x; x as `relu` takes it."""
+    return _activation("leaky_relu", x, float(negative_slope))
+
+
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """x times the normal distribution function of x; x as `relu` takes it.
+
+    approximate: "none", or "tanh" for the form with tanh; else ValueError.
+    """
+    require(
+        approximate in ("none", "tanh"), f"approximate: {approximate!r}, expected 'none' or 'tanh'"
+    )
+    return _activation("gelu_tanh" if approximate == "tanh" else "gelu", x)
+
+
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    """The hyperbolic tangent of each element; x as `relu` takes it."""
+    return _activation("tanh", x)
+
+
+def cosh(x: torch.Tensor) -> torch.Tensor:
+    """The hyperbolic cosine of each element; x as `relu` takes it."""
+    return _activation("cosh", x)
