@@ -154,6 +154,25 @@ def linear_cross_entropy(
     return cross_entropy(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
 
 
+def transpose(x):
+    # Contiguous in memory of its own, also where x is itself the view of a transpose.
+    return x.mT.clone(memory_format=torch.contiguous_format)
+
+
+def randint(low, high, size, seed, offset=0, dtype=torch.int64):
+    """PyTorch's generator, with its own seed: numbers of the same law, not the same numbers."""
+    return torch.randint(low, high, size, dtype=dtype, device=seed.device)
+
+
+def dropout(x, p, seed):
+    """PyTorch's generator, with its own seed."""
+    return F.dropout(x, p)
+
+
+def bucketize(x, boundaries, right=False, out_int32=False):
+    return torch.bucketize(x, boundaries, right=right, out_int32=out_int32)
+
+
 def activate(out, activation):
     """The activation of a matmul epilogue by name; ValueError for a name nobody knows."""
     if activation == "none":

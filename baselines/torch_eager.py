@@ -25,3 +25,7 @@ geglu = formulas.geglu
 rotary = formulas.rotary
 cross_entropy = formulas.cross_entropy
 linear_cross_entropy = formulas.linear_cross_entropy
+transpose = formulas.transpose
+randint = formulas.randint
+dropout = formulas.dropout
+bucketize = formulas.bucketize

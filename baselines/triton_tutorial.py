@@ -1,8 +1,8 @@
 """First kernels in Triton, written by us as its tutorials teach them: what a beginner reaches.
 
-The ideas are those of Triton's tutorials 01 to 03 (vector addition, fused softmax, matrix
-multiplication) and of the naive dot product in two launches: no tuning, no epilogue, and a row is
-a program whatever its length.
+The ideas are those of Triton's tutorials 01 to 04 (vector addition, fused softmax, matrix
+multiplication, low-memory dropout) and of the naive dot product in two launches: no tuning, no
+epilogue, and a row is a program whatever its length.
 """
 
 import torch
@@ -203,3 +203,54 @@ def matmul(a, b, bias=None, activation="none"):
         BLOCK_M=64, BLOCK_N=64, BLOCK_K=32,
     )  # fmt: skip
     return c
+
+
+@triton.jit
+def _transpose_kernel(x_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    x = tl.load(x_ptr + offs_m[:, None].to(tl.int64) * N + offs_n[None, :], mask=mask)
+    # The elements are written where they belong, not in the order of memory.
+    tl.store(out_ptr + offs_n[None, :].to(tl.int64) * M + offs_m[:, None], x, mask=mask)
+
+
+def transpose(x):
+    x = x.contiguous()
+    m, n = x.shape
+    out = torch.empty((n, m), dtype=x.dtype, device=x.device)
+    if out.numel():
+        grid = (triton.cdiv(m, 32), triton.cdiv(n, 32))
+        _transpose_kernel[grid](x, out, m, n, BLOCK_M=32, BLOCK_N=32)
+    return out
+
+
+@triton.jit
+def _dropout_kernel(x_ptr, out_ptr, N, p, seed, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < N).to(tl.float32)
+    keep = tl.rand(seed, offs) > p
+    tl.store(out_ptr + offs, tl.where(keep, x / (1 - p), 0.0), mask=offs < N)
+
+
+def _seeded_dropout(x, p, seed):
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        _dropout_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), p, seed, BLOCK=BLOCK)
+    return out
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, p, seed):
+        ctx.p, ctx.seed = p, seed
+        return _seeded_dropout(x, p, seed)
+
+    @staticmethod
+    def backward(ctx, dout):
+        return _seeded_dropout(dout, ctx.p, ctx.seed), None, None
+
+
+def dropout(x, p, seed):
+    return _Dropout.apply(x, p, seed)

@@ -2,12 +2,11 @@
 
 Bytes: one read and one write of each element, no FLOPs. A tile is read along the rows of x and
 written along the rows of out, sixteen bytes a thread either way; in between it turns around in
-shared memory. Elements of two bytes go there in pairs: each thread reads the same columns of two
-neighbouring rows and packs them into 32-bit words, which are neighbours in a row of out, so half
-as many accesses of shared memory remain and their banks are used whole. Tiles that run at the
-same time lie in a block of tiles rather than a row, so that both sides touch whole pages of DRAM.
-Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (2009), is about the tile and the
-order; the pairs are those of vector-register transposes.
+shared memory. Elements of two bytes may go there in pairs: a thread reads the same columns of two
+neighbouring rows and packs them into 32-bit words, which are neighbours in a row of out. Tiles that
+run at the same time lie in a block of tiles rather than a row, so that both sides touch whole pages
+of DRAM. The tile and the order are those of Ruetsch and Micikevicius, "Optimizing matrix transpose
+in CUDA" (2009).
 """
 
 import torch
@@ -62,24 +61,25 @@ TRANSPOSE = Op(
 )
 
 
-def _choose(itemsize, paired, large):
-    if paired:
-        return {"BLOCK_M": 128, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
+def _choose(itemsize, pairs, large):
+    return {"PAIRED": 0, "BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
 
 
-def _suits(candidate, itemsize, paired, large):
-    # One to four accesses of 16 bytes a thread, and rows of a tile that are whole sectors.
+def _suits(candidate, itemsize, pairs, large):
+    # Two to eight accesses of 16 bytes a thread, and rows of a tile that are whole sectors.
     tile_bytes = candidate["BLOCK_M"] * candidate["BLOCK_N"] * itemsize
     accesses = tile_bytes // (16 * 32 * candidate["num_warps"])
-    return 2 <= accesses <= 16 and min(candidate["BLOCK_M"], candidate["BLOCK_N"]) * itemsize >= 64
+    shortest = min(candidate["BLOCK_M"], candidate["BLOCK_N"]) * itemsize
+    return 2 <= accesses <= 8 and shortest >= 64 and pairs >= candidate["PAIRED"]
 
 
 CONFIGS = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
+    {"PAIRED": paired, "BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
+    for paired in (0, 1)
     for rows, columns in ((32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
     for group in (1, 8)
     for warps in (4, 8)
+    if rows * columns >= 64 * 64 * (1 + paired)
 )
 
 
@@ -142,13 +142,12 @@ def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty((n, m), dtype=x.dtype, device=x.device)
     if m == 0 or n == 0:
         return out
-    paired = itemsize == 2 and m % 2 == 0
-    large = m * n * itemsize >= LARGE
-    config = TILES.pick(x.device, itemsize=itemsize, paired=paired, large=large)
+    pairs, large = itemsize == 2 and m % 2 == 0, m * n * itemsize >= LARGE
+    config = TILES.pick(x.device, itemsize=itemsize, pairs=pairs, large=large)
     tiles = -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
     launch(
-        _transpose_kernel, (tiles,), x_ptr=x, out_ptr=out, stride_xm=x.stride(0), M=m, N=n,
-        PAIRED=paired, **config,
+        _transpose_kernel, (tiles,),
+        x_ptr=x, out_ptr=out, stride_xm=x.stride(0), M=m, N=n, **config,
     )  # fmt: skip
     return out
 
