@@ -9,11 +9,12 @@ import argparse
 import csv
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness import capabilities, cells, claims, datasheets, kernl, ledger, raw, reports
 from harness.command import UserError, read_json, run, whole_file
+from harness.load import OURS
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
@@ -21,7 +22,10 @@ SUMMARY_VALUES = (
     "flags,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
     "power_w,sm_mhz,temp_c,gbps,tflops,floor_us,bound,pct_sol"
 )
-VERDICTS = "op,family,case,dtype,pass,baseline,ratio,ci_lo,ci_hi,noise,offset,p,p_holm,verdict,note"
+VERDICTS = (
+    "op,family,case,dtype,pass,bound,mib,baseline,ratio,ci_lo,ci_hi,noise,offset,p,p_holm,verdict,"
+    "note"
+)
 CLAIMS = "op,family,pass,baseline,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,verdict,note"
 VERIFICATION = (
     "op,family,impl,impl_version,mode,cells,passed,unreached,worst_ratio,worst_case,status,reason"
@@ -130,8 +134,17 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
     columns = ",".join([SUMMARY, *sizes, SUMMARY_VALUES, *speedups, "status", "reason"])
     _write(folder / "summary.csv", columns, summary)
     compared = claims.comparisons(counted)
-    _write(folder / "verdicts.csv", VERDICTS, claims.verdict_rows(compared))
+    _write(folder / "verdicts.csv", VERDICTS, _described(claims.verdict_rows(compared), summary))
     _write(folder / "claims.csv", CLAIMS, claims.claim_rows(compared, counted))
+
+
+def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Iterator[dict]:
+    """Verdicts with what bounds their cell and the MiB that it moves, as the summary says."""
+    ours = {tuple(row[name] for name in cells.KEY): row for row in summary if row["impl"] == OURS}
+    for verdict in verdicts:
+        row = ours[tuple(verdict[name] for name in cells.KEY)]
+        moved = row["gbps"] * row["device_us"] * 1e3 / 2**20
+        yield dict(verdict) | {"bound": row.get("bound", ""), "mib": moved}
 
 
 def _took(row: Mapping) -> str:

@@ -4,7 +4,8 @@ A claim names a CSV file of the run (`source`), the rows (`where`: a value, or a
 for each column; `at_least`: the least value of each column; `largest`: keep the rows in which this
 column is largest), a `column`, how its values become one (`aggregate`) and a `format`. `per` names
 a column to divide by, row by row; `gap: true` takes how far each value lies from one. `within`
-names an aggregate that first reduces the rows of one cell to one value. A key that
+names an aggregate that first reduces the rows of one cell to one value; `below` keeps the values
+below a number. A key that
 no row supports is left out, with a comment.
 """
 
@@ -18,7 +19,7 @@ import yaml
 CLAIMS = Path(__file__).with_name("claims.yaml")
 CELL = ["op", "case", "dtype", "pass"]
 REQUIRED = {"source", "column", "aggregate"}
-OPTIONAL = {"where", "at_least", "largest", "within", "gap", "format", "factor", "per"}
+OPTIONAL = {"where", "at_least", "largest", "within", "gap", "format", "factor", "per", "below"}
 AGGREGATES = {
     "single": lambda values: values.iloc[0] if values.nunique() == 1 else None,
     "max": lambda values: values.max(),
@@ -76,7 +77,7 @@ def value(key: str, claim: dict, frames: dict[str, pd.DataFrame]) -> str | None:
         rows = rows[rows[column] >= bound]
     if "largest" in claim:
         rows = rows[rows[claim["largest"]] == rows[claim["largest"]].max()]
-    rows = rows[rows[claim["column"]].notna()]
+    rows = rows[rows[claim["column"]].notna() & (rows[claim["column"]] != "")]
     if rows.empty and not (counts and supported):
         return None
     values = rows[claim["column"]]
@@ -87,6 +88,8 @@ def value(key: str, claim: dict, frames: dict[str, pd.DataFrame]) -> str | None:
     if "within" in claim:
         cells = [rows[column] for column in CELL]
         values = values.groupby(cells).apply(AGGREGATES[claim["within"]])
+    if "below" in claim:
+        values = values[values < claim["below"]]
     found = AGGREGATES[claim["aggregate"]](values)
     if found is None:
         return None

@@ -1,5 +1,7 @@
 """Kernl's features, and what verification saw of an equal among ours."""
 
+from pathlib import Path
+
 import _table
 from _data import read, run
 
@@ -11,7 +13,7 @@ def main(arguments):
     rows = [
         [
             _table.escape(row.feature),
-            rf"\href{{{row.source}}}{{{_table.code(row.kernl)}}}",
+            rf"\href{{{row.source}}}{{{_table.code(Path(row.kernl).name)}}}",
             _ours(row),
             f"{row.passed}/{row.cells}" if row.cells else "--",
             STATES[row.status],
