@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels._device import sm_count
+from kernels._tuned import Config
 
 # A device with as many multiprocessors as a row has parts holds all of them at a time.
 MOST_PARTS = 32
@@ -35,6 +36,16 @@ def divide(rows: int, n: int, parts: int, values: int, device: torch.device):
     return length, triton.next_power_of_2(length), known, count
 
 
+def programs(blocks: int, config: Config, device: torch.device) -> int:
+    """How many programs walk so many blocks: one each, or with several STAGES, in which the blocks
+    to come are loaded, as many as have room at 64 registers a thread; the parts of a row start
+    together."""
+    if config["STAGES"] == 1:
+        return blocks
+    parts, room = config["PARTS"], sm_count(device) * max(1, 32 // config["num_warps"])
+    return min(blocks, room // parts * parts)
+
+
 @triton.jit
 def meet(count_ptr, PARTS: tl.constexpr):
     """Returns once PARTS programs have come here; what they stored before can then be read."""
@@ -46,16 +57,15 @@ def meet(count_ptr, PARTS: tl.constexpr):
 
 @triton.jit
 def part_of_rows(
-    M, N, LENGTH, EVEN: tl.constexpr,
+    block, M, N, LENGTH, EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The rows [BLOCK_M, 1] and columns [1, BLOCK_N] of a program, and which of them there are.
+    """The rows [BLOCK_M, 1] and columns [1, BLOCK_N] of a block, and which of them there are.
 
-    Programs with consecutive ids have the parts of a row. EVEN: the blocks cover M by N exactly.
+    Consecutive blocks are the parts of a row. EVEN: the blocks cover M by N exactly.
     """
-    pid = tl.program_id(0)
-    rows = (pid // PARTS * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
-    first = pid % PARTS * LENGTH
+    rows = (block // PARTS * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    first = block % PARTS * LENGTH
     columns = first + tl.arange(0, BLOCK_N)[None, :]
     if EVEN:
         inside = tl.full((BLOCK_M, BLOCK_N), True, tl.int1)

@@ -1,8 +1,11 @@
 """Rows of scores [B, H, Q, N] as a softmax reads them: scaled, with a mask, up to the diagonal."""
 
+import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import require
+from kernels._launch import needs_grad
 from kernels._tile import load_f32, load_f32_hinted
 
 
@@ -62,3 +65,20 @@ def gradients(
     if CAUSAL:
         y, dy = tl.where(seen, y, 0.0), tl.where(seen, dy, 0.0)
     return y, dy
+
+
+def broadcast_mask(mask, x, heads, queries):
+    """The mask as [B, H, Q, N]: a view, unless it is strange in N or x has five dimensions."""
+    n = x.shape[-1]
+    fits = 0 < mask.dim() <= x.dim() and all(
+        own in (1, size) for own, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
+    )
+    require(fits, f"mask: shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}")
+    require(
+        mask.dtype in (x.dtype, torch.float32) and mask.device == x.device,
+        f"mask: {mask.dtype} on {mask.device}, expected {x.dtype} or float32 on {x.device}",
+    )
+    require(not needs_grad(mask), "mask: requires a gradient, expected a constant")
+    if mask.stride(-1) != 1 or mask.shape[-1] != n:
+        mask = mask.expand(*mask.shape[:-1], n).contiguous()
+    return mask.expand(x.shape).reshape(-1, heads, queries, n)

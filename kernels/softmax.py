@@ -12,6 +12,7 @@ running maximum and sum of Milakov and Gimelshein, "Online normalizer calculatio
 element costs one multiply-add and one exp2.
 """
 
+import functools
 import math
 
 import torch
@@ -23,9 +24,9 @@ from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
-from kernels._parts import MOST_PARTS, divide, holds_parts, meet, part_of_rows
+from kernels._parts import MOST_PARTS, divide, holds_parts, meet, part_of_rows, programs
 from kernels._rows import ROW_CONFIGS, suits_row
-from kernels._scores import gradients, keys, mask_of, scores
+from kernels._scores import broadcast_mask, gradients, keys, mask_of, scores
 from kernels._tile import store_as
 from kernels._tuned import Configs
 
@@ -81,6 +82,8 @@ SOFTMAX = Op(
 # Longest row, in elements, that one program keeps in its registers, and that several do.
 ROW_LIMIT = 32768
 PARTS_LIMIT = 262144
+# What the blocks to come may take of the memory of a multiprocessor.
+SHARED_BYTES = 220 * 1024
 # (longest row, rows of a program, warps)
 ROW_TILES = (
     (64, 16, 4),
@@ -94,30 +97,32 @@ ROW_TILES = (
 )
 
 
+def _row(rows, parts, stages, warps):
+    return {"BLOCK_M": rows, "PARTS": parts, "STAGES": stages, "num_warps": warps}
+
+
 def _choose_row(n, itemsize, causal, masked=False):
     if n > ROW_LIMIT:
         # 32 KiB for a program of either dtype.
-        parts = triton.next_power_of_2(n) * itemsize // 32768
-        return {"BLOCK_M": 1, "PARTS": parts, "num_warps": 16}
+        return _row(1, triton.next_power_of_2(n) * itemsize // 32768, 1, 16)
     rows, warps = next((rows, warps) for limit, rows, warps in ROW_TILES if n <= limit)
-    return {"BLOCK_M": rows, "PARTS": 1, "num_warps": warps}
+    return _row(rows, 1, 1, warps)
 
 
-def _suits_row(candidate, n, itemsize, causal, masked=False):
-    parts = candidate["PARTS"]
-    if parts == 1:
+def _suits_row(candidate, n, itemsize, causal, masked=False, tensors=1):
+    parts, stages, warps = candidate["PARTS"], candidate["STAGES"], candidate["num_warps"]
+    if parts == stages == 1:
         return n <= ROW_LIMIT and suits_row(64)(candidate, n, itemsize)
-    share = triton.next_power_of_2(triton.cdiv(n, parts))
-    return 4096 <= share <= ROW_LIMIT and 8 <= share // (32 * candidate["num_warps"]) <= 64
+    length = triton.next_power_of_2(triton.cdiv(n, parts))
+    ahead = tensors * (stages - 1) * length * itemsize * max(1, 32 // warps)
+    fills = 16 <= length // (32 * warps) <= 64 and ahead <= SHARED_BYTES
+    return fills and (4096 <= length <= ROW_LIMIT if parts > 1 else n >= 4096)
 
 
-ROW_PARTS = tuple(
-    {"BLOCK_M": config["BLOCK_M"], "PARTS": 1, "num_warps": config["num_warps"]}
-    for config in ROW_CONFIGS
-) + tuple(
-    {"BLOCK_M": 1, "PARTS": parts, "num_warps": warps}
-    for parts in (2, 4, 8, 16, MOST_PARTS)
-    for warps in (8, 16, 32)
+ROW_PARTS = (
+    *(_row(config["BLOCK_M"], 1, 1, config["num_warps"]) for config in ROW_CONFIGS),
+    *(_row(1, 1, stages, warps) for stages in (2, 3, 4) for warps in (4, 8, 16, 32)),
+    *(_row(1, parts, 1, warps) for parts in (2, 4, 8, 16, MOST_PARTS) for warps in (8, 16, 32)),
 )
 LOOP_CONFIGS = tuple(
     {"BLOCK_N": block, "num_warps": warps} for block in (8192, 16384) for warps in (8, 16, 32)
@@ -137,38 +142,41 @@ def _forward_row_kernel(
     x_ptr, y_ptr, mask_ptr, known_ptr, count_ptr,
     stride_xm, stride_ym, stride_kb, stride_kh, stride_kq, M, N, H, Q, LENGTH, scale,
     FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    rows, columns, inside = part_of_rows(M, N, LENGTH, EVEN, BLOCK_N, BLOCK_M, PARTS)
-    end = keys(rows, N, Q, CAUSAL)
-    if mask_ptr is not None:
-        mask_ptr = mask_of(mask_ptr, rows, stride_kb, stride_kh, stride_kq, H, Q)
-    x_ptr += rows * stride_xm
-    x = scores(x_ptr, mask_ptr, columns, inside, end, scale, FOLD, CAUSAL, "")
     slope = scale * LOG2E if FOLD else LOG2E
-    top = tl.max(x, 1)[:, None]
-    # Minus infinity must not be subtracted from itself: a row past the end has no other value, and
-    # a part of a row may have none. A whole row of it ends in zero times infinity, NaN.
-    base = tl.where(top == -float("inf"), 0.0, top)
-    weights = tl.exp2((x - base) * slope)
-    total = tl.sum(weights, 1)[:, None]
-    share = 1.0
-    if PARTS > 1:
-        row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-        known_ptr += row.to(tl.int64) * (2 * PARTS)
-        tl.store(known_ptr + part, tl.max(top))
-        tl.store(known_ptr + PARTS + part, tl.max(total))
-        meet(count_ptr + row, PARTS)
-        parts = tl.arange(0, PARTS)
-        tops = tl.load(known_ptr + parts, volatile=True)
-        totals = tl.load(known_ptr + PARTS + parts, volatile=True)
-        row_top = tl.max(tops, 0)
-        total = tl.sum(totals * tl.exp2((tops - row_top) * slope), 0)
-        share = tl.exp2((top - row_top) * slope)
-    y = weights * (share / total)
-    if CAUSAL:
-        y = tl.where(columns < end, y, 0.0)
-    store_as(y_ptr + rows * stride_ym + columns, y, inside)
+    for block in tl.range(
+        tl.program_id(0), tl.cdiv(M, BLOCK_M) * PARTS, tl.num_programs(0), num_stages=STAGES
+    ):
+        rows, columns, inside = part_of_rows(block, M, N, LENGTH, EVEN, BLOCK_N, BLOCK_M, PARTS)
+        end = keys(rows, N, Q, CAUSAL)
+        mask_row = None
+        if mask_ptr is not None:
+            mask_row = mask_of(mask_ptr, rows, stride_kb, stride_kh, stride_kq, H, Q)
+        x_row = x_ptr + rows * stride_xm
+        x = scores(x_row, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "")
+        top = tl.max(x, 1)[:, None]
+        # Minus infinity must not be subtracted from itself: a row past the end has no other value,
+        # and a part may have none. A whole row of it ends in zero times infinity, NaN.
+        base = tl.where(top == -float("inf"), 0.0, top)
+        weights = tl.exp2((x - base) * slope)
+        total = tl.sum(weights, 1)[:, None]
+        share = 1.0
+        if PARTS > 1:
+            row, part, parts = block // PARTS, block % PARTS, tl.arange(0, PARTS)
+            tops_ptr = known_ptr + row.to(tl.int64) * (2 * PARTS)
+            tl.store(tops_ptr + part, tl.max(top))
+            tl.store(tops_ptr + PARTS + part, tl.max(total))
+            meet(count_ptr + row, PARTS)
+            tops = tl.load(tops_ptr + parts, volatile=True)
+            totals = tl.load(tops_ptr + PARTS + parts, volatile=True)
+            row_top = tl.max(tops, 0)
+            total = tl.sum(totals * tl.exp2((tops - row_top) * slope), 0)
+            share = tl.exp2((top - row_top) * slope)
+        y = weights * (share / total)
+        if CAUSAL:
+            y = tl.where(columns < end, y, 0.0)
+        store_as(y_ptr + rows * stride_ym + columns, y, inside)
 
 
 @triton.jit
@@ -212,21 +220,24 @@ def _backward_row_kernel(
     y_ptr, dy_ptr, dx_ptr, known_ptr, count_ptr,
     stride_ym, stride_dym, stride_dxm, M, N, Q, LENGTH, scale,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    rows, columns, inside = part_of_rows(M, N, LENGTH, EVEN, BLOCK_N, BLOCK_M, PARTS)
-    end = keys(rows, N, Q, CAUSAL)
-    y_ptr += rows * stride_ym
-    y, dy = gradients(y_ptr, dy_ptr + rows * stride_dym, columns, inside, end, CAUSAL, "")
-    weighted = tl.sum(y * dy, 1)[:, None]
-    if PARTS > 1:
-        row, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-        known_ptr += row.to(tl.int64) * PARTS
-        tl.store(known_ptr + part, tl.sum(weighted))
-        meet(count_ptr + row, PARTS)
-        weighted = tl.sum(tl.load(known_ptr + tl.arange(0, PARTS), volatile=True), 0)
-    dx = y * (dy - weighted) * scale
-    store_as(dx_ptr + rows * stride_dxm + columns, dx, inside)
+    for block in tl.range(
+        tl.program_id(0), tl.cdiv(M, BLOCK_M) * PARTS, tl.num_programs(0), num_stages=STAGES
+    ):
+        rows, columns, inside = part_of_rows(block, M, N, LENGTH, EVEN, BLOCK_N, BLOCK_M, PARTS)
+        end = keys(rows, N, Q, CAUSAL)
+        y_row, dy_row = y_ptr + rows * stride_ym, dy_ptr + rows * stride_dym
+        y, dy = gradients(y_row, dy_row, columns, inside, end, CAUSAL, "")
+        weighted = tl.sum(y * dy, 1)[:, None]
+        if PARTS > 1:
+            row, part, parts = block // PARTS, block % PARTS, tl.arange(0, PARTS)
+            sums_ptr = known_ptr + row.to(tl.int64) * PARTS
+            tl.store(sums_ptr + part, tl.sum(weighted))
+            meet(count_ptr + row, PARTS)
+            weighted = tl.sum(tl.load(sums_ptr + parts, volatile=True), 0)
+        dx = y * (dy - weighted) * scale
+        store_as(dx_ptr + rows * stride_dxm + columns, dx, inside)
 
 
 @triton.jit
@@ -255,7 +266,9 @@ def _backward_loop_kernel(
 
 FORWARD_ROW = Configs(_forward_row_kernel, ROW_PARTS, _choose_row, _suits_row)
 FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
-BACKWARD_ROW = Configs(_backward_row_kernel, ROW_PARTS, _choose_row, _suits_row)
+BACKWARD_ROW = Configs(
+    _backward_row_kernel, ROW_PARTS, _choose_row, functools.partial(_suits_row, tensors=2)
+)
 BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CONFIGS, _choose_backward_loop)
 
 # What a part of a row tells the others: its maximum and its sum; its weighted sum.
@@ -277,16 +290,13 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
     y = torch.empty((m, n), dtype=x.dtype, device=x.device)
     if m == 0 or n == 0:
         return y
-    strides = (None, None, None) if mask is None else mask.stride()[:3]
+    kb, kh, kq = (None, None, None) if mask is None else mask.stride()[:3]
     fold = mask is None and scale > 0
-    common = {
-        "stride_xm": x.stride(0), "stride_ym": n,
-        "stride_kb": strides[0], "stride_kh": strides[1], "stride_kq": strides[2],
-    }  # fmt: skip
     if _walked(x, n):
         config = FORWARD_LOOP.pick(x.device, n=n, itemsize=x.element_size())
         launch(
-            _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask, **common,
+            _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask,
+            stride_xm=x.stride(0), stride_ym=n, stride_kb=kb, stride_kh=kh, stride_kq=kq,
             N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal, **config,
         )  # fmt: skip
         return y
@@ -295,9 +305,11 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
     )
     rows, parts = config["BLOCK_M"], config["PARTS"]
     length, block, known, count = divide(m, n, parts, FORWARD_VALUES, x.device)
+    blocks = triton.cdiv(m, rows) * parts
     launch(
-        _forward_row_kernel, (triton.cdiv(m, rows) * parts,),
-        x_ptr=x, y_ptr=y, mask_ptr=mask, known_ptr=known, count_ptr=count, **common,
+        _forward_row_kernel, (programs(blocks, config, x.device),),
+        x_ptr=x, y_ptr=y, mask_ptr=mask, known_ptr=known, count_ptr=count,
+        stride_xm=x.stride(0), stride_ym=n, stride_kb=kb, stride_kh=kh, stride_kq=kq,
         M=m, N=n, H=heads, Q=queries, LENGTH=length, scale=scale, FOLD=fold, CAUSAL=causal,
         EVEN=n == block * parts and m % rows == 0, BLOCK_N=block, **config,
     )  # fmt: skip
@@ -321,8 +333,9 @@ def softmax_bwd(y, dy, scale=1.0, causal=False, queries=None):
     config = BACKWARD_ROW.pick(y.device, n=n, itemsize=y.element_size(), causal=causal)
     rows, parts = config["BLOCK_M"], config["PARTS"]
     length, block, known, count = divide(m, n, parts, BACKWARD_VALUES, y.device)
+    blocks = triton.cdiv(m, rows) * parts
     launch(
-        _backward_row_kernel, (triton.cdiv(m, rows) * parts,),
+        _backward_row_kernel, (programs(blocks, config, y.device),),
         y_ptr=y, dy_ptr=dy, dx_ptr=dx, known_ptr=known, count_ptr=count,
         stride_ym=y.stride(0), stride_dym=dy.stride(0), stride_dxm=n,
         M=m, N=n, Q=queries, LENGTH=length, scale=scale, CAUSAL=causal,
@@ -343,23 +356,6 @@ class _Softmax(torch.autograd.Function):
     def backward(ctx, dy):
         (y,) = ctx.saved_tensors
         return softmax_bwd(y, rows_of(dy), *ctx.arguments), None, None, None, None, None
-
-
-def _broadcast(mask, x, heads, queries):
-    """The mask as [B, H, Q, N]: a view, unless it is strange in N or x has five dimensions."""
-    n = x.shape[-1]
-    fits = 0 < mask.dim() <= x.dim() and all(
-        own in (1, size) for own, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
-    )
-    require(fits, f"mask: shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}")
-    require(
-        mask.dtype in (x.dtype, torch.float32) and mask.device == x.device,
-        f"mask: {mask.dtype} on {mask.device}, expected {x.dtype} or float32 on {x.device}",
-    )
-    require(not needs_grad(mask), "mask: requires a gradient, expected a constant")
-    if mask.stride(-1) != 1 or mask.shape[-1] != n:
-        mask = mask.expand(*mask.shape[:-1], n).contiguous()
-    return mask.expand(x.shape).reshape(-1, heads, queries, n)
 
 
 def softmax(
@@ -383,7 +379,7 @@ def softmax(
     if causal or mask is not None:
         heads, queries = (1, 1, *x.shape[:-1])[-2:]
         if mask is not None and x.numel():
-            mask = _broadcast(mask, x, heads, queries)
+            mask = broadcast_mask(mask, x, heads, queries)
     arguments = rows, float(scale), causal, heads, queries, mask
     y = _Softmax.apply(*arguments) if needs_grad(x) else softmax_fwd(*arguments)
     return y.view(x.shape)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import nvml
+from harness import launches, nvml
 from kernels import softmax as family
 from kernels.softmax import softmax, softmax_reference
 
@@ -74,6 +74,16 @@ def test_masks_of_any_layout():
     ):
         agrees(x, 1.0, False, mask)
     agrees(x.half(), 1.0, False, randn(30, seed=1))
+
+
+def test_programs_that_walk_several_rows():
+    staged = family._row(1, 1, 2, 32)
+    x = randn(2 * family.programs(10**6, staged, torch.device(DEVICE)) + 5, 33)
+    with (
+        launches.choosing(family.FORWARD_ROW, lambda **key: staged),
+        launches.choosing(family.BACKWARD_ROW, lambda **key: staged),
+    ):
+        agrees(x)
 
 
 @pytest.mark.parametrize("n", LONG)
