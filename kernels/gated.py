@@ -18,7 +18,6 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kernels._cases import ROW_EDGE
-from kernels._checks import require, same
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
@@ -85,6 +84,7 @@ GEGLU = Op(
     flags={"erf": {"approximate": "none"}},
 )
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Rows of this length or more are all alike to a tile.
 LONG = 4096
 BLOCKS = tuple(
@@ -97,7 +97,9 @@ BLOCKS = tuple(
 
 def _choose(n, itemsize, act):
     # One 16-byte access of each tensor for each of 128 threads; fewer where the row is shorter.
-    block = min(2048 // itemsize, triton.next_power_of_2(n))
+    block = 2048 // itemsize
+    if n < block:
+        block = 1 << (n - 1).bit_length()
     return {"BLOCK_N": block, "num_warps": max(1, block * itemsize // (32 * ACCESS_BYTES))}
 
 
@@ -206,16 +208,14 @@ BACKWARD = Configs(_backward_kernel, BLOCKS, _choose, _suits)
 
 def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
     """gate, up: [..., N]. act: "silu", "gelu_tanh" or "gelu_erf". Returns y, contiguous."""
-    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    size, n = y.numel(), y.shape[-1]
+    y = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    size = n = y.numel()
     if size == 0:
         return y
-    if gate.is_contiguous() and up.is_contiguous():
-        n = size
-    else:
-        gate, up = rows_of(gate), rows_of(up)
+    if not (gate.is_contiguous() and up.is_contiguous()):
+        gate, up, n = rows_of(gate), rows_of(up), y.shape[-1]
     config = FORWARD.pick(y.device, n=min(n, LONG), itemsize=y.element_size(), act=act)
-    tiles = triton.cdiv(n, config["BLOCK_N"])
+    tiles = (n - 1) // config["BLOCK_N"] + 1
     launch(
         _forward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, y_ptr=y,
         stride_gate=gate.stride(0), stride_up=up.stride(0), N=n, tiles=tiles,
@@ -225,17 +225,15 @@ def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
 
 
 def gated_bwd(gate, up, dy, dgate, dup, act: str) -> None:
-    """gate, up, dy: [..., N]. Writes dgate and dup: [..., N], both contiguous or both with rows
-    that lie equally far apart."""
-    size, n = dy.numel(), dy.shape[-1]
+    """gate, up, dy: [..., N]. Writes dgate and dup: [..., N], whose rows lie equally far apart."""
+    size = n = dy.numel()
     if size == 0:
         return
-    if all(t.is_contiguous() for t in (gate, up, dy, dgate, dup)):
-        n = size
-    else:
+    if not all(t.is_contiguous() for t in (gate, up, dy, dgate, dup)):
+        n = dy.shape[-1]
         gate, up, dy, dgate, dup = map(rows_of, (gate, up, dy, dgate, dup))
     config = BACKWARD.pick(dy.device, n=min(n, LONG), itemsize=dy.element_size(), act=act)
-    tiles = triton.cdiv(n, config["BLOCK_N"])
+    tiles = (n - 1) // config["BLOCK_N"] + 1
     launch(
         _backward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, dy_ptr=dy,
         dgate_ptr=dgate, dup_ptr=dup, stride_gate=gate.stride(0), stride_up=up.stride(0),
@@ -259,7 +257,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx, dy):
         gate, up = ctx.saved_tensors
         grads = [
-            None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+            t if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
             for t in (gate, up)
         ]
         gated_bwd(*_halves(gate, up), dy, *_halves(*grads), ctx.act)
@@ -267,13 +265,17 @@ class _Gated(torch.autograd.Function):
 
 
 def _gated(gate, up, act):
-    require(gate.dim() > 0, "gate: has no dimension")
-    if up is not None:
-        same(gate=gate, up=up)
-    else:
-        require(
-            gate.shape[-1] % 2 == 0,
-            f"gate: last dimension {gate.shape[-1]}, expected an even one, or up beside it",
+    if gate.dtype not in DTYPES:
+        raise TypeError(f"gate: {gate.dtype}, expected float32, float16 or bfloat16")
+    if up is None:
+        if gate.dim() == 0 or gate.shape[-1] % 2:
+            raise ValueError(
+                f"gate: shape {tuple(gate.shape)}, expected [..., 2N] where up is None"
+            )
+    elif up.shape != gate.shape or up.dtype != gate.dtype or up.device != gate.device:
+        raise ValueError(
+            f"up: {tuple(up.shape)} {up.dtype} on {up.device}, "
+            f"expected {tuple(gate.shape)} {gate.dtype} on {gate.device} as gate has"
         )
     if needs_grad(gate, up):
         return _Gated.apply(gate, up, act)
@@ -283,10 +285,10 @@ def _gated(gate, up, act):
 def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
     """silu(gate) times up, computed in float32.
 
-    gate, up: [..., N], the same shape and dtype, else ValueError; float32, float16 or bfloat16.
-    Rows may lie apart, as those of a half of a larger tensor do. Without up, gate is [..., 2N],
-    holds both side by side, and its gradient is written in one piece. Returns [..., N],
-    contiguous. Differentiable in both.
+    gate, up: [..., N], float32, float16 or bfloat16, else TypeError; ValueError where shape, dtype
+    or device of up are not those of gate. Rows may lie apart, as those of a half of a larger
+    tensor do. Without up, gate is [..., 2N] and holds both side by side; its gradient is written
+    in one piece. Returns [..., N], contiguous. Differentiable in both.
     """
     return _gated(gate, up, "silu")
 
@@ -296,9 +298,8 @@ def geglu(
 ) -> torch.Tensor:
     """gelu(gate) times up, computed in float32; otherwise as `swiglu`.
 
-    approximate: "tanh" or "none" for the erf form, as in PyTorch; else ValueError.
+    approximate: "tanh", or "none" for the erf form, as in PyTorch; else ValueError.
     """
-    require(
-        approximate in ("tanh", "none"), f"approximate: {approximate!r}, expected 'tanh' or 'none'"
-    )
+    if approximate not in ("tanh", "none"):
+        raise ValueError(f"approximate: {approximate!r}, expected 'tanh' or 'none'")
     return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu_erf")

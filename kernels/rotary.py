@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import require, same, shaped
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._rows import ACCESS_BYTES
@@ -43,6 +42,7 @@ def _cost(a_case, direction, itemsize):
     return Cost((elements + angles) * itemsize, elements * itemsize, 6 * heads * a_case["R"])
 
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BF16 = ("bfloat16",)
 LLAMA = {"H": 32, "K": 8, "D": 128, "R": 64}
 ROTARY = Op(
@@ -90,20 +90,21 @@ HEADS = tuple(
     {"BLOCK_H": heads, "num_warps": warps}
     for heads in (1, 2, 4, 8, 16, 32)
     for warps in (1, 2, 4, 8)
+    if warps <= heads <= 16 * warps
 )
 
 
 def _accesses(r, itemsize, interleaved):
     """16-byte accesses that a head takes, of each half or of all its pairs."""
-    entries = (2 if interleaved else 1) * triton.next_power_of_2(r)
-    return triton.cdiv(entries * itemsize, ACCESS_BYTES)
+    entries = (2 if interleaved else 1) << (r - 1).bit_length()
+    return max(1, entries * itemsize // ACCESS_BYTES)
 
 
 def _choose(heads, r, itemsize, interleaved):
     # An access a thread: neighbours take as many threads again, and no angle has to change its
     # thread, since each loads the four that belong to its eight entries.
     lanes = _accesses(r, itemsize, interleaved)
-    block = min(triton.next_power_of_2(heads), max(1, 128 // lanes), 8)
+    block = min(1 << (heads - 1).bit_length(), max(1, 128 // lanes), 8)
     return {"BLOCK_H": block, "num_warps": max(1, block * lanes // 32)}
 
 
@@ -111,7 +112,8 @@ def _suits(candidate, heads, r, itemsize, interleaved):
     # Up to four accesses a thread, and not half of the heads beyond the last.
     accesses = candidate["BLOCK_H"] * _accesses(r, itemsize, interleaved)
     threads = 32 * candidate["num_warps"]
-    full = threads <= accesses <= 4 * threads or threads == 32 > accesses
+    most = threads if interleaved else 4 * threads
+    full = threads <= accesses <= most or accesses < threads == 32
     return full and candidate["BLOCK_H"] < 2 * heads
 
 
@@ -194,17 +196,17 @@ TURNS = Configs(_rotary_kernel, HEADS, _choose, _suits)
 
 def _rotate(q, k, cos, sin, interleaved: bool, inverse: bool):
     """Both tensors turned, contiguous. q: [B, S, H, D], k: [B, S, K, D]; cos, sin: [S, R]."""
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
-    (b, s, h, d), heads_k, r = q.shape, k.shape[2], cos.shape[1]
-    q_out = torch.empty((b, s, h, d), dtype=q.dtype, device=q.device)
-    k_out = torch.empty((b, s, heads_k, d), dtype=k.dtype, device=k.device)
-    if q_out.numel() == 0 and k_out.numel() == 0:
+    q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
+    if q.numel() == 0 and k.numel() == 0:
         return q_out, k_out
+    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    (b, s, h, d), heads, r = q.shape, k.shape[2], cos.shape[1]
     config = TURNS.pick(
-        q.device, heads=max(h, heads_k), r=r, itemsize=q.element_size(), interleaved=interleaved
+        q.device, heads=max(h, heads), r=r, itemsize=q.element_size(), interleaved=interleaved
     )
     block = config["BLOCK_H"]
-    groups = triton.cdiv(h, block) + triton.cdiv(heads_k, block)
+    groups = (h + block - 1) // block + (heads + block - 1) // block
     stride_qb, stride_qs, stride_qh, _ = q.stride()
     stride_kb, stride_ks, stride_kh, _ = k.stride()
     launch(
@@ -212,7 +214,7 @@ def _rotate(q, k, cos, sin, interleaved: bool, inverse: bool):
         cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(), q_out_ptr=q_out, k_out_ptr=k_out,
         stride_qb=stride_qb, stride_qs=stride_qs, stride_qh=stride_qh,
         stride_kb=stride_kb, stride_ks=stride_ks, stride_kh=stride_kh, S=s,
-        H=h, K=heads_k, D=d, R=r, INTERLEAVED=interleaved, INVERSE=inverse, **config,
+        H=h, K=heads, D=d, R=r, INTERLEAVED=interleaved, INVERSE=inverse, **config,
     )  # fmt: skip
     return q_out, k_out
 
@@ -229,6 +231,32 @@ class _Rotary(torch.autograd.Function):
         return *_rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, True), None, None, None
 
 
+def _check(q, k, cos, sin):
+    """TypeError or ValueError where the arguments do not belong together."""
+    if q.dtype not in DTYPES:
+        raise TypeError(f"q: {q.dtype}, expected float32, float16 or bfloat16")
+    if q.dim() != 4:
+        raise ValueError(f"q: {q.dim()} dimensions, expected 4: [B, S, H, D]")
+    (b, s, _, d), shape = q.shape, k.shape
+    if k.dim() != 4 or shape[0] != b or shape[1] != s or shape[3] != d:
+        raise ValueError(f"k: shape {tuple(shape)}, expected [{b}, {s}, K, {d}] as q has")
+    if k.dtype != q.dtype or k.device != q.device:
+        raise ValueError(f"k: {k.dtype} on {k.device}, expected {q.dtype} on {q.device} as q has")
+    for name, angles in (("cos", cos), ("sin", sin)):
+        if angles.dtype not in DTYPES:
+            raise TypeError(f"{name}: {angles.dtype}, expected float32, float16 or bfloat16")
+        if angles.dim() != 2 or angles.shape[0] != s or not 0 < 2 * angles.shape[1] <= d:
+            raise ValueError(
+                f"{name}: shape {tuple(angles.shape)}, expected [{s}, R] with 0 < 2R <= {d}"
+            )
+        if angles.device != q.device:
+            raise ValueError(f"{name}: on {angles.device}, expected {q.device} as q is")
+    if cos.shape != sin.shape:
+        raise ValueError(f"sin: shape {tuple(sin.shape)}, expected {tuple(cos.shape)} as cos has")
+    if needs_grad(cos, sin):
+        raise ValueError("cos, sin: require a gradient, which is not computed; expected constants")
+
+
 def rotary(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -238,24 +266,14 @@ def rotary(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turns the first 2R entries of each head of q and k by the angle of its position.
 
-    q: [B, S, H, D], k: [B, S, K, D] of the same dtype, any strides, contiguous in D or copied;
-    cos, sin: [S, R] of one dtype, 0 < 2R <= D. float32, float16 or bfloat16, computed in float32.
-    interleaved: pairs are neighbours (2i, 2i + 1), else entry i belongs to entry R + i. ValueError
-    where shapes or dtypes disagree. Returns q and k turned, new and contiguous: nothing is written
-    in place. Differentiable in q and k; ValueError where cos or sin asks for a gradient.
+    q: [B, S, H, D], k: [B, S, K, D] of one dtype, any strides (copied where the last is not 1);
+    cos, sin: [S, R], 0 < 2R <= D. float32, float16 or bfloat16, else TypeError; computed in
+    float32. ValueError where shapes, dtypes or devices disagree. interleaved: pairs are neighbours
+    (2i, 2i + 1), else entry i belongs to entry R + i. Returns q and k turned, new and contiguous:
+    nothing is written in place. Differentiable in q and k; ValueError where cos or sin requires a
+    gradient.
     """
-    require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, S, H, D]")
-    require(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, S, K, D]")
-    b, s, _, d = q.shape
-    shaped("k", k, (b, s, k.shape[2], d))
-    require(k.dtype == q.dtype, f"k: {k.dtype}, expected {q.dtype} as q has")
-    require(cos.dim() == 2, f"cos: {cos.dim()} dimensions, expected 2: [S, R]")
-    r = cos.shape[1]
-    shaped("cos", cos, (s, r))
-    require(0 < 2 * r <= d, f"cos: {r} angles a position, expected 1 to {d // 2} for D = {d}")
-    same(cos=cos, sin=sin)
-    if needs_grad(cos, sin):
-        raise ValueError("cos, sin: no gradient is computed for them, expected them detached")
+    _check(q, k, cos, sin)
     if needs_grad(q, k):
         return _Rotary.apply(q, k, cos, sin, interleaved)
     return _rotate(q, k, cos, sin, interleaved, False)
