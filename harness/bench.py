@@ -5,8 +5,9 @@ CUDA graph for each copy. Then it is timed in blocks, and checked at the end: th
 timed calls must be those from before the timing, and memory must not have grown from call to call.
 
 `device_us` is the time of one call's kernels, replayed as a graph. A backward pass is captured on
-its own, after its forward pass has run, so autograd takes no part in it. `call_us` is what a caller
-waits: the work of the host, autograd's included, is in it.
+its own, after its forward pass has run, so autograd takes no part in it; of the pass "both" one
+graph holds the two, for gradients of one. `call_us` is what a caller waits: the work of the host,
+autograd's included, is in it.
 """
 
 import contextlib
@@ -170,6 +171,16 @@ class Bench:
         ]
         with self._declining():
             outputs = [output for output in forward() if output.requires_grad]
+        if direction == "both":
+            ones = [torch.ones_like(output) for output in outputs]
+
+            def both() -> Tensors:
+                results = forward()
+                roots = [result for result in results if result.requires_grad]
+                found = torch.autograd.grad(roots, wanted, ones)
+                return *(result.detach() for result in results), *found
+
+            return both, (*given, *ones)
         gradients = inputs.gradients(outputs, seed)
 
         def backward() -> Tensors:

@@ -20,7 +20,7 @@ CPU_ELEMENTS = 2**20
 PADDING = 5
 LARGE = 100.0
 SPIKE, BESIDE_SPIKE = 1e3, 1e-2
-SHARE_OF_INF = 0.25
+SHARE_OF_INF = SHARE_OF_SENTINEL = 0.25
 # Kinds of values that a tensor declared tame does not take.
 WILD = ("inf", "infinities", "denormal")
 
@@ -31,7 +31,8 @@ def make(
     """The tensor arguments of `op` by name, on `device`; None where the case leaves one out.
 
     Floating tensors are normal, or of the kind that `case.values` names; integers are uniform
-    below the smallest size of the case, so that they index any of its dimensions. Memory of a
+    below the size that the op names, else the smallest of the case, so that they index any of its
+    dimensions. Memory of a
     layout that lies outside the tensor is NaN. On the device "meta" there are shapes only. only:
     the name of a single tensor to make.
     """
@@ -70,8 +71,12 @@ def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.
         kind = "" if spec.tame and case.values in WILD else case.values
         values = _floating(shape, kind, key, device, element)
     else:
-        bound = 2 if element == torch.bool else min(case.sizes.values(), default=1)
+        least = min(case.sizes.values(), default=1)
+        bound = 2 if element == torch.bool else case[spec.below] if spec.below else least
         values = (_uniform(shape, key, device) * bound).to(element)
+        if spec.sentinel and spec.sentinel[0] in case.flags:
+            chance = _uniform(shape, f"{key}/sentinel", device)
+            values = values.masked_fill(chance < SHARE_OF_SENTINEL, spec.sentinel[1])
     if spec.ascending:
         values = values.sort(-1).values
     values = _laid_out(values, case.layout)

@@ -81,7 +81,7 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
     """
     tensors = inputs.make(op, case, dtype, 0, "meta")
     function, seeds = load.function(op.name, load.OURS), None
-    if backward and "backward" in op.passes:
+    if backward and op.differentiable:
         shapes = oracle.run(op, op.reference, case, tensors).values()
         seeds = inputs.gradients(tuple(shapes), 0)
     with recorded() as calls, _asked(declared(load.op(op.name)[1], Configs)) as keys:

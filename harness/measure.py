@@ -20,7 +20,7 @@ from harness import environment as surroundings
 from harness.command import UserError
 from harness.gate import Gate
 from harness.stopping import REASONS, Timing
-from kernels._contract import DTYPES
+from kernels._contract import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.bench"
@@ -154,7 +154,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=command.seed, required=True, help="an integer, or fresh")
     parser.add_argument("--dtypes", type=_names, nargs="+", default=[list(DTYPES)])
-    parser.add_argument("--passes", type=_names, nargs="+", default=[["forward", "backward"]])
+    parser.add_argument("--passes", type=_names, nargs="+", default=[list(PASSES)])
     parser.add_argument("--impls", type=_names, nargs="+", required=True)
     for key, kind in TIMING.items():
         parser.add_argument(f"--{key.replace('_', '-')}", type=kind, required=True)

@@ -43,7 +43,7 @@ class Problem:
 
     def given(self, direction: str) -> list[torch.Tensor]:
         """The tensors that an implementation reads: inputs, then gradients of the outputs."""
-        seeds = self.seeds if direction == "backward" else None
+        seeds = None if direction == "forward" else self.seeds
         return [t for t in (*self.tensors.values(), *(seeds or ())) if t is not None]
 
     def others(self, direction: str) -> Iterator[torch.Tensor]:
@@ -54,7 +54,7 @@ class Problem:
                 device = str(tensor.device)
                 made = inputs.make(self.op, self.case, self.dtype, seed, device, only=name)
                 yield made[name]
-        if direction == "backward":
+        if direction != "forward":
             yield from inputs.gradients(self.seeds, seed, self.case.layout)
 
     def judge(self, results: Named, closely: bool = False) -> dict[str, tolerance.Verdict]:
@@ -99,18 +99,21 @@ class Problem:
         return worst
 
 
-def problem(op: Op, case: Case, dtype: str, seed: int, device: str, eager: Callable) -> Problem:
+def problem(
+    op: Op, case: Case, dtype: str, seed: int, device: str, eager: Callable, ones: bool = False
+) -> Problem:
     """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
 
     eager: the implementation whose error sets the bound. Where it raises, the reference in the
-    cell's dtype takes its place; where that raises too, the floor alone is the bound.
+    cell's dtype takes its place; where that raises too, the floor alone is the bound. ones: the
+    gradients of the outputs are one, as the pass "both" is timed.
     """
     shapes = inputs.make(op, case, dtype, seed, "meta")
     outputs = run(op, op.reference, case, shapes)
     seeds = None
-    if "backward" in op.passes:
-        blank = [torch.empty_like(output, device=device) for output in outputs.values()]
-        seeds = inputs.gradients(blank, seed, case.layout)
+    if op.differentiable:
+        blank = [torch.ones_like(output, device=device) for output in outputs.values()]
+        seeds = blank if ones else inputs.gradients(blank, seed, case.layout)
     expected = run(op, op.reference, case, shapes, _each(seeds, lambda t: t.to("meta")))
     bands = poison.Bands()
     tensors = {

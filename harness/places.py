@@ -57,11 +57,12 @@ def _launches(op: Op, case, dtype: str, passes: Sequence[str]):
     forward = launches.launched(op, case, dtype, backward=False)
     if "forward" in passes:
         yield from (("forward", launch) for launch in forward if launch.key)
-    if "backward" in passes and "backward" in op.passes:
+    further = [name for name in op.passes if name in passes and name != "forward"]
+    if further:
         names = {launch.name for launch in forward}
         for launch in launches.launched(op, case, dtype):
             if launch.key and launch.name not in names:
-                yield "backward", launch
+                yield further[0], launch
 
 
 def _place(configs: Configs, launch: Launch, direction: str) -> Place:

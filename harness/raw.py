@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.command import UserError, read_json
 from harness.statuses import STATUSES
+from kernels._contract import PASSES
 
 TEXT = ("op", "family", "case", "dtype", "pass", "impl", "impl_version")
 INTEGERS = ("block", "order", "calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes")
@@ -87,8 +88,8 @@ def _typed(fields: dict[str, str]) -> dict[str, object]:
             row[name] = _number(name, fields[name])
     if fields["status"] not in STATUSES:
         raise ValueError(f"status {fields['status']!r} is none of {', '.join(STATUSES)}")
-    if fields["pass"] not in ("forward", "backward"):
-        raise ValueError(f"pass {fields['pass']!r} is neither forward nor backward")
+    if fields["pass"] not in PASSES:
+        raise ValueError(f"pass {fields['pass']!r} is none of {', '.join(PASSES)}")
     filled = FILLED + TIMES if fields["status"] in TIMED else FILLED
     if empty := [name for name in filled if not fields[name]]:
         raise ValueError(f"{empty[0]} is empty")

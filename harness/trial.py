@@ -136,7 +136,7 @@ class _Trial:
 
     def _run(self) -> Named:
         problem = self._problem
-        seeds = problem.seeds if self._direction == "backward" else None
+        seeds = None if self._direction == "forward" else problem.seeds
         return oracle.run(problem.op, self._function, problem.case, problem.tensors, seeds)
 
     def _show_others(self) -> None:
@@ -162,7 +162,7 @@ def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _shaped(results: Named, expected: Named, direction: str) -> None:
-    names = [name for name in expected if direction == "backward" or name.startswith("out")]
+    names = [name for name in expected if direction != "forward" or name.startswith("out")]
     if list(results) != names:
         raise Wrong(f"returns {', '.join(results)}; expected {', '.join(names)}")
     for name, tensor in results.items():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import command, lease
 from harness.command import UserError
-from kernels._contract import DTYPES
+from kernels._contract import DTYPES, PASSES
 
 # Inputs and order are the same in each run, so that a table changes with the machine alone.
 SEED = 0
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--file", required=True, help="stem of a kernel file")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument(
-        "--passes", nargs="+", choices=("forward", "backward"), default=("forward", "backward")
+        "--passes", nargs="+", choices=PASSES, default=PASSES
     )
     parser.add_argument("--max-cases", type=int, help="keep the first cases of each sweep")
     cores = len(os.sched_getaffinity(0))

@@ -84,7 +84,7 @@ class Bench:
         function = load.function(op, load.OURS)
         tensors = inputs.make(declared, the_case, dtype, self._seed, "cuda")
         seeds = None
-        if direction == "backward":
+        if direction != "forward":
             shapes = inputs.make(declared, the_case, dtype, self._seed, "meta")
             outputs = oracle.run(declared, declared.reference, the_case, shapes).values()
             empty = [torch.empty_like(output, device="cuda") for output in outputs]

@@ -3,10 +3,11 @@
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
-from harness import load, oracle, statuses, trial
+from harness import contents, load, oracle, statuses, trial
 from harness.command import UserError
 from kernels._contract import Case
 
@@ -23,6 +24,7 @@ class Bench:
         self.op, _ = load.op(op)
         self.function = load.function(op, impl)
         self.version = load.version(impl)
+        self.accumulates = load.accumulates(op, impl)
         self.ours = impl in (load.OURS, load.TWIN)
         self.seed = seed
         self.device = "cpu"
@@ -38,7 +40,8 @@ class Bench:
     ) -> dict:
         """Chooses the device and the units, `most` cases of each kind ("edge", "sweep").
 
-        Returns the device and the rows of each unit as they stand before it has run.
+        Returns the device, the rows of each unit as they stand before it has run, and the declared
+        dtype of the sums.
         """
         self.device = "cuda" if gpu else "cpu"
         passes = [name for name in passes if name in self.op.passes]
@@ -53,7 +56,7 @@ class Bench:
         judged = self.op.judged(self.ours)
         self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
         device = torch.cuda.get_device_name() if gpu else "cpu"
-        return {"device": device, "units": self.blanks}
+        return {"device": device, "units": self.blanks, "accumulates": self.accumulates}
 
     def check(self, unit: int) -> dict:
         """The rows of a unit. `alive` is false where it cost this process its GPU context, or where
@@ -66,10 +69,19 @@ class Bench:
             torch.cuda.empty_cache()
         return {"cells": rows, "alive": alive}
 
+    def ledger(self, unit: int) -> dict:
+        """By pass what a call of a unit contains; see `harness.contents`."""
+        case, dtype = self.units[unit]
+        passes = [blank["pass"] for blank in self.blanks[unit]]
+        look = partial(contents.observe, self.op, self.function, case, dtype)
+        return {"entries": {name: look(name, self.seed, self.device) for name in passes}}
+
 
 def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
     try:
-        problem = oracle.problem(bench.op, case, dtype, bench.seed, bench.device, bench.eager)
+        # Other gradients than one are seen in the edge cases.
+        ones = "both" in bench.op.passes and blanks[0]["kind"] == "sweep"
+        problem = oracle.problem(bench.op, case, dtype, bench.seed, bench.device, bench.eager, ones)
     except Exception as error:
         fault = _fault(error, ours=True)
         fault["reason"] = f"oracle: {fault['reason']}"

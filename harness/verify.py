@@ -15,11 +15,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
-from harness import nvml, statuses
+from harness import ledger, nvml, statuses
 from harness.command import UserError, fresh_seed, run, seed, write_json
 from harness.process import START_S, Worker
-from kernels._contract import DTYPES
+from kernels._contract import DTYPES, PASSES
 
 BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
@@ -113,7 +114,9 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 if not answer.get("alive"):
                     break
             else:
-                return {key: plan[key] for key in ("impl_version", "device")}, units
+                facts = {key: plan[key] for key in ("impl_version", "device")}
+                look = partial(_ask, worker, limit_s, "ledger")
+                return facts | {"ledger": ledger.take(units, plan["accumulates"], look)}, units
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: float) -> list[dict]:
@@ -203,7 +206,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="the report, JSON")
     parser.add_argument("--seed", type=seed, help="an integer from 0, or fresh (the default)")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
-    parser.add_argument("--passes", nargs="+", default=["forward", "backward"])
+    parser.add_argument("--passes", nargs="+", default=list(PASSES))
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")

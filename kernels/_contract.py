@@ -7,6 +7,7 @@ kernel file never reads the harness.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+PASSES = ("forward", "backward", "both")
 DTYPES = ("float32", "float16", "bfloat16")
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 OFFSETS = {"offset": 1, "offset2": 2, "offset4": 4, "offset8": 8}
@@ -27,6 +28,8 @@ class Tensor:
     tame: stays normal in cases whose values are "inf", "infinities" or "denormal"; for a factor
         beside which those of the other tensor would vanish or hide.
     ascending: sorted along its last dimension.
+    below: the size letter that bounds its integers from above; "" the smallest size of the case.
+    sentinel: (flag, value); in cases that carry the flag a quarter of its integers are the value.
     """
 
     shape: str
@@ -36,6 +39,8 @@ class Tensor:
     transposed: str = ""
     tame: bool = False
     ascending: bool = False
+    below: str = ""
+    sentinel: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,10 @@ class Op:
     flags: keyword arguments that a flag of a case adds, by flag.
     edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
     sweep: the cases that are timed, from the shapes of named models; verified on the GPU as well.
-    cost: (case, direction, itemsize) -> Cost, direction "forward" or "backward".
+    cost: (case, direction, itemsize) -> Cost, direction one of the passes.
+    passes: "forward"; "backward", the gradients alone, after a forward pass that is not timed;
+        "both", one call that gives the outputs and, for a gradient of one, the gradients: for an
+        op that may compute them in its forward pass, where each pass alone would mislead.
     deterministic: two runs on the same inputs give the same bits.
     properties: (given, results, **arguments) -> "" or what is wrong; of a random op, whose rivals
         draw from streams of their own and are held to the law of the numbers. Ours is held to the
@@ -122,6 +130,11 @@ class Op:
 
     def dtypes_of(self, a_case: Case) -> tuple[str, ...]:
         return tuple(d for d in self.dtypes if not a_case.dtypes or d in a_case.dtypes)
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients take part in any pass."""
+        return self.passes != ("forward",)
 
     def judged(self, ours: bool) -> str:
         """What an implementation is held against: "oracle", or "properties"."""

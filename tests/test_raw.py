@@ -128,7 +128,7 @@ def test_a_changed_byte_is_refused(tmp_path, data):
     ("change", "problem"),
     [
         ({"status": "fine"}, "status 'fine' is none of"),
-        ({"pass": "sideways"}, "neither forward nor backward"),
+        ({"pass": "sideways"}, "none of forward, backward, both"),
         ({"device_us": -1.0}, "device_us is -1.0, no measurement"),
         ({"device_us": "fast"}, "device_us is 'fast', no number"),
         ({"device_us": None}, "device_us is empty"),

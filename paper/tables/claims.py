@@ -54,7 +54,7 @@ def _sentence(rows):
     found = {}
     for row in rows:
         found.setdefault((row["op"], row["pass"]), []).append(row)
-    both = {op for op, direction in found if direction == "backward"}
+    several = {op for op, direction in found if direction != "forward"}
     sides = {
         "ours takes less time than every baseline in": [],
         "it takes more than at least one in": [],
@@ -63,7 +63,7 @@ def _sentence(rows):
     less, more, neither = sides.values()
     for (op, direction), claims in found.items():
         verdicts = {row["verdict"] for row in claims}
-        name = _table.code(op) + (f" {direction}" if op in both else "")
+        name = _table.code(op) + (f" {direction}" if op in several else "")
         if verdicts == {"better"}:
             less.append(name)
         elif "worse" in verdicts:
