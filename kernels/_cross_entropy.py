@@ -1,0 +1,242 @@
+"""What the two cross entropies share: the loss of a row, its gradient, and the steps around them.
+
+The loss of a row x with target t, smoothing e and z-loss coefficient z is
+    lse - (1 - e) x[t] - e mean x + z lse^2,  lse = log sum exp x,
+and its gradient p (1 + 2 z lse) - e / V - (1 - e) [j = t], p the softmax of x. A row whose target
+is the ignored index has neither; one whose target lies outside the row has NaN for both, since to
+raise an error the host would have to wait for the device.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._checks import require
+from kernels._device import sm_count
+from kernels._launch import launch
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+REDUCTIONS = ("mean", "sum", "none")
+# Programs a multiprocessor that pass over a gradient of which all is scaled alike.
+SCALERS = 4
+# Entries that a program scales at a time.
+SCALED = 4096
+
+
+def reference(logits, targets, ignore_index, label_smoothing, z_loss, reduction):
+    top = logits.detach().amax(dim=-1, keepdim=True)
+    lse = top[:, 0] + torch.log(torch.exp(logits - top).sum(dim=-1))
+    kept = targets != ignore_index
+    own = logits.gather(-1, torch.where(kept, targets, 0).long()[:, None])[:, 0]
+    loss = lse - (1 - label_smoothing) * own
+    if label_smoothing:
+        loss = loss - label_smoothing * logits.mean(dim=-1)
+    if z_loss:
+        loss = loss + z_loss * lse * lse
+    loss = torch.where(kept, loss, 0.0)
+    if reduction == "none":
+        return loss
+    return loss.sum() / kept.sum() if reduction == "mean" else loss.sum()
+
+
+def check(
+    targets: torch.Tensor,
+    rows: int,
+    classes: int,
+    ignore_index: int,
+    label_smoothing: float,
+    reduction: str,
+) -> None:
+    """ValueError or TypeError for targets that do not fit `rows` rows of `classes` logits, and for
+    options out of range. On a CPU the values of the targets are looked at too."""
+    if targets.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"targets: {targets.dtype}, expected int64 or int32")
+    require(targets.shape == (rows,), f"targets: shape {tuple(targets.shape)}, expected ({rows},)")
+    require(classes > 0, f"logits: {classes} classes, expected at least one")
+    require(0 <= label_smoothing <= 1, f"label_smoothing: {label_smoothing}, expected 0 to 1")
+    require(reduction in REDUCTIONS, f"reduction: {reduction!r}, expected one of {REDUCTIONS}")
+    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
+        kept = targets[targets != ignore_index]
+        outside = kept[(kept < 0) | (kept >= classes)]
+        if outside.numel():
+            raise ValueError(f"targets: {outside[0].item()}, expected 0 to {classes - 1}")
+
+
+@triton.jit
+def walk(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The maximum of a row, the sum of exp of what its entries lie below that, the plain sum (zero
+    unless SMOOTH), in one pass that takes UNROLL blocks at a time."""
+    lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+    top = tl.full((BLOCK_V,), -float("inf"), tl.float32)
+    total = tl.zeros((BLOCK_V,), tl.float32)
+    plain = tl.zeros((BLOCK_V,), tl.float32)
+    for start in range(0, V, UNROLL * BLOCK_V):
+        cols = start + lanes
+        x = tl.load(
+            row_ptr + cols, mask=cols < V, other=-float("inf"), eviction_policy="evict_last"
+        ).to(tl.float32)
+        new_top = tl.maximum(top, tl.max(x, 0))
+        # A lane that has seen only minus infinity must not subtract it from itself.
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)
+        weights = tl.exp2((x - base[None, :]) * LOG2E)
+        total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 0)
+        if SMOOTH:
+            plain += tl.sum(tl.where(cols < V, x, 0.0), 0)
+        top = new_top
+    row_top = tl.max(top, 0)
+    row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
+    return row_top, row_total, tl.sum(plain, 0)
+
+
+@triton.jit
+def row_loss(row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH: tl.constexpr):
+    """The loss of a row, the log of its sum of exponentials, and its target as int32."""
+    inside = (target >= 0) & (target < V)
+    own = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
+    rest = tl.log2(total) * LN2
+    # Differences to the maximum first: the loss may be small where both its terms are large.
+    loss = rest + (1.0 - smoothing) * (top - own)
+    if SMOOTH:
+        loss += smoothing * (top - plain / V)
+    lse = top + rest
+    place = tl.where(inside, target, -1).to(tl.int32)
+    return loss + z_loss * lse * lse, tl.where(inside, lse, float("nan")), place
+
+
+@triton.jit
+def row_gradient(x, cols, place, top, total, lse, V, smoothing, z_loss, scale):
+    """The gradient of some entries x of a row, in the columns `cols`, times `scale`."""
+    p = tl.exp2((x - top) * LOG2E - tl.log2(total))
+    gradient = p * (scale * (1.0 + 2.0 * z_loss * lse)) - scale * smoothing / V
+    return tl.where(cols == place, gradient - scale * (1.0 - smoothing), gradient)
+
+
+@triton.jit
+def long_row(
+    row_ptr, out_ptr, loss_ptr, target, V, ignore_index, smoothing, z_loss, scale,
+    SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Writes the loss of a row and its gradient, which may take the place of the row."""
+    loss = 0.0
+    steps = tl.cdiv(V, UNROLL * BLOCK_V)
+    lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+    if target == ignore_index:
+        zeros = tl.zeros((UNROLL, BLOCK_V), out_ptr.dtype.element_ty)
+        for step in range(0, steps):
+            cols = step * (UNROLL * BLOCK_V) + lanes
+            tl.store(out_ptr + cols, zeros, mask=cols < V)
+    else:
+        top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
+        loss, lse, place = row_loss(
+            row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH
+        )
+        # From the end: what was read last is nearest.
+        for step in range(0, steps):
+            cols = (steps - 1 - step) * (UNROLL * BLOCK_V) + lanes
+            x = tl.load(row_ptr + cols, mask=cols < V, other=0.0, eviction_policy="evict_first")
+            gradient = row_gradient(
+                x.to(tl.float32), cols, place, top, total, lse, V, smoothing, z_loss, scale
+            )
+            tl.store(out_ptr + cols, gradient.to(out_ptr.dtype.element_ty), mask=cols < V)
+    tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _count_kernel(targets_ptr, count_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
+    kept = tl.zeros((BLOCK_M,), tl.int32)
+    for start in range(0, M, BLOCK_M):
+        offs = start + tl.arange(0, BLOCK_M)
+        targets = tl.load(targets_ptr + offs, mask=offs < M, other=ignore_index)
+        kept += (targets != ignore_index).to(tl.int32)
+    tl.store(count_ptr, tl.sum(kept, 0).to(tl.float32))
+
+
+@triton.jit
+def _reduce_kernel(losses_ptr, out_ptr, count_ptr, M, BLOCK_M: tl.constexpr):
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, M, BLOCK_M):
+        offs = start + tl.arange(0, BLOCK_M)
+        total += tl.load(losses_ptr + offs, mask=offs < M, other=0.0)
+    loss = tl.sum(total, 0)
+    if count_ptr is not None:
+        loss = loss / tl.load(count_ptr)
+    tl.store(out_ptr, loss.to(out_ptr.dtype.element_ty))
+
+
+@triton.jit
+def _scale_kernel(
+    x_ptr, out_ptr, factor_ptr, stride_factor, count_ptr, N, length,
+    IN_PLACE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    factor = tl.load(factor_ptr + program * stride_factor).to(tl.float32)
+    if count_ptr is not None:
+        # Of no rows at all the gradient is zero.
+        factor = factor / tl.maximum(tl.load(count_ptr), 1.0)
+    if not IN_PLACE or factor != 1.0:
+        first = program * length
+        for start in range(0, tl.minimum(length, N - first), BLOCK_N):
+            offs = start + tl.arange(0, BLOCK_N)
+            mask = (offs < length) & (first + offs < N)
+            x = tl.load(x_ptr + first + offs, mask=mask, other=0.0).to(tl.float32)
+            tl.store(out_ptr + first + offs, (x * factor).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """How many targets are not ignored: a float32 scalar on their device."""
+    count = torch.empty((), dtype=torch.float32, device=targets.device)
+    launch(
+        _count_kernel, (1,), targets_ptr=targets, count_ptr=count, M=targets.numel(),
+        ignore_index=ignore_index, BLOCK_M=8192, num_warps=16,
+    )  # fmt: skip
+    return count
+
+
+def reduced(losses: torch.Tensor, count: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """The sum of float32 losses in a fixed order, over the count where there is one."""
+    out = torch.empty((), dtype=dtype, device=losses.device)
+    launch(
+        _reduce_kernel, (1,), losses_ptr=losses, out_ptr=out, count_ptr=count, M=losses.numel(),
+        BLOCK_M=8192, num_warps=16,
+    )  # fmt: skip
+    return out
+
+
+def kept_for_later(dtype: torch.dtype, reduction: str) -> bool:
+    """Whether the division by the count waits for the backward pass.
+
+    In float16 the gradient of a mean would vanish before the factor that loss scaling puts against
+    it arrives.
+    """
+    return reduction == "mean" and dtype == torch.float16
+
+
+def scaled(
+    x: torch.Tensor, factor: torch.Tensor, count: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x times the gradient of the loss, over the count where there is one.
+
+    x: contiguous; factor: a scalar, or one number for each row. x itself, unread where the
+    factor is one, if the graph that holds it is used for the last time; else a new tensor.
+    """
+    # What a graph keeps must stay as it is; a traced graph knows nothing of its use.
+    again = torch.compiler.is_compiling() or _graph_is_kept()
+    out = torch.empty_like(x) if again else x
+    n = x.numel()
+    if n:
+        if factor.dim():
+            rows, length = x.shape
+        else:
+            length = triton.cdiv(n, SCALERS * sm_count(x.device) * SCALED) * SCALED
+            rows = triton.cdiv(n, length)
+        launch(
+            _scale_kernel, (rows,), x_ptr=x, out_ptr=out, factor_ptr=factor,
+            stride_factor=factor.stride(0) if factor.dim() else 0, count_ptr=count, N=n,
+            length=length, IN_PLACE=not again, BLOCK_N=SCALED, num_warps=8,
+        )  # fmt: skip
+    return out
+
+
+def _graph_is_kept() -> bool:
+    return torch._C._autograd._get_current_graph_task_keep_graph()

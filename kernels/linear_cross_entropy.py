@@ -1,0 +1,287 @@
+"""Cross entropy of logits x wᵀ + b that never lie in memory as a whole; forward and backward.
+
+The formulas are those of kernels/_cross_entropy.py. Rows go in chunks: a matmul writes a chunk's
+logits to a buffer, the kernel puts their gradient in their place, and two more matmuls make of it
+the chunk's part of dx and add to dw. So both gradients are there after the forward pass, and the
+backward pass multiplies by the gradient of the loss where that is not one. The idea is that of
+Liger-Kernel's fused linear cross entropy (Hsu et al., 2024).
+
+FLOPs: 2 M H V forward, 6 M H V with gradients, which decides; plain products, so cuBLAS computes
+them. Memory beside inputs and gradients: the buffer, an eighth of the logits or LEAST_ROWS rows.
+dw is summed over the chunks in its own dtype, each sum formed in float32 inside the matmul: a
+float32 copy would take twice the memory of w, and at most eight chunks round at most eight times.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels import _cross_entropy as shared
+from kernels._checks import require, shaped
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._cross_entropy import long_row, row_loss, walk
+from kernels._device import sm_count
+from kernels._launch import launch, needs_grad
+from kernels._layout import rows_of
+from kernels._tuned import Configs
+
+
+def linear_cross_entropy_reference(
+    x,
+    weight,
+    targets,
+    bias=None,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+):
+    logits = x @ weight.T
+    if bias is not None:
+        logits = logits + bias
+    return shared.reference(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
+
+
+def _cost(a_case, direction, itemsize):
+    m, h, v = (a_case[letter] for letter in "MHV")
+    factors = (m * h + v * h) * itemsize
+    if direction == "both":
+        return Cost(factors + 8 * m, factors + itemsize, 6 * m * h * v)
+    return Cost(factors + 8 * m, itemsize, 2 * m * h * v)
+
+
+LINEAR_CROSS_ENTROPY = Op(
+    "linear_cross_entropy",
+    linear_cross_entropy_reference,
+    {
+        "x": Tensor("M H"),
+        "weight": Tensor("V H"),
+        "targets": Tensor("M", "int64", grad=False, below="V", sentinel=("ignored", -100)),
+        "bias": Tensor("V", when="bias"),
+    },
+    _cost,
+    edge=(
+        case(M=1, H=1, V=1),
+        case(M=3, H=16, V=127),
+        case("ignored", M=17, H=33, V=129),
+        case("bias", "ignored", M=5, H=16, V=130),
+        case("sum", "smooth", "z", "ignored", "bias", M=9, H=24, V=200),
+        case(M=0, H=8, V=16),
+        case(M=9, H=24, V=200, layout="padded"),
+        case("bias", M=9, H=24, V=100, layout="offset"),
+        case(M=9, H=16, V=40, layout="transposed"),
+        case(M=4, H=16, V=100, layout="expanded"),
+    ),
+    sweep=(
+        case(M=4096, H=4096, V=128256, dtypes=("bfloat16",)),
+        case(M=8192, H=4096, V=32000, dtypes=("bfloat16",)),
+        case(M=4096, H=2048, V=32000, dtypes=("bfloat16", "float16")),
+        case(M=1024, H=1024, V=32000, dtypes=("float32",)),
+        case("bias", "smooth", "z", "ignored", M=4096, H=2048, V=32000, dtypes=("bfloat16",)),
+    ),
+    passes=("forward", "both"),
+    flags={
+        "ignored": {},
+        "bias": {},
+        "smooth": {"label_smoothing": 0.1},
+        "z": {"z_loss": 1e-3},
+        "sum": {"reduction": "sum"},
+    },
+)
+
+# dw is rounded once in each chunk; fewer rows would leave the matmuls idle.
+MOST_CHUNKS, LEAST_ROWS = 8, 1024
+# Rows of a chunk in steps of a matmul's tile.
+ROW_STEP = 128
+
+
+def _choose_loss(v, itemsize):
+    if v <= 4096:
+        return {"UNROLL": 1, "BLOCK_V": 1024, "num_warps": 4}
+    return {"UNROLL": 2, "BLOCK_V": 2048, "num_warps": 8}
+
+
+def _choose_chunk(v, itemsize):
+    if v <= 4096:
+        return {"PROGRAMS": 8, "UNROLL": 1, "BLOCK_V": 1024, "num_warps": 4}
+    return {"PROGRAMS": 1, "UNROLL": 4, "BLOCK_V": 4096, "num_warps": 16}
+
+
+LOSS_CONFIGS = tuple(
+    {"UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
+    for unroll in (1, 2, 4)
+    for warps in (4, 8, 16)
+)
+CHUNK_CONFIGS = tuple(
+    {"PROGRAMS": programs, "UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
+    for programs, warps in ((1, 16), (1, 32), (2, 8), (2, 16), (4, 8))
+    for unroll in (2, 4, 8)
+    if unroll * warps <= 64
+)
+
+
+@triton.jit
+def _chunk_loss_kernel(
+    logits_ptr, targets_ptr, losses_ptr, V, ignore_index, smoothing, z_loss,
+    SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * V
+    target = tl.load(targets_ptr + row)
+    loss = 0.0
+    if target != ignore_index:
+        top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
+        loss, _, _ = row_loss(row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH)
+    tl.store(losses_ptr + row, loss)
+
+
+@triton.jit
+def _chunk_kernel(
+    logits_ptr, targets_ptr, losses_ptr, count_ptr, M, V, ignore_index, smoothing, z_loss,
+    SMOOTH: tl.constexpr, PROGRAMS: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    scale = 1.0
+    if count_ptr is not None:
+        scale /= tl.load(count_ptr)
+    for index in range(tl.program_id(0), M, tl.num_programs(0)):
+        row = tl.cast(index, tl.int64)
+        row_ptr = logits_ptr + row * V
+        long_row(
+            row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, ignore_index,
+            smoothing, z_loss, scale, SMOOTH, UNROLL, BLOCK_V,
+        )  # fmt: skip
+
+
+LOSS = Configs(_chunk_loss_kernel, LOSS_CONFIGS, _choose_loss)
+CHUNK = Configs(_chunk_kernel, CHUNK_CONFIGS, _choose_chunk)
+
+
+def _rows_of_chunk(m: int) -> int:
+    """Rows of all chunks but the last, which may be shorter."""
+    chunks = min(MOST_CHUNKS, max(1, m // LEAST_ROWS))
+    return max(1, triton.cdiv(triton.cdiv(m, chunks), ROW_STEP)) * ROW_STEP
+
+
+def linear_cross_entropy_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """x: [M, H]; weight: [V, H]; targets: [M], contiguous; bias: [V] or None.
+
+    wanted: whether the gradients of x, weight and bias are. Returns the loss in the dtype of x,
+    the three gradients, None where not wanted, and the count that they are still to be divided by,
+    if they are.
+    """
+    (m, h), v = x.shape, weight.shape[0]
+    kind = {"dtype": x.dtype, "device": x.device}
+    losses = torch.empty(m, dtype=torch.float32, device=x.device)
+    count = shared.count_kept(targets, ignore_index) if reduction == "mean" else None
+    later = count if any(wanted) and shared.kept_for_later(x.dtype, reduction) else None
+    dx = torch.empty((m, h), **kind) if wanted[0] else None
+    dw = (torch.empty if m else torch.zeros)((v, h), **kind) if wanted[1] else None
+    db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
+    step = _rows_of_chunk(m)
+    buffer = torch.empty((min(step, m), v), **kind)
+    for first in range(0, m, step):
+        part = x[first : first + step]
+        logits = buffer[: part.shape[0]]
+        if bias is None:
+            torch.mm(part, weight.T, out=logits)
+        else:
+            torch.addmm(bias, part, weight.T, out=logits)
+        _finish(
+            logits, targets[first : first + step], losses[first : first + step],
+            None if later is not None else count,
+            ignore_index, float(smoothing), float(z_loss), any(wanted),
+        )  # fmt: skip
+        if dx is not None:
+            torch.mm(logits, weight, out=dx[first : first + step])
+        if dw is not None and first == 0:
+            torch.mm(logits.T, part, out=dw)
+        elif dw is not None:
+            torch.addmm(dw, logits.T, part, out=dw)
+        if db is not None:
+            db += logits.sum(0, dtype=torch.float32)
+    return shared.reduced(losses, count, x.dtype), dx, dw, db, later
+
+
+def _finish(logits, targets, losses, count, ignore_index, smoothing, z_loss, wants_gradient):
+    """Writes the loss of each row and puts the gradients, if wanted, in the place of the logits."""
+    m, v = logits.shape
+    key = {"v": v, "itemsize": logits.element_size()}
+    if wants_gradient:
+        config = CHUNK.pick(logits.device, **key)
+        launch(
+            _chunk_kernel, (min(m, config["PROGRAMS"] * sm_count(logits.device)),),
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, count_ptr=count, M=m, V=v,
+            ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
+            SMOOTH=smoothing > 0, **config,
+        )  # fmt: skip
+    else:
+        launch(
+            _chunk_loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
+            SMOOTH=smoothing > 0, **LOSS.pick(logits.device, **key),
+        )  # fmt: skip
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, targets, bias, *options):
+        wanted = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
+        loss, *kept = linear_cross_entropy_fwd(x, weight, targets, bias, *options, wanted)
+        ctx.save_for_backward(*kept)
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss):
+        dx, dw, db, count = ctx.saved_tensors
+        dx, dw, db = (d if d is None else shared.scaled(d, dloss, count) for d in (dx, dw, db))
+        return dx, dw, None, None if db is None else db.to(dloss.dtype), None, None, None, None
+
+
+def linear_cross_entropy(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """`cross_entropy(x wᵀ + bias, targets)` without the logits in memory.
+
+    x: [M, H]; weight: [V, H]; bias: [V]; of one dtype, float32, float16 or bfloat16. targets: [M],
+    int64 or int32, from 0 to V - 1 or `ignore_index`, whose rows have neither loss nor gradient.
+    z_loss: the factor of the square of the log of the sum of exponentials, added to each loss.
+    reduction: "mean" over the rows that count (NaN without any) or "sum".
+
+    Returns a scalar in the dtype of x. Differentiable in x, weight and bias; the forward pass
+    computes the gradients. TypeError or ValueError for arguments of another shape, dtype or range.
+    On a GPU a target out of range makes the loss and the gradients NaN, as nobody waits to look.
+    """
+    require(x.dim() == 2, f"x: shape {tuple(x.shape)}, expected two dimensions")
+    m, h = x.shape
+    require(
+        weight.dim() == 2 and weight.shape[1] == h and weight.dtype == x.dtype,
+        f"weight: {tuple(weight.shape)} {weight.dtype}, expected (V, {h}) {x.dtype}",
+    )
+    v = weight.shape[0]
+    require(reduction != "none", "reduction: 'none', expected 'mean' or 'sum'")
+    shared.check(targets, m, v, ignore_index, label_smoothing, reduction)
+    if bias is not None:
+        shaped("bias", bias, (v,))
+        require(bias.dtype == x.dtype, f"bias: {bias.dtype}, expected {x.dtype}")
+    x, targets = rows_of(x), targets.contiguous()
+    options = ignore_index, label_smoothing, z_loss, reduction
+    if needs_grad(x, weight, bias):
+        return _LinearCrossEntropy.apply(x, weight, targets, bias, *options)
+    return linear_cross_entropy_fwd(x, weight, targets, bias, *options, (False,) * 3)[0]
