@@ -2,8 +2,10 @@
 
 import torch
 from liger_kernel.transformers.functional import (
+    liger_fused_add_rms_norm,
     liger_geglu,
     liger_layer_norm,
+    liger_rms_norm,
     liger_rope,
     liger_softmax,
     liger_swiglu,
@@ -18,8 +20,17 @@ def softmax(x, scale=1.0, causal=False, mask=None):
     return liger_softmax(x)
 
 
-def layer_norm(x, weight, bias, eps):
+def layer_norm(x, weight, bias, eps, residual=None):
+    if residual is not None:
+        raise ValueError("its layer norm takes no residual")
     return liger_layer_norm(x, weight, bias, eps)
+
+
+def rms_norm(x, weight, eps, residual=None):
+    # By default it writes the gradient of x over that of y, which is the caller's.
+    if residual is None:
+        return liger_rms_norm(x, weight, eps, in_place=False)
+    return liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False)
 
 
 def _apart(function, gate, up):

@@ -38,8 +38,14 @@ class _LayerNorm(torch.autograd.Function):
         return dx, dw.to(ctx.dtype), db.to(ctx.dtype), None
 
 
-def layer_norm(x, weight, bias, eps):
+def layer_norm(x, weight, bias, eps, residual=None):
+    if residual is not None:
+        raise ValueError("its layer norm takes no residual")
     return _LayerNorm.apply(x, weight, bias, eps)
+
+
+def rms_norm(x, weight, eps, residual=None):
+    return quack.rmsnorm(x, weight, residual=residual, eps=eps, prenorm=residual is not None)
 
 
 def matmul(a, b, bias=None, activation="none"):

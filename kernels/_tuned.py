@@ -39,12 +39,14 @@ class Configs:
     choose: (**key) -> one configuration; the rule where no table names the key.
     suits: (candidate, **key) -> whether the candidate is worth a try for the key; all are where it
         is left out.
+    family: the kernel file whose part of a table binds; "" the file that defines the kernel.
     """
 
     kernel: object
     candidates: tuple[Config, ...]
     choose: Callable[..., Config]
     suits: Callable[..., bool] = lambda candidate, **key: True
+    family: str = ""
     # A traced graph cannot look into a kernel, so its names stand beside it.
     module: str = field(init=False)
     name: str = field(init=False)
@@ -53,6 +55,8 @@ class Configs:
     def __post_init__(self):
         object.__setattr__(self, "module", self.kernel.fn.__module__)
         object.__setattr__(self, "name", self.kernel.fn.__name__)
+        if not self.family:
+            object.__setattr__(self, "family", self.module.rpartition(".")[2])
 
     def pick(self, device: torch.device, **key: int | str | bool) -> Config:
         """The configuration to launch with on `device`: that of a table, else `choose(**key)`.
@@ -61,13 +65,13 @@ class Configs:
         where a table cannot be read.
         """
         if torch.compiler.is_dynamo_compiling():
-            for known, config in _traced(self.module, self.name, device):
+            for known, config in _traced(self.module, self.name, self.family, device):
                 if _equal(known, tuple(key.items())):
                     return dict(config)
             return self.choose(**key)
         table = self._tables.get(device)
         if table is None:
-            table = self._tables[device] = table_of(self.kernel, device)
+            table = self._tables[device] = table_of(self.kernel, self.family, device)
         config = table.get(tuple(key.items()))
         return self.choose(**key) if config is None else config
 
@@ -90,21 +94,23 @@ def _equal(one: tuple, other: tuple) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def _traced(module: str, name: str, device: torch.device) -> list:
+def _traced(module: str, name: str, family: str, device: torch.device) -> list:
     """The table of a kernel as a constant of the traced graph, which can read no file.
 
     Configurations are pairs: torch 2.11 finds no words for a guard on a dict that is a constant.
     """
-    table = table_of(vars(sys.modules[module])[name], device)
+    table = table_of(vars(sys.modules[module])[name], family, device)
     return [(key, tuple(config.items())) for key, config in table.items()]
 
 
-def table_of(kernel: object, device: torch.device) -> Table:
-    """The tuned configurations of a kernel on a device, by key; empty where none are in force."""
+def table_of(kernel: object, family: str, device: torch.device) -> Table:
+    """The tuned configurations of a kernel on a device, by key; empty where none are in force.
+
+    family: the part of the table to look in.
+    """
     chosen = folder()
     if device.type != "cuda" or chosen is None:
         return {}
-    family = kernel.fn.__module__.rpartition(".")[2]
     record = families(chosen, torch.cuda.get_device_name(device)).get(family, {})
     tuned = record.get("kernels", {}).get(kernel.fn.__name__)
     if tuned is None or stale(kernel, tuned, record):

@@ -1,0 +1,63 @@
+"""What layer norm and RMS norm share of their declarations: cases, cost, check of arguments."""
+
+import torch
+
+from kernels._cases import ROW_EDGE
+from kernels._checks import require, same, shaped
+from kernels._contract import Cost, case
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+NORM_EDGE = (
+    *ROW_EDGE,
+    case(M=300, N=64),
+    # Beyond what programs keep in registers, backward and then forward.
+    case(M=2, N=8300, dtypes=("float32",)),
+    case(M=2, N=16500, dtypes=("float16", "bfloat16")),
+    case(M=1, N=66000, dtypes=("bfloat16",)),
+    case("residual", M=7, N=129),
+    case("residual", M=0, N=64),
+    case("residual", M=5, N=200, layout="padded"),
+    case("residual", M=4, N=100, layout="expanded"),
+    case("residual", M=2, N=16500, dtypes=("float16",)),
+    case("residual", M=1, N=66000, dtypes=("bfloat16",)),
+)
+NORM_SWEEP = (
+    *(case(M=4096, N=n, dtypes=("bfloat16",)) for n in (1024, 4096)),
+    case(M=4096, N=12288, dtypes=("float16",)),
+    case(M=4096, N=16384, dtypes=("float32",)),
+    case(M=32768, N=4096, dtypes=("bfloat16",)),
+    case(M=16384, N=16384, dtypes=("bfloat16",)),
+    case(M=4096, N=65536, dtypes=("bfloat16",)),
+    case(M=1024, N=262144, dtypes=("bfloat16",)),
+    case("residual", M=4096, N=1024, dtypes=("bfloat16",)),
+    case("residual", M=32768, N=4096, dtypes=("bfloat16",)),
+)
+# No keyword argument comes with a residual: its presence says it.
+NORM_FLAGS = {"residual": {}}
+
+
+def norm_cost(a_case, direction, itemsize, vectors, flops):
+    """vectors: how many of N elements each pass reads and the other writes. flops: an element."""
+    elements, n = a_case["M"] * a_case["N"], a_case["N"]
+    fused = "residual" in a_case.flags
+    if direction == "forward":
+        read, written = (1 + fused) * elements + vectors * n, (1 + fused) * elements
+    else:
+        # The gradients of x and of the residual are one tensor.
+        read, written = (2 + fused) * elements + n, elements + vectors * n
+    return Cost(read * itemsize, written * itemsize, (flops + fused) * elements)
+
+
+def check_norm(x, residual, **vectors):
+    """TypeError or ValueError where the arguments of a norm do not belong together."""
+    if x.dtype not in FLOATS:
+        raise TypeError(f"x: {x.dtype}, expected float32, float16 or bfloat16")
+    require(x.dim() > 0, "x: has no dimension to normalize over, expected one at least")
+    for name, tensor in vectors.items():
+        shaped(name, tensor, x.shape[-1:])
+        if tensor.dtype not in FLOATS:
+            raise TypeError(f"{name}: {tensor.dtype}, expected float32, float16 or bfloat16")
+        require(tensor.device == x.device, f"{name}: on {tensor.device}, expected {x.device}")
+    if residual is not None:
+        same(x=x, residual=residual)
+        require(residual.device == x.device, f"residual: on {residual.device}, expected {x.device}")

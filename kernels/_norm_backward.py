@@ -1,0 +1,317 @@
+"""Backward pass of layer norm and RMS norm: dx, and the sums over rows that are dw and db.
+
+With h = (x - mean) rstd (RMS norm: x rstd) and g = w dy: dx = rstd (g - h mean(g h) - mean g) + ds,
+dw = sum of dy h over the rows, db = sum of dy; the terms mean g and db are those of a layer norm,
+ds is the gradient of the fused sum. Rows of up to ROW_BYTES: a fixed number of programs walk over
+rows that lie together, read each once while the next are on their way to shared memory, and keep
+their share of dw and db in registers. Longer rows: one kernel takes mean(g h) and mean g of all
+rows, a second one computes dx, dw and db tile by tile, so x and dy are read twice: 10 bytes an
+element of 16 bits where 6 are needed, unless the rows of a group still lie in the L2 at the second
+reading. A last kernel adds the shares in a fixed order, so the result is the same in each run. The
+two-stage sum follows the layer norm tutorial of Triton, without its locks.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._device import sm_count
+from kernels._launch import launch
+from kernels._layout import rows_of
+from kernels._norm_forward import add_pairs, widened, zero_after
+from kernels._tile import load_f32, store_as
+from kernels._tuned import Configs
+
+# The longest row whose share of dw and db one program keeps in its registers.
+ROW_BYTES = 32768
+# Bytes of x and dy that are walked twice before the next group of rows; 0: all rows are one group.
+GROUP_BYTES = 0
+# Programs that share the columns of a row where sums along it are taken.
+SPLITS = 8
+# Programs for each multiprocessor that share the columns and the rows of a group.
+TILE_PROGRAMS = 8
+# (longest row, rows of a tile, warps, stages, programs a multiprocessor)
+ROW_TILES = (
+    (256, 8, 4, 3, 4),
+    (512, 4, 4, 3, 4),
+    (1024, 4, 4, 3, 4),
+    (2048, 2, 8, 3, 2),
+    (4096, 1, 8, 3, 2),
+    (8192, 1, 8, 3, 1),
+    (16384, 1, 16, 3, 1),
+)
+ROW_CANDIDATES = tuple(
+    {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
+    for rows in (1, 2, 4, 8)
+    for stages in (1, 2, 3, 4)
+    for programs in (1, 2, 3, 4)
+    for warps in (2, 4, 8, 16)
+)
+TILE_CANDIDATES = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
+    for rows, columns in ((2, 1024), (4, 512), (8, 256), (4, 1024), (8, 512), (16, 128))
+    for stages in (1, 2, 3)
+)
+SUM_CANDIDATES = tuple(
+    {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
+    for rows, columns in ((32, 32), (64, 32), (128, 16), (64, 64))
+)
+SHARED_BYTES = 220000
+
+
+def backward_configs(family: str) -> tuple[Configs, Configs, Configs, Configs]:
+    """The tiles of rows, of the sums along rows, of tiles and of shares, for a family's table."""
+    return (
+        Configs(_norm_backward_row_kernel, ROW_CANDIDATES, _choose_row, _suits_row, family),
+        Configs(_norm_backward_sums_kernel, TILE_CANDIDATES, _choose_tile, family=family),
+        Configs(_norm_backward_tile_kernel, TILE_CANDIDATES, _choose_tile, family=family),
+        Configs(_norm_sum_parts_kernel, SUM_CANDIDATES, _choose_sum, family=family),
+    )
+
+
+def _choose_row(n, itemsize):
+    rows, warps, stages, programs = next(tile for limit, *tile in ROW_TILES if n <= limit)
+    return {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
+
+
+def _suits_row(candidate, n, itemsize):
+    """Whether a thread has 8 to 32 elements of a tile, and what is on its way fits."""
+    elements = candidate["BLOCK_M"] * triton.next_power_of_2(n)
+    on_the_way = 2 * (candidate["STAGES"] - 1) * elements * itemsize
+    several = candidate["BLOCK_M"] == 1 or elements <= 4096
+    full = 8 <= elements // (32 * candidate["num_warps"]) <= 32
+    return several and full and on_the_way * candidate["PER_SM"] <= SHARED_BYTES
+
+
+def _choose_tile(n, itemsize):
+    return {"BLOCK_M": 4, "BLOCK_N": 512, "STAGES": 2, "num_warps": 4}
+
+
+def _choose_sum(n, itemsize):
+    return {"BLOCK_P": 32, "BLOCK_N": 32, "num_warps": 4}
+
+
+@triton.jit
+def _norm_backward_row_kernel(
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr,
+    stride_xm, stride_dym, stride_dsm, M, N,
+    CENTRED: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    offs_n = tl.arange(0, BLOCK_N)
+    mask_n = (offs_n < N) | EVEN
+    packed_weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0)[None, :]
+    dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # Rows that lie together: one line of the cache has the statistics of many.
+    tiles = tl.cdiv(M, BLOCK_M)
+    share = tl.cdiv(tiles, programs)
+    last = tl.minimum((program + 1) * share, tiles)
+    for tile in tl.range(program * share, last, num_stages=STAGES):
+        offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        rows = offs_m[:, None]
+        mask_m = (offs_m < M) | (BLOCK_M == 1)
+        mask = mask_m[:, None] & mask_n[None, :]
+        packed_x = tl.load(x_ptr + rows * stride_xm + offs_n[None, :], mask=mask, other=0.0)
+        packed_dy = tl.load(dy_ptr + rows * stride_dym + offs_n[None, :], mask=mask, other=0.0)
+        rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
+        mean = 0.0
+        if CENTRED:
+            mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
+        hat = (packed_x.to(tl.float32) - mean) * rstd
+        g = widened(packed_weight, (N >> 31) & tile) * packed_dy.to(tl.float32)
+        if CENTRED:
+            along, level = tl.reduce((g * hat, g), 1, add_pairs)
+            level = (level / N)[:, None]
+        else:
+            along = tl.sum(g * hat, 1)
+            level = 0.0
+        zero = zero_after(along, N)[:, None]
+        hat = (widened(packed_x, zero) - mean) * rstd
+        dy = widened(packed_dy, zero)
+        dw += dy * hat
+        if CENTRED:
+            db += dy
+        g = widened(packed_weight, zero) * dy
+        dx = (g - hat * (along / N)[:, None] - level) * rstd
+        if ds_ptr is not None:
+            dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
+        store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
+    parts_ptr += program.to(tl.int64) * N + offs_n
+    tl.store(parts_ptr, tl.sum(dw, 0), mask=mask_n)
+    if CENTRED:
+        tl.store(parts_ptr + programs.to(tl.int64) * N, tl.sum(db, 0), mask=mask_n)
+
+
+@triton.jit(do_not_specialize=["first"])
+def _norm_backward_sums_kernel(
+    x_ptr, dy_ptr, weight_ptr, stats_ptr, sums_ptr, stride_xm, stride_dym, M, N, first,
+    CENTRED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    split = tl.program_id(1)
+    offs_m = first + tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < M
+    rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
+    along = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    level = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if CENTRED:
+        mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
+    span = tl.cdiv(tl.cdiv(N, BLOCK_N), SPLITS) * BLOCK_N
+    last = tl.minimum((split + 1) * span, N)
+    for start in tl.range(split * span, last, BLOCK_N, num_stages=STAGES):
+        offs_n = start + tl.arange(0, BLOCK_N)
+        mask_n = (offs_n < N) | EVEN
+        mask = mask_m[:, None] & mask_n[None, :]
+        x = load_f32(x_ptr + offs_m[:, None] * stride_xm + offs_n[None, :], mask)
+        dy = load_f32(dy_ptr + offs_m[:, None] * stride_dym + offs_n[None, :], mask)
+        g = load_f32(weight_ptr + offs_n, mask_n)[None, :] * dy
+        if CENTRED:
+            x -= mean
+            level += g
+        along += g * (x * rstd)
+    tl.store(sums_ptr + offs_m * SPLITS + split, tl.sum(along, 1), mask=mask_m)
+    if CENTRED:
+        offs = (M + offs_m) * SPLITS + split
+        tl.store(sums_ptr + offs, tl.sum(level, 1), mask=mask_m)
+
+
+@triton.jit(do_not_specialize=["first", "last", "part"])
+def _norm_backward_tile_kernel(
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, sums_ptr, dx_ptr, parts_ptr,
+    stride_xm, stride_dym, stride_dsm, M, N, first, last, part, parts,
+    CENTRED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = (offs_n < N) | EVEN
+    splits = tl.arange(0, SPLITS)
+    weight = load_f32(weight_ptr + offs_n, mask_n)[None, :]
+    dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    share = tl.cdiv(tl.cdiv(last - first, BLOCK_M), tl.num_programs(1)) * BLOCK_M
+    begin = first + tl.program_id(1).to(tl.int64) * share
+    end = tl.minimum(begin + share, last)
+    for start in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        offs_m = start + tl.arange(0, BLOCK_M)
+        rows = offs_m[:, None]
+        mask_m = offs_m < end
+        mask = mask_m[:, None] & mask_n[None, :]
+        x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask)
+        dy = load_f32(dy_ptr + rows * stride_dym + offs_n[None, :], mask)
+        rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
+        sums = sums_ptr + rows * SPLITS + splits[None, :]
+        along = tl.sum(tl.load(sums, mask=mask_m[:, None], other=0.0), 1)[:, None] / N
+        if CENTRED:
+            x -= tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
+            db += dy
+        hat = x * rstd
+        dx = weight * dy - hat * along
+        if CENTRED:
+            sums += M * SPLITS
+            dx -= tl.sum(tl.load(sums, mask=mask_m[:, None], other=0.0), 1)[:, None] / N
+        dx *= rstd
+        if ds_ptr is not None:
+            dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
+        store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
+        dw += dy * hat
+    parts_ptr += (part + tl.program_id(1)).to(tl.int64) * N + offs_n
+    tl.store(parts_ptr, tl.sum(dw, 0), mask=mask_n)
+    if CENTRED:
+        tl.store(parts_ptr + tl.cast(parts, tl.int64) * N, tl.sum(db, 0), mask=mask_n)
+
+
+@triton.jit
+def _norm_sum_parts_kernel(
+    parts_ptr, dw_ptr, db_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = offs_n < N
+    total = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
+    which = tl.program_id(1).to(tl.int64)
+    for start in range(0, P, BLOCK_P):
+        offs_p = which * P + start + tl.arange(0, BLOCK_P)
+        mask = (offs_p[:, None] < (which + 1) * P) & mask_n[None, :]
+        total += tl.load(parts_ptr + offs_p[:, None] * N + offs_n[None, :], mask=mask, other=0.0)
+    total = tl.sum(total, 0)
+    if which == 0:
+        store_as(dw_ptr + offs_n, total, mask_n)
+    elif db_ptr is not None:
+        store_as(db_ptr + offs_n, total, mask_n)
+
+
+def norm_backward(tiles, x, weight, bias, stats, dy, ds):
+    """The gradients of `norm_forward`, of the same dtypes as what they belong to.
+
+    tiles: as `backward_configs` returns them. x: what was normalized, [..., N]; weight: [N]; bias:
+    [N] or None; stats: as the forward pass left them; dy: the gradient of y; ds: that of the sum,
+    or None. Returns dx (that of the residual too), dw, and db or None.
+    """
+    shape, n, centred = x.shape, x.shape[-1], bias is not None
+    x, dy = rows_of(x), rows_of(dy)
+    ds = None if ds is None else rows_of(ds)
+    m = x.shape[0]
+    dx = torch.empty(shape, dtype=x.dtype, device=x.device)
+    dw = torch.empty_like(weight)
+    db = torch.empty_like(bias) if centred else None
+    if m == 0 or n == 0:
+        return dx, dw.zero_(), db.zero_() if centred else None
+    walk = _rows if n * x.element_size() <= ROW_BYTES else _tiles
+    parts = walk(tiles, x, weight, stats, dy, ds, dx, m, n, centred)
+    config = tiles[3].pick(x.device, n=n, itemsize=x.element_size())
+    launch(
+        _norm_sum_parts_kernel, (triton.cdiv(n, config["BLOCK_N"]), 1 + centred),
+        parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=parts.shape[1], N=n, **config,
+    )  # fmt: skip
+    return dx, dw, db
+
+
+def _rows(tiles, x, weight, stats, dy, ds, dx, m, n, centred):
+    config = tiles[0].pick(x.device, n=n, itemsize=x.element_size())
+    most = config["PER_SM"] * sm_count(x.device)
+    programs = min(triton.cdiv(m, config["BLOCK_M"]), most)
+    parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(n)
+    launch(
+        _norm_backward_row_kernel, (programs,),
+        x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
+        parts_ptr=parts, stride_xm=x.stride(0), stride_dym=dy.stride(0),
+        stride_dsm=0 if ds is None else ds.stride(0), M=m, N=n,
+        CENTRED=centred, EVEN=n == block, BLOCK_N=block, **config,
+    )  # fmt: skip
+    return parts
+
+
+def _tiles(tiles, x, weight, stats, dy, ds, dx, m, n, centred):
+    key = {"n": n, "itemsize": x.element_size()}
+    sums_config, tile = tiles[1].pick(x.device, **key), tiles[2].pick(x.device, **key)
+    group = m
+    if GROUP_BYTES:
+        group = min(m, max(64, GROUP_BYTES // (2 * n * x.element_size())))
+    columns = triton.cdiv(n, tile["BLOCK_N"])
+    across = triton.cdiv(TILE_PROGRAMS * sm_count(x.device), columns)
+    across = min(across, triton.cdiv(group, tile["BLOCK_M"]))
+    count = triton.cdiv(m, group) * across
+    parts = torch.empty((1 + centred, count, n), dtype=torch.float32, device=x.device)
+    sums = torch.empty((1 + centred, m, SPLITS), dtype=torch.float32, device=x.device)
+    stride_dsm = 0 if ds is None else ds.stride(0)
+    for index in range(triton.cdiv(m, group)):
+        first = index * group
+        last = min(m, first + group)
+        launch(
+            _norm_backward_sums_kernel,
+            (triton.cdiv(last - first, sums_config["BLOCK_M"]), SPLITS),
+            x_ptr=x, dy_ptr=dy, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
+            stride_xm=x.stride(0), stride_dym=dy.stride(0), M=m, N=n, first=first,
+            CENTRED=centred, EVEN=n % sums_config["BLOCK_N"] == 0, SPLITS=SPLITS, **sums_config,
+        )  # fmt: skip
+        launch(
+            _norm_backward_tile_kernel, (columns, across),
+            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
+            dx_ptr=dx, parts_ptr=parts, stride_xm=x.stride(0), stride_dym=dy.stride(0),
+            stride_dsm=stride_dsm, M=m, N=n, first=first, last=last, part=index * across,
+            parts=count, CENTRED=centred, EVEN=n % tile["BLOCK_N"] == 0, SPLITS=SPLITS, **tile,
+        )  # fmt: skip
+    return parts

@@ -1,0 +1,86 @@
+"""RMS norm over the last dimension, forward and backward, with a fused residual sum if wanted.
+
+forward: y = w s r with r = 1 / sqrt(mean(s s) + eps), where s is x, or x + residual, which is
+returned too. backward, with h = s r and g = w dy: dx = r (g - h mean(g h)), to which the gradient
+of s is added and which is that of the residual too; dw = sum of dy h over the rows. Zhang and
+Sennrich (2019) proposed it.
+
+Bytes: forward reads x (and the residual) and writes y (and s); backward reads s and dy (and ds)
+and writes dx; the weights are small beside them. FLOPs: about 4 and 9 an element, so memory
+decides. The kernels, and why they are as they are: `_norm_forward.py` and `_norm_backward.py`.
+"""
+
+import torch
+
+from kernels._contract import Op, Tensor, case
+from kernels._launch import needs_grad
+from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, check_norm, norm_cost
+from kernels._norm_backward import backward_configs, norm_backward
+from kernels._norm_forward import forward_configs, norm_forward
+
+
+def rms_norm_reference(x, weight, eps, residual=None):
+    total = x if residual is None else x + residual
+    square = (total * total).mean(dim=-1, keepdim=True)
+    y = total / torch.sqrt(square + eps) * weight
+    return y if residual is None else (y, total)
+
+
+def _cost(a_case, direction, itemsize):
+    return norm_cost(a_case, direction, itemsize, 1, 4 if direction == "forward" else 9)
+
+
+RMS_NORM = Op(
+    "rms_norm",
+    rms_norm_reference,
+    {
+        "x": Tensor("M N"),
+        "weight": Tensor("N", tame=True),
+        "residual": Tensor("M N", when="residual"),
+    },
+    _cost,
+    # Of one element far above eps, dx is what rounding leaves of 1 - h h, in PyTorch as here.
+    edge=(case(M=1, N=1, values="denormal"), *NORM_EDGE[1:]),
+    sweep=NORM_SWEEP,
+    passes=("forward", "backward"),
+    params={"eps": 1e-6},
+    flags=NORM_FLAGS,
+)
+
+FORWARD = FORWARD_ROW, FORWARD_LOOP = forward_configs("rms_norm")
+BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("rms_norm")
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, residual, eps):
+        y, total, stats = norm_forward(FORWARD, x, residual, weight, None, eps, keep=True)
+        ctx.save_for_backward(x if total is None else total, weight, stats)
+        return y if total is None else (y, total)
+
+    @staticmethod
+    def backward(ctx, dy, ds=None):
+        x, weight, stats = ctx.saved_tensors
+        dx, dw, _ = norm_backward(BACKWARD, x, weight, None, stats, dy, ds)
+        return dx, dw, None if ds is None else dx, None
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """RMS norm over the last dimension, computed in float32.
+
+    x: [..., N]; weight: [N]; residual: shape and dtype of x, or None; float32, float16 or
+    bfloat16, else TypeError; ValueError where they do not belong together. Returns y, of the shape
+    and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
+    Differentiable in x, weight and residual.
+    """
+    check_norm(x, residual, weight=weight)
+    weight = weight.contiguous()
+    if needs_grad(x, weight, residual):
+        return _RMSNorm.apply(x, weight, residual, eps)
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, keep=False)
+    return y if residual is None else (y, total)
