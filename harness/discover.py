@@ -4,19 +4,18 @@ A file's presence is its registration. Everything here is read by the Snakefile 
 """
 
 import ast
-import functools
 import hashlib
 import json
 import os
-import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import settings
+from harness import environment, settings
 from harness.command import UserError, read_json
 from harness.nvml import gpus
+from harness.sources import PACKAGES, ops, parsed, sources, stems
 
 OURS = "ours"
 # Every error is judged by that of PyTorch in the same dtype.
@@ -28,32 +27,12 @@ TUNED = {
     "heuristic": "export TILEWRIGHT_TUNED=",
     "tune": "export TILEWRIGHT_TUNED={run}/tuned",
 }
-PACKAGES = ("harness", "kernels", "baselines")
-MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
-
-
-def stems(root: Path, folder: str) -> list[str]:
-    """The public files of a folder, by stem, sorted; `_*.py` is shared code."""
-    found = (path.stem for path in (root / folder).glob("*.py"))
-    return sorted(stem for stem in found if not stem.startswith("_"))
-
-
-def ops(root: Path) -> dict[str, str]:
-    """The family (kernel file) of each op: the literal first argument of each `Op(…)` call."""
-    family = {}
-    for stem in stems(root, "kernels"):
-        for name in _declared_ops(_tree(root, f"kernels/{stem}.py")):
-            if name in family:
-                other = family[name]
-                raise UserError(f"kernels/{stem}.py: op {name!r} is also in {other}.py; rename one")
-            family[name] = stem
-    return family
 
 
 def public_names(root: Path, path: str) -> set[str]:
     """The names that a file defines at module level, by `def` or by assignment."""
     names = set()
-    for node in _tree(root, path).body:
+    for node in parsed(root, path).body:
         if isinstance(node, ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
@@ -75,24 +54,6 @@ def committed_tables(root: Path) -> dict[str, str]:
         family: hashlib.sha256(json.dumps(found).encode()).hexdigest()
         for family, found in records.items()
     }
-
-
-def sources(root: Path, *starts: str) -> list[str]:
-    """The files of this project that the given files import, themselves included, sorted.
-
-    Late imports count, and so do strings that are module names: commands start their workers by
-    name. What is named at run time only (a kernel, a baseline) is the caller's to add.
-    """
-    found, queue = set(), list(starts)
-    while queue:
-        path = queue.pop()
-        if path in found:
-            continue
-        found.add(path)
-        if (root / path).is_file():  # Snakemake names a missing one better
-            for module in _imports(root, path):
-                queue += [file for file in _files(root, path, module) if (root / file).is_file()]
-    return sorted(found)
 
 
 def tree(root: Path) -> str:
@@ -162,6 +123,13 @@ class Study:
         """The option that keeps the first cases of each sweep; empty where all are wanted."""
         cases = self.config["max_cases"]
         return "" if cases is None else f"--max-cases {cases}"
+
+    def library(self, wildcards) -> str:
+        """What an implementation rests on beside this project, with the version that is here."""
+        if wildcards.impl == OURS:
+            return f"triton {environment.version('triton')}"
+        name = environment.library(self.root / f"baselines/{wildcards.impl}.py")
+        return f"{name} {environment.version(name)}"
 
     def verify_budget(self, wildcards) -> str:
         """The option that limits the verification of a baseline; empty for ours and no limit."""
@@ -267,48 +235,3 @@ class Study:
     def script_inputs(self, folder: str) -> Callable:
         """The input function of the scripts `paper/<folder>/<name>.py`."""
         return lambda wildcards: self.sources(f"paper/{folder}/{wildcards.name}.py")
-
-
-def _declared_ops(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _name(node.func) == "Op" and node.args:
-            first = node.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield first.value
-
-
-def _name(node: ast.expr) -> str:
-    return getattr(node, "id", None) or getattr(node, "attr", "")
-
-
-def _tree(root: Path, path: str) -> ast.Module:
-    try:
-        return ast.parse((root / path).read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
-
-
-@functools.cache
-def _imports(root: Path, path: str) -> frozenset[str]:
-    return frozenset(_named_modules(_tree(root, path)))
-
-
-def _named_modules(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from filter(MODULE_NAME.fullmatch, [node.value])
-
-
-def _files(root: Path, importer: str, module: str) -> Iterator[str]:
-    """Where a module may lie: packages start at the root, scripts see the folders above them."""
-    name = module.replace(".", "/") + ".py"
-    if module.split(".")[0] in PACKAGES:
-        yield name
-    elif importer.split("/")[0] not in PACKAGES:
-        folders = (parent.as_posix() for parent in Path(importer).parents)
-        yield from (f"{folder}/{name}" for folder in folders if folder != ".")

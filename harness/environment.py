@@ -123,21 +123,17 @@ def model(name: str) -> str:
 
 def libraries(root: Path) -> list[str]:
     """The LIBRARY of each baseline, from its syntax tree, each once and sorted."""
-    found = set()
-    for path in sorted((root / "baselines").glob("[!_]*.py")):
-        name = _library(path)
-        if name is None:
-            raise UserError(f"baselines/{path.name}: has no LIBRARY; name the distribution in it")
-        found.add(name)
-    return sorted(found - set(ALWAYS))
+    paths = (root / "baselines").glob("[!_]*.py")
+    return sorted({library(path) for path in sorted(paths)} - set(ALWAYS))
 
 
-def _library(path: Path) -> str | None:
+def library(path: Path) -> str:
+    """The distribution that a baseline file names; UserError where it names none."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         named = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         if named and [getattr(target, "id", "") for target in node.targets] == ["LIBRARY"]:
             return node.value.value
-    return None
+    raise UserError(f"baselines/{path.name}: has no LIBRARY; name the distribution in it")
 
 
 def version(distribution: str) -> str | None:

@@ -1,11 +1,14 @@
 """No time without a verification: what the reports of `harness.verify` say of each cell."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cell import Cell
 from harness.command import UserError, read_json
 from harness.load import OURS, TWIN
+
+FIELDS = {"status", "reason", "mode", "impl_version", "code_sha256", "cells"}
 
 
 @dataclass(frozen=True)
@@ -18,19 +21,25 @@ class Verdict:
 class Gate:
     """The reports `<folder>/<op>/<impl>.json` of the implementations that are to be timed.
 
-    Raises UserError where one is missing or was not made on a GPU.
+    code: the digest of an implementation as it is now. Raises UserError where a report is missing,
+    was not made on a GPU, or is of other code or another version of the library.
     """
 
-    def __init__(self, folder: Path, op: str, impls: list[str]):
+    def __init__(self, folder: Path, op: str, impls: list[str], code: Callable[[str], str]):
         self._reports, self._cells = {}, {}
         for impl in impls:
             path = folder / op / f"{OURS if impl == TWIN else impl}.json"
             remedy = f"make it with python -m harness.verify --op {op}"
             report = read_json(path, remedy)
-            if absent := {"status", "reason", "mode", "impl_version", "cells"} - set(report):
+            if absent := FIELDS - set(report):
                 raise UserError(f"{path}: has no {min(absent)!r}; {remedy}")
             if report["mode"] != "gpu" and report["status"] != "unavailable":
                 raise UserError(f"{path}: made without a GPU; {remedy} on the machine that times")
+            if report["code_sha256"] != code(impl):
+                raise UserError(
+                    f"{path}: is of other code or another version than are here now; verify again:"
+                    f" python -m harness.verify --op {op} --impl {path.stem} --out {path}"
+                )
             self._reports[impl] = report
             self._cells[impl] = {
                 (cell["case"], cell["dtype"], cell["pass"]): cell for cell in report["cells"]

@@ -6,13 +6,13 @@ the disk before the next cell begins.
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness import digests
 from harness.command import UserError, fresh_seed
 
 CODE = ("harness/*.py", "kernels/*.py", "kernels/tuned/*", "baselines/*.py")
@@ -106,10 +106,6 @@ def digest(root: Path, parts: Mapping[str, object]) -> str:
     whole = {
         "parts": parts,
         "variables": variables | {TABLES: os.environ.get(TABLES)},
-        "files": {
-            str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in files
-            if path.is_file()
-        },
+        "files": digests.contents({str(path): path for path in files}),
     }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return digests.of(whole)

@@ -13,9 +13,10 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 
-from harness import ceilings, cell, command, engine, forkserver, journal, lease, load, raw
+from harness import ceilings, cell, command, digests, engine, forkserver, journal, lease, load, raw
 from harness import environment as surroundings
 from harness.command import UserError
 from harness.gate import Gate
@@ -51,7 +52,8 @@ def main() -> None:
         ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
         bench=options.bench,
     )
-    gate = Gate(options.verify, op.name, impls)
+    code = partial(digests.implementation, ROOT, family)
+    gate = Gate(options.verify, op.name, impls, code)
     with lease.hold(exclusive=True) as gpu:
         # The lease decides which GPU this is.
         environment = surroundings.ensure(options.environment, ROOT, options.config_sha256)

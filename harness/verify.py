@@ -16,12 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
-from harness import ledger, nvml, statuses
+from harness import digests, ledger, nvml, sources, statuses
 from harness.command import UserError, fresh_seed, run, seed, write_json
 from harness.process import START_S, Worker
 from kernels._contract import DTYPES, PASSES
 
+ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
 # From the best to the worst; a report's status is that of its worst cell, of those that tell.
@@ -36,7 +38,10 @@ def main() -> int:
         arguments.seed = fresh_seed()
     ours = arguments.impl in OURS
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
-    report = verify(arguments, mode)
+    # Of the code as it is before it runs: an edit meanwhile makes the report one of other code.
+    family = sources.ops(ROOT).get(arguments.op, "")
+    code = {"code_sha256": digests.implementation(ROOT, family, arguments.impl)}
+    report = code | verify(arguments, mode)
     write_json(arguments.out, report)
     print(summary(report))
     return int(ours and report["status"] not in ("ok", "unsupported"))

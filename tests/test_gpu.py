@@ -4,7 +4,7 @@ import statistics
 import time
 
 import pytest
-from test_measure import CELLS, ENVIRONMENT, of, plan, report
+from test_measure import CELLS, ENVIRONMENT, code_of, of, plan, report
 
 from harness import lease, load, measure, nvml, raw
 from harness.gate import Gate
@@ -137,7 +137,10 @@ def test_the_others_keep_their_numbers(tmp_path, impl, status):
         report(tmp_path, "fake", name, CELLS)
     out = tmp_path / "raw/fake.csv"
     with lease.hold(exclusive=False) as gpu:
-        gate, origin = Gate(tmp_path, "fake", impls), measure.origin_of("fake", ENVIRONMENT, [])
+        gate, origin = (
+            Gate(tmp_path, "fake", impls, code_of),
+            measure.origin_of("fake", ENVIRONMENT, []),
+        )
         a_plan = plan(impls, bench="tests.gpu_bench", cell_timeout_s=120.0)
         watch = lease.Watch(gpu)
         # This process has used the GPU in other tests: it would be a stranger here.

@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 import types
+from functools import partial
 from pathlib import Path
 
 import faults
 import pytest
 from test_measure import ENVIRONMENT, OP, Watch, plan
 
-from harness import command, measure
+from harness import command, digests, measure
 from harness import verify as verification
 from harness.cell import sweep
 from harness.gate import Gate
@@ -234,7 +235,7 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, t
     cells = list(sweep(op, ["float32"], ["forward"], None))
     origin = measure.origin_of("double", ENVIRONMENT, [])
     out = tmp_path / "raw" / "double.csv"
-    gate = Gate(tmp_path / "verify", "double", impls)
+    gate = Gate(tmp_path / "verify", "double", impls, partial(digests.implementation, tree, "toy"))
     a_plan = plan(impls, op=op, family="toy", cells=cells)
     measure.measure(a_plan, gate, Watch(), origin, out, time.monotonic())
     command.write_json(tmp_path / "environment.json", ENVIRONMENT)

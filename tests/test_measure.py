@@ -40,6 +40,11 @@ TIMING = Timing(
 )
 
 
+def code_of(impl):
+    """The digest of every implementation."""
+    return "code"
+
+
 class Watch:
     """In place of the driver: `used` in turn, the last for ever, and these strangers."""
 
@@ -75,7 +80,7 @@ def plan(impls, **changes) -> engine.Plan:
 def run(folder, impls, watch=None, **changes) -> Path:
     """Measures with the reports in `folder`; the CSV file."""
     out = folder / "raw" / "fake.csv"
-    gate, origin = Gate(folder, "fake", impls), measure.origin_of("fake", ENVIRONMENT, [])
+    gate, origin = Gate(folder, "fake", impls, code_of), measure.origin_of("fake", ENVIRONMENT, [])
     watch = watch or Watch()
     measure.measure(plan(impls, **changes), gate, watch, origin, out, time.monotonic())
     return out
@@ -89,6 +94,7 @@ def report(folder, op, impl, cells, /, **changes):
         for c in cells
     ]
     content = {"status": "ok", "reason": "", "mode": "gpu", "impl_version": "0.9", "cells": rows}
+    content |= {"code_sha256": code_of(impl)}
     path.write_text(json.dumps(content | changes))
 
 
@@ -251,13 +257,25 @@ def test_a_bad_report_is_named(tmp_path, spoil, problem):
     report(tmp_path, "fake", "ours", CELLS)
     spoil(tmp_path / "fake/ours.json")
     with pytest.raises(UserError, match=rf"ours\.json.*{problem}.*harness\.verify --op fake"):
-        Gate(tmp_path, "fake", ["ours"])
+        Gate(tmp_path, "fake", ["ours"], code_of)
 
 
 def test_a_report_from_the_interpreter_opens_no_gate(tmp_path):
     report(tmp_path, "fake", "ours", CELLS, mode="interpreter")
     with pytest.raises(UserError, match=r"ours\.json: made without a GPU"):
-        Gate(tmp_path, "fake", ["ours", "ours_twin"])
+        Gate(tmp_path, "fake", ["ours", "ours_twin"], code_of)
+
+
+def test_a_report_of_other_code_opens_no_gate(tmp_path):
+    for impl in ("ours", "rival"):
+        report(tmp_path, "fake", impl, CELLS)
+    now = {"ours": "code", "ours_twin": "code", "rival": "code"}
+    Gate(tmp_path, "fake", list(now), now.get)
+    problem = r"^\S*rival\.json: is of other code or another version .* --impl rival --out \S*json$"
+    with pytest.raises(UserError, match=problem):
+        Gate(tmp_path, "fake", list(now), (now | {"rival": "edited"}).get)
+    with pytest.raises(UserError, match=r"ours\.json: is of other code"):
+        Gate(tmp_path, "fake", ["ours_twin"], {"ours_twin": "edited"}.get)
 
 
 def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):

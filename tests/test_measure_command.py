@@ -12,7 +12,7 @@ import pytest
 from test_lease import FAKE, driver  # noqa: F401, a fixture
 from test_measure import BENCH, ENVIRONMENT, ROOT, report
 
-from harness import load, measure, raw
+from harness import digests, load, measure, raw
 from harness.cell import sweep
 from harness.command import UserError
 from kernels._contract import DTYPES
@@ -29,7 +29,8 @@ def arguments(tmp_path):
 
     def make(*impls, **changes) -> list[str]:
         for impl in impls:
-            report(tmp_path / "verify", "scale", impl, cells)
+            code = digests.implementation(ROOT, "vector", impl)
+            report(tmp_path / "verify", "scale", impl, cells, code_sha256=code)
         options = {
             "op": "scale",
             "verify": tmp_path / "verify",

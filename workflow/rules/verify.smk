@@ -16,6 +16,8 @@ rule verify:
         budget=study.verify_budget,
         # A change of the configurations in force shows in no input.
         tuning=study.tuning,
+        # A report of another version opens no gate.
+        library=study.library,
     message:
         "Verify {wildcards.op} of {wildcards.impl}"
     shell:

@@ -1,0 +1,94 @@
+"""What the files of this project declare and import, from names and syntax trees."""
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.command import UserError
+
+PACKAGES = ("harness", "kernels", "baselines")
+MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+
+
+def stems(root: Path, folder: str) -> list[str]:
+    """The public files of a folder, by stem, sorted; `_*.py` is shared code."""
+    found = (path.stem for path in (root / folder).glob("*.py"))
+    return sorted(stem for stem in found if not stem.startswith("_"))
+
+
+def ops(root: Path) -> dict[str, str]:
+    """The family (kernel file) of each op: the literal first argument of each `Op(…)` call."""
+    family = {}
+    for stem in stems(root, "kernels"):
+        for name in _declared_ops(parsed(root, f"kernels/{stem}.py")):
+            if name in family:
+                other = family[name]
+                raise UserError(f"kernels/{stem}.py: op {name!r} is also in {other}.py; rename one")
+            family[name] = stem
+    return family
+
+
+def sources(root: Path, *starts: str) -> list[str]:
+    """The files of this project that the given files import, themselves included, sorted.
+
+    Late imports count, and so do strings that are module names: commands start their workers by
+    name. What is named at run time only (a kernel, a baseline) is the caller's to add.
+    """
+    found, queue = set(), list(starts)
+    while queue:
+        path = queue.pop()
+        if path in found:
+            continue
+        found.add(path)
+        if (root / path).is_file():  # Snakemake names a missing one better
+            for module in _imports(root, path):
+                queue += [file for file in _files(root, path, module) if (root / file).is_file()]
+    return sorted(found)
+
+
+def parsed(root: Path, path: str) -> ast.Module:
+    """The syntax tree of a file; UserError where it has none."""
+    try:
+        return ast.parse((root / path).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
+
+
+@functools.cache
+def _imports(root: Path, path: str) -> frozenset[str]:
+    return frozenset(_named_modules(parsed(root, path)))
+
+
+def _named_modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from filter(MODULE_NAME.fullmatch, [node.value])
+
+
+def _files(root: Path, importer: str, module: str) -> Iterator[str]:
+    """Where a module may lie: packages start at the root, scripts see the folders above them."""
+    name = module.replace(".", "/") + ".py"
+    if module.split(".")[0] in PACKAGES:
+        yield name
+    elif importer.split("/")[0] not in PACKAGES:
+        folders = (parent.as_posix() for parent in Path(importer).parents)
+        yield from (f"{folder}/{name}" for folder in folders if folder != ".")
+
+
+def _declared_ops(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _name(node.func) == "Op" and node.args:
+            first = node.args[0]
+            if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value
+
+
+def _name(node: ast.expr) -> str:
+    return getattr(node, "id", None) or getattr(node, "attr", "")
