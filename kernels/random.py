@@ -33,6 +33,8 @@ from kernels._tuned import Configs
 
 # Widest range that takes 32 bits.
 NARROW = 2**24
+# The upper bound is itself a number of int64, as in PyTorch.
+MOST_HIGH = 2**63 - 1
 # Numbers of 16 bits decide what dropout keeps.
 LEVELS = 2**16
 
@@ -271,10 +273,11 @@ def randint(
     """
     span = high - low
     require(dtype in (torch.int32, torch.int64), f"dtype: {dtype}, expected int32 or int64")
-    limits = torch.iinfo(dtype)
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    most = min(most + 1, MOST_HIGH)
     require(
-        limits.min <= low < high <= limits.max + 1,
-        f"low, high: {low}, {high}, expected {limits.min} <= low < high <= {limits.max + 1}",
+        least <= low < high <= most,
+        f"low, high: {low}, {high}, expected {least} <= low < high <= {most}",
     )
     require(offset >= 0, f"offset: {offset}, expected 0 or more")
     out = torch.empty(size, dtype=dtype, device=_device(seed, device))
