@@ -80,8 +80,10 @@ SOFTMAX = Op(
 )
 
 # Longest row, in elements, that one program keeps in its registers, and that several do.
-ROW_LIMIT = 32768
+ROW_LIMIT = 16384
 PARTS_LIMIT = 262144
+# What a part takes of a row.
+PART_BYTES = 32768
 # What the blocks to come may take of the memory of a multiprocessor.
 SHARED_BYTES = 220 * 1024
 # (longest row, rows of a program, warps)
@@ -103,10 +105,15 @@ def _row(rows, parts, stages, warps):
 
 def _choose_row(n, itemsize, causal, masked=False):
     if n > ROW_LIMIT:
-        # 32 KiB for a program of either dtype.
-        return _row(1, triton.next_power_of_2(n) * itemsize // 32768, 1, 16)
+        return _row(1, triton.next_power_of_2(n) * itemsize // PART_BYTES, 1, 16)
     rows, warps = next((rows, warps) for limit, rows, warps in ROW_TILES if n <= limit)
     return _row(rows, 1, 1, warps)
+
+
+def _choose_backward_row(n, itemsize, causal):
+    # Two tensors: half the length leaves room for two programs on a multiprocessor.
+    config = _choose_row(n, itemsize, causal)
+    return config | {"PARTS": min(MOST_PARTS, 2 * config["PARTS"])} if n > ROW_LIMIT else config
 
 
 def _suits_row(candidate, n, itemsize, causal, masked=False, tensors=1):
@@ -115,8 +122,8 @@ def _suits_row(candidate, n, itemsize, causal, masked=False, tensors=1):
         return n <= ROW_LIMIT and suits_row(64)(candidate, n, itemsize)
     length = triton.next_power_of_2(triton.cdiv(n, parts))
     ahead = tensors * (stages - 1) * length * itemsize * max(1, 32 // warps)
-    fills = 16 <= length // (32 * warps) <= 64 and ahead <= SHARED_BYTES
-    return fills and (4096 <= length <= ROW_LIMIT if parts > 1 else n >= 4096)
+    fills = 8 <= length // (32 * warps) <= 64 and ahead <= SHARED_BYTES
+    return fills and (4096 <= length <= 2 * ROW_LIMIT if parts > 1 else n >= 4096)
 
 
 ROW_PARTS = (
@@ -173,9 +180,11 @@ def _forward_row_kernel(
             row_top = tl.max(tops, 0)
             total = tl.sum(totals * tl.exp2((tops - row_top) * slope), 0)
             share = tl.exp2((top - row_top) * slope)
-        y = weights * (share / total)
+        factor = share / total
         if CAUSAL:
-            y = tl.where(columns < end, y, 0.0)
+            # Weights that are not seen are zero, and so is the sum of a row that sees none.
+            factor = tl.where(end > 0, factor, 0.0)
+        y = weights * factor
         store_as(y_ptr + rows * stride_ym + columns, y, inside)
 
 
@@ -267,7 +276,7 @@ def _backward_loop_kernel(
 FORWARD_ROW = Configs(_forward_row_kernel, ROW_PARTS, _choose_row, _suits_row)
 FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CONFIGS, _choose_forward_loop)
 BACKWARD_ROW = Configs(
-    _backward_row_kernel, ROW_PARTS, _choose_row, functools.partial(_suits_row, tensors=2)
+    _backward_row_kernel, ROW_PARTS, _choose_backward_row, functools.partial(_suits_row, tensors=2)
 )
 BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CONFIGS, _choose_backward_loop)
 

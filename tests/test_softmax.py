@@ -149,10 +149,12 @@ def test_parts_cover_a_row():
 def test_the_rule_suits_what_it_chooses_for():
     for n in (1, 64, 1000, 4096, 16384, 32768, 65536, 262144):
         for itemsize in (2, 4):
-            config = family._choose_row(n, itemsize, False)
-            if n > family.ROW_LIMIT:
-                assert family._suits_row(config, n, itemsize, False) and config in family.ROW_PARTS
-            assert config["PARTS"] <= family.MOST_PARTS
+            for configs in (family.FORWARD_ROW, family.BACKWARD_ROW):
+                config = configs.choose(n, itemsize, causal=False)
+                if n > family.ROW_LIMIT:
+                    assert config in configs.candidates
+                    assert configs.suits(config, n, itemsize, causal=False)
+                assert config["PARTS"] <= family.MOST_PARTS
 
 
 REFUSALS = {
