@@ -1,0 +1,94 @@
+"""Bucketize: as PyTorch for any ascending boundaries, by search and by table."""
+
+import math
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import nvml
+from kernels import search
+from kernels.search import VALUES, bucketize
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+few = settings(
+    max_examples=int(os.environ.get("TILEWRIGHT_EXAMPLES", "60")), deadline=None, derandomize=True
+)
+SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1e-40)
+real = st.one_of(st.sampled_from(SPECIAL[1:]), st.floats(-3, 3, width=16))
+sides = st.booleans()
+
+
+def agrees(x, boundaries, right, short):
+    found = bucketize(x.to(DEVICE), boundaries.to(DEVICE), right, short).cpu()
+    expected = torch.bucketize(x, boundaries, right=right, out_int32=short)
+    assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+@few
+@given(
+    st.lists(st.one_of(real, st.just(math.nan)), max_size=40),
+    st.lists(real, max_size=70),
+    st.sampled_from([torch.float32, torch.float16, torch.float64]),
+    sides,
+    sides,
+)
+def test_as_pytorch_for_any_boundaries(values, boundaries, dtype, right, short):
+    x = torch.tensor([*SPECIAL, *values], dtype=dtype)
+    # What lies on a boundary is what the sides differ by.
+    ordered = torch.tensor(boundaries, dtype=dtype).sort().values
+    agrees(torch.cat([x, ordered]), ordered, right, short)
+
+
+@few
+@given(
+    st.lists(st.integers(-100, 100), min_size=1, max_size=50),
+    st.lists(st.integers(-100, 100), max_size=50),
+    st.sampled_from([torch.int8, torch.int32, torch.int64]),
+    sides,
+)
+def test_as_pytorch_for_integers(values, boundaries, dtype, right):
+    ordered = torch.tensor(sorted(boundaries), dtype=dtype)
+    agrees(torch.tensor(values, dtype=dtype), ordered, right, False)
+
+
+@pytest.mark.parametrize("count", [*range(10), 255, 256, 257, 1023, 1024, 1025, 4100])
+def test_as_pytorch_for_any_number_of_boundaries(count):
+    boundaries = torch.arange(count, dtype=torch.float32)
+    x = torch.linspace(-1, count, 777).round(decimals=1)
+    for right in (False, True):
+        agrees(x, boundaries, right, False)
+        agrees(x, torch.ones_like(boundaries), right, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("narrow", [search.NARROW, 10])
+def test_the_table_holds_the_answer_of_every_value(dtype, right, narrow, monkeypatch):
+    monkeypatch.setattr(search, "TABLE_FROM", VALUES)
+    monkeypatch.setattr(search, "NARROW", narrow)
+    every = torch.arange(VALUES, dtype=torch.int32).to(torch.uint16).view(dtype)
+    drawn = torch.randn(90, generator=torch.Generator().manual_seed(1)).to(dtype)
+    boundaries = torch.cat([drawn, drawn[:9], torch.tensor([math.inf, -math.inf], dtype=dtype)])
+    agrees(every, boundaries.sort().values, right, not right)
+
+
+def test_shapes_and_layouts():
+    x, boundaries = torch.randn(6, 10), torch.randn(40).sort().values
+    agrees(x.T[::2], boundaries[::3], False, False)
+    agrees(x[0, 0], boundaries, False, False)
+    agrees(x[:0], boundaries, False, True)
+
+
+REFUSALS = {
+    "another dtype": lambda x: bucketize(x, x.double()),
+    "two dimensions": lambda x: bucketize(x, x.view(1, -1)),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refuses(what):
+    with pytest.raises(ValueError, match=r"^boundaries: shape .*expected one dimension"):
+        REFUSALS[what](torch.ones(4, device=DEVICE))

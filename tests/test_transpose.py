@@ -1,0 +1,73 @@
+"""Transpose: every shape, dtype and layout to the bit; its gradient; what it refuses."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import nvml
+from kernels import transpose as family
+from kernels.transpose import transpose, transpose_reference
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+few = settings(
+    max_examples=int(os.environ.get("TILEWRIGHT_EXAMPLES", "60")), deadline=None, derandomize=True
+)
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
+sizes = st.one_of(st.integers(0, 20), st.integers(1, 300))
+
+
+def numbered(m, n, dtype):
+    """A matrix in which neighbours differ, of any dtype."""
+    flat = torch.arange(m * n, device=DEVICE) * 7919 % 251
+    return (flat % 2 if dtype == torch.bool else flat % 127).to(dtype).view(m, n)
+
+
+@few
+@given(sizes, sizes, st.sampled_from(DTYPES), st.integers(0, 5))
+def test_transpose_equals_pytorch_to_the_bit(m, n, dtype, padding):
+    x = numbered(m, n + padding, dtype)[:, :n]
+    out = transpose(x)
+    assert torch.equal(out, x.T) and out.is_contiguous()
+    assert not out.numel() or out.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("paired", [0, 1])
+@pytest.mark.parametrize("group", [1, 3, 8])
+@pytest.mark.parametrize(("m", "n"), [(64, 64), (130, 66), (258, 34)])
+def test_every_order_of_tiles_covers_the_matrix(m, n, group, paired, monkeypatch):
+    tile = {"PAIRED": paired, "BLOCK_M": 32, "BLOCK_N": 32, "GROUP": group, "num_warps": 4}
+    monkeypatch.setitem(family.TILES.__dict__, "choose", lambda **key: tile)
+    x = numbered(m, n, torch.float16)
+    assert torch.equal(transpose(x), x.T)
+
+
+def test_layouts_without_runs_of_memory():
+    x = numbered(40, 30, torch.float32)
+    for view in (x.T, x[:, ::2], x[:1].expand(7, 30), x[:, :1].expand(40, 5)):
+        out = transpose(view)
+        assert torch.equal(out, view.T) and out.is_contiguous()
+        assert out.data_ptr() != view.data_ptr()
+
+
+def test_two_transposes_are_none_in_both_passes():
+    x = torch.randn(70, 50, device=DEVICE, requires_grad=True)
+    dout = torch.randn(70, 50, device=DEVICE)
+    assert torch.equal(transpose(transpose(x)), x)
+    (dx,) = torch.autograd.grad(transpose(transpose(x)), x, dout)
+    assert torch.equal(dx, dout)
+    (dx,) = torch.autograd.grad(transpose(x).sum(), x)
+    assert torch.equal(dx, torch.ones_like(x))
+
+
+def test_the_gradients_of_the_reference_are_right():
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(transpose_reference, x)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+def test_refuses_what_is_no_matrix(shape):
+    with pytest.raises(ValueError, match=r"^x: shape \(.*expected two dimensions"):
+        transpose(torch.ones(shape, device=DEVICE))
