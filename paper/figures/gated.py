@@ -1,0 +1,23 @@
+"""Gated activations: GB/s over the number of elements, by pass and op."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    _figure.family(
+        every,
+        every[every["family"] == "gated"],
+        arguments.out,
+        x=lambda cells: cells["size_M"] * cells["size_N"],
+        label="elements M N",
+        rate="gbps",
+        down="pass",
+        across="op",
+        fixed=("dtype", "flags"),
+    )
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
