@@ -140,8 +140,10 @@ class Study:
     @property
     def timing(self) -> str:
         """The keys of `timing` as options of `harness.measure`."""
-        timing = self.config["timing"].items()
-        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in timing)
+        timing = self.config["timing"] | {
+            "energy_dtypes": ",".join(self.config["timing"]["energy_dtypes"]) or "''"
+        }
+        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in timing.items())
 
     def impls(self, op: str) -> list[str]:
         return [OURS, *self.rivals[op]]

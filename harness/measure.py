@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.bench"
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
-TIMING = {field.name: field.type for field in fields(Timing)}
+TIMING = [field.name for field in fields(Timing)]
 
 
 def main() -> None:
@@ -158,8 +158,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtypes", type=_names, nargs="+", default=[list(DTYPES)])
     parser.add_argument("--passes", type=_names, nargs="+", default=[list(PASSES)])
     parser.add_argument("--impls", type=_names, nargs="+", required=True)
-    for key, kind in TIMING.items():
-        parser.add_argument(f"--{key.replace('_', '-')}", type=kind, required=True)
+    for field in fields(Timing):
+        kind = field.type if field.type in (int, float) else _names
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, required=True)
     parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
     parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
     options = parser.parse_args()

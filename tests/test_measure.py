@@ -36,6 +36,7 @@ TIMING = Timing(
     cell_cap_s=60.0,
     block_ms=10.0,
     energy_ms=20.0,
+    energy_dtypes=["float32"],
     cell_timeout_s=LIMIT_S,
 )
 

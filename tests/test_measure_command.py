@@ -45,6 +45,7 @@ def arguments(tmp_path):
             "interval": 0.01,
             "cell-cap-s": 5,
             "energy-ms": 5,
+            "energy-dtypes": "float32",
             "block-ms": 1,
             "cell-timeout-s": 30,
             "max-cases": 1,

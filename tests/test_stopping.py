@@ -15,6 +15,7 @@ TIMING = Timing(
     cell_cap_s=6.0,
     block_ms=8.0,
     energy_ms=200.0,
+    energy_dtypes=("bfloat16",),
     cell_timeout_s=180.0,
 )
 IMPLS = ["ours", "ours_twin", "first", "second"]

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,7 @@ def study(folder, **changes):
         ({"run": "../up"}, "run: '../up' does not fit"),
         ({"build": {"archs": [70]}}, "build.archs: 70 does not fit"),
         ({"timing": {"min_blocks": 2, "block_ms": 1}}, "timing.max_blocks is missing"),
+        ({"verify": {"baseline_s": -1}}, "verify.baseline_s: -1 does not fit; expected null"),
         ({"timing": {"blocks": 2}}, "unknown key timing.blocks; did you mean"),
     ],
 )
@@ -238,6 +240,18 @@ def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
         study(tmp_path, **changes)
     assert str(caught.value).partition(": ")[0].endswith(".yaml")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    timing, rival = config["timing"], types.SimpleNamespace(impl="torch_compile")
+    options = study(tmp_path, timing=timing | {"energy_dtypes": ["float16", "bfloat16"]}).timing
+    assert "--energy-dtypes float16,bfloat16" in options and "--min-blocks 10" in options
+    assert "--energy-dtypes ''" in study(tmp_path, timing=timing | {"energy_dtypes": []}).timing
+    limited = study(tmp_path, verify={"baseline_s": 7.5})
+    assert limited.verify_budget(rival) == "--baseline-s 7.5"
+    assert limited.verify_budget(types.SimpleNamespace(impl="ours")) == ""
+    assert study(tmp_path, verify={"baseline_s": None}).verify_budget(rival) == ""
 
 
 @pytest.mark.parametrize(
