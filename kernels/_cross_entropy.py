@@ -14,9 +14,13 @@ import triton.language as tl
 from kernels._checks import require
 from kernels._device import sm_count
 from kernels._launch import launch
+from kernels._parts import MOST_PARTS, divide, holds_parts, meet
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+# Longest row, in elements, that programs keep in their registers, and the bytes that each takes.
+PARTS_LIMIT = 262144
+PART_BYTES = 32768
 REDUCTIONS = ("mean", "sum", "none")
 # Programs a multiprocessor that pass over a gradient of which all is scaled alike.
 SCALERS = 4
@@ -90,30 +94,86 @@ def walk(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.con
 
 
 @triton.jit
-def row_loss(row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH: tl.constexpr):
-    """The loss of a row, the log of its sum of exponentials, and its target as int32."""
+def own_logit(row_ptr, target, V):
+    """The logit of the target, NaN for one out of range, and the target as int32, then -1."""
     inside = (target >= 0) & (target < V)
     own = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
+    return own, tl.where(inside, target, -1).to(tl.int32)
+
+
+@triton.jit
+def row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH: tl.constexpr):
+    """The loss of a row, and by what factor the z-loss makes its softmax count more in the
+    gradient; NaN both where the target is out of range."""
     rest = tl.log2(total) * LN2
     # Differences to the maximum first: the loss may be small where both its terms are large.
     loss = rest + (1.0 - smoothing) * (top - own)
     if SMOOTH:
         loss += smoothing * (top - plain / V)
     lse = top + rest
-    place = tl.where(inside, target, -1).to(tl.int32)
-    return loss + z_loss * lse * lse, tl.where(inside, lse, float("nan")), place
+    factor = tl.where(own == own, 1.0 + 2.0 * z_loss * lse, own)
+    return loss + z_loss * lse * lse, factor
 
 
 @triton.jit
-def row_gradient(x, cols, place, top, total, lse, V, smoothing, z_loss, scale):
-    """The gradient of some entries x of a row, in the columns `cols`, times `scale`."""
-    p = tl.exp2((x - top) * LOG2E - tl.log2(total))
-    gradient = p * (scale * (1.0 + 2.0 * z_loss * lse)) - scale * smoothing / V
-    return tl.where(cols == place, gradient - scale * (1.0 - smoothing), gradient)
+def row_gradient(weights, share, columns, place, V, smoothing, scale):
+    """The gradient at some columns of a row; `weights` times `share` is its softmax part."""
+    gradient = weights * share - scale * smoothing / V
+    return tl.where(columns == place, gradient - scale * (1.0 - smoothing), gradient)
 
 
 @triton.jit
-def long_row(
+def gradient_of_part(
+    row_ptr, out_ptr, loss_ptr, known_ptr, count_ptr, target, part, V, LENGTH, ignore_index,
+    smoothing, z_loss, scale, SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Writes the gradient of LENGTH entries of a row, which may take their place, and with the
+    first part the loss of the row. The parts of a row meet at `count_ptr`; see kernels/_parts.py.
+    """
+    columns = part * LENGTH + tl.arange(0, BLOCK_V)
+    inside = columns < tl.minimum(part * LENGTH + LENGTH, V)
+    loss = 0.0
+    if target == ignore_index:
+        zeros = tl.zeros((BLOCK_V,), out_ptr.dtype.element_ty)
+        tl.store(out_ptr + columns, zeros, mask=inside)
+    else:
+        own, place = own_logit(row_ptr, target, V)
+        x = tl.load(row_ptr + columns, mask=inside, other=-float("inf")).to(tl.float32)
+        top = tl.max(x, 0)
+        # Minus infinity must not be subtracted from itself: a part may have no other value. A
+        # whole row of it ends in zero times infinity, NaN.
+        base = tl.where(top == -float("inf"), 0.0, top)
+        weights = tl.exp2((x - base) * LOG2E)
+        total = tl.sum(weights, 0)
+        plain = 0.0
+        if SMOOTH:
+            plain = tl.sum(tl.where(inside, x, 0.0), 0)
+        share = 1.0
+        row_top = top
+        if PARTS > 1:
+            parts = tl.arange(0, PARTS)
+            tl.store(known_ptr + part, top)
+            tl.store(known_ptr + PARTS + part, total)
+            if SMOOTH:
+                tl.store(known_ptr + 2 * PARTS + part, plain)
+            meet(count_ptr, PARTS)
+            tops = tl.load(known_ptr + parts, volatile=True)
+            totals = tl.load(known_ptr + PARTS + parts, volatile=True)
+            row_top = tl.max(tops, 0)
+            total = tl.sum(totals * tl.exp2((tops - row_top) * LOG2E), 0)
+            share = tl.exp2((top - row_top) * LOG2E)
+            if SMOOTH:
+                plain = tl.sum(tl.load(known_ptr + 2 * PARTS + parts, volatile=True), 0)
+        loss, factor = row_loss(own, row_top, total, plain, V, smoothing, z_loss, SMOOTH)
+        share = share / total * factor * scale
+        gradient = row_gradient(weights, share, columns, place, V, smoothing, scale)
+        tl.store(out_ptr + columns, gradient.to(out_ptr.dtype.element_ty), mask=inside)
+    if part == 0:
+        tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
+
+
+@triton.jit
+def gradient_by_walks(
     row_ptr, out_ptr, loss_ptr, target, V, ignore_index, smoothing, z_loss, scale,
     SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -124,21 +184,22 @@ def long_row(
     if target == ignore_index:
         zeros = tl.zeros((UNROLL, BLOCK_V), out_ptr.dtype.element_ty)
         for step in range(0, steps):
-            cols = step * (UNROLL * BLOCK_V) + lanes
-            tl.store(out_ptr + cols, zeros, mask=cols < V)
+            columns = step * (UNROLL * BLOCK_V) + lanes
+            tl.store(out_ptr + columns, zeros, mask=columns < V)
     else:
+        own, place = own_logit(row_ptr, target, V)
         top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
-        loss, lse, place = row_loss(
-            row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH
-        )
+        loss, factor = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
+        share = factor * scale / total
         # From the end: what was read last is nearest.
         for step in range(0, steps):
-            cols = (steps - 1 - step) * (UNROLL * BLOCK_V) + lanes
-            x = tl.load(row_ptr + cols, mask=cols < V, other=0.0, eviction_policy="evict_first")
-            gradient = row_gradient(
-                x.to(tl.float32), cols, place, top, total, lse, V, smoothing, z_loss, scale
-            )
-            tl.store(out_ptr + cols, gradient.to(out_ptr.dtype.element_ty), mask=cols < V)
+            columns = (steps - 1 - step) * (UNROLL * BLOCK_V) + lanes
+            x = tl.load(
+                row_ptr + columns, mask=columns < V, other=0.0, eviction_policy="evict_first"
+            ).to(tl.float32)
+            weights = tl.exp2((x - top) * LOG2E)
+            gradient = row_gradient(weights, share, columns, place, V, smoothing, scale)
+            tl.store(out_ptr + columns, gradient.to(out_ptr.dtype.element_ty), mask=columns < V)
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
 
 
@@ -181,6 +242,59 @@ def _scale_kernel(
             mask = (offs < length) & (first + offs < N)
             x = tl.load(x_ptr + first + offs, mask=mask, other=0.0).to(tl.float32)
             tl.store(out_ptr + first + offs, (x * factor).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def choose_part(v: int, itemsize: int) -> dict[str, int]:
+    """The rule of a kernel that calls `gradient_of_part`."""
+    bytes_of_row = triton.next_power_of_2(v) * itemsize
+    parts = min(MOST_PARTS, max(1, bytes_of_row // PART_BYTES))
+    return {"PARTS": parts, "num_warps": max(2, min(16, bytes_of_row // parts // 2048))}
+
+
+def suits_part(candidate: dict[str, int], v: int, itemsize: int) -> bool:
+    length = triton.next_power_of_2(triton.cdiv(v, candidate["PARTS"]))
+    return 8 <= length // (32 * candidate["num_warps"]) <= 64
+
+
+def choose_walk(v: int, itemsize: int) -> dict[str, int]:
+    """The rule of a kernel that calls `walk` alone."""
+    if v <= 4096:
+        return {"UNROLL": 1, "BLOCK_V": 1024, "num_warps": 4}
+    return {"UNROLL": 2, "BLOCK_V": 2048, "num_warps": 8}
+
+
+def choose_walks(v: int, itemsize: int) -> dict[str, int]:
+    """The rule of a kernel that calls `gradient_by_walks`, PROGRAMS on each multiprocessor."""
+    return {"PROGRAMS": 2, "UNROLL": 2, "BLOCK_V": 4096, "num_warps": 16}
+
+
+PART_CONFIGS = tuple(
+    {"PARTS": parts, "num_warps": warps}
+    for parts in (1, 2, 4, 8, 16, MOST_PARTS)
+    for warps in (2, 4, 8, 16, 32)
+)
+WALK_CONFIGS = tuple(
+    {"UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
+    for unroll in (1, 2, 4)
+    for warps in (4, 8, 16)
+)
+WALKS_CONFIGS = tuple(
+    {"PROGRAMS": programs, "UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
+    for programs, warps in ((1, 16), (1, 32), (2, 8), (2, 16), (4, 8))
+    for unroll in (2, 4)
+)
+
+
+def in_parts(x: torch.Tensor, v: int) -> bool:
+    """Whether the registers of one program, or of several that meet, hold a row of v logits."""
+    if choose_part(v, x.element_size())["PARTS"] == 1:
+        return True
+    return v <= PARTS_LIMIT and holds_parts(x.device)
+
+
+def parts_of(rows: int, v: int, config: dict[str, int], smoothing: float, device: torch.device):
+    """What `kernels._parts.divide` says of rows whose parts meet in `gradient_of_part`."""
+    return divide(rows, v, config["PARTS"], 3 if smoothing else 2, device)
 
 
 def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:

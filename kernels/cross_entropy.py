@@ -7,10 +7,10 @@ costs one read and one write of the logits where a backward pass of its own cost
 (Liger-Kernel, Hsu et al., 2024, has the idea, and writes over the logits, which this op does not).
 FLOPs: about 10 an item, so memory decides.
 
-The loss alone is one walk with a running maximum and sum in each lane. For the gradient a row that
-fits in the registers is read once. A longer row is walked a second time, from its end to its
-beginning: what was read last is still near, in the L1 cache or, as few rows are under way at a
-time, in the L2. float32, float16, bfloat16.
+The loss alone is one walk with a running maximum and sum in each lane. For the gradient the
+registers of a program, or of several that meet (kernels/_parts.py), hold a row, which is read once.
+A still longer row is walked a second time, from its end to its beginning: what was read last is
+near, in the L1 cache or, as few rows are under way at a time, in the L2.
 """
 
 import torch
@@ -20,7 +20,20 @@ import triton.language as tl
 from kernels import _cross_entropy as shared
 from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
-from kernels._cross_entropy import LOG2E, long_row, row_gradient, row_loss, walk
+from kernels._cross_entropy import (
+    PART_CONFIGS,
+    WALK_CONFIGS,
+    WALKS_CONFIGS,
+    choose_part,
+    choose_walk,
+    choose_walks,
+    gradient_by_walks,
+    gradient_of_part,
+    own_logit,
+    row_loss,
+    suits_part,
+    walk,
+)
 from kernels._device import sm_count
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
@@ -67,6 +80,7 @@ CROSS_ENTROPY = Op(
         case("none", M=5, V=300, values="inf"),
         case("none", M=6, V=100, values="infinities"),
         case(M=2, V=40000),
+        case(M=1, V=270000, dtypes=("float32",)),
         case("smooth", "z", "ignored", M=3, V=33000, dtypes=("float16",)),
     ),
     sweep=(
@@ -87,42 +101,6 @@ CROSS_ENTROPY = Op(
     },
 )
 
-# Longest row, in bytes, whose gradient is made from the registers of one program.
-ROW_BYTES = 32768
-
-
-def _choose_loss(v, itemsize):
-    warps = 4 if v <= 4096 else 8
-    return {"UNROLL": 1 if v <= 4096 else 2, "BLOCK_V": 256 * warps, "num_warps": warps}
-
-
-def _choose_row(v, itemsize):
-    block = triton.next_power_of_2(v)
-    return {"num_warps": max(2, min(16, block * itemsize // 4096))}
-
-
-def _choose_loop(v, itemsize):
-    return {"PROGRAMS": 1, "UNROLL": 4, "BLOCK_V": 4096, "num_warps": 16}
-
-
-LOSS_CONFIGS = tuple(
-    {"UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
-    for unroll in (1, 2, 4)
-    for warps in (4, 8, 16)
-)
-ROW_CONFIGS = tuple({"num_warps": warps} for warps in (2, 4, 8, 16, 32))
-LOOP_CONFIGS = tuple(
-    {"PROGRAMS": programs, "UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
-    for programs, warps in ((1, 16), (1, 32), (2, 8), (2, 16), (3, 8), (4, 8))
-    for unroll in (2, 4, 8)
-    if unroll * warps <= 64
-)
-
-
-def _suits_row(candidate, v, itemsize):
-    held = triton.next_power_of_2(v) * itemsize // (32 * candidate["num_warps"])
-    return 16 <= held <= 256
-
 
 @triton.jit
 def _loss_kernel(
@@ -134,65 +112,53 @@ def _loss_kernel(
     target = tl.load(targets_ptr + row)
     loss = 0.0
     if target != ignore_index:
+        own, _ = own_logit(row_ptr, target, V)
         top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
-        loss, _, _ = row_loss(row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH)
+        loss, _ = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty))
 
 
 @triton.jit
 def _gradient_row_kernel(
-    logits_ptr, targets_ptr, losses_ptr, dlogits_ptr, count_ptr,
-    stride_m, V, ignore_index, smoothing, z_loss, SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, dlogits_ptr, kept_ptr, known_ptr, count_ptr,
+    stride_m, V, LENGTH, ignore_index, smoothing, z_loss,
+    SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * stride_m
-    dlogits_ptr += row * V
-    cols = tl.arange(0, BLOCK_V)
-    target = tl.load(targets_ptr + row)
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
     scale = 1.0
-    if count_ptr is not None:
-        scale /= tl.load(count_ptr)
-    loss = 0.0
-    if target == ignore_index:
-        tl.store(dlogits_ptr + cols, tl.zeros((BLOCK_V,), dlogits_ptr.dtype.element_ty), cols < V)
-    else:
-        x = tl.load(
-            row_ptr + cols, mask=cols < V, other=-float("inf"), eviction_policy="evict_first"
-        ).to(tl.float32)
-        top = tl.max(x, 0)
-        total = tl.sum(tl.exp2((x - top) * LOG2E), 0)
-        plain = 0.0
-        if SMOOTH:
-            plain = tl.sum(tl.where(cols < V, x, 0.0), 0)
-        loss, lse, place = row_loss(
-            row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH
-        )
-        dx = row_gradient(x, cols, place, top, total, lse, V, smoothing, z_loss, scale)
-        tl.store(dlogits_ptr + cols, dx.to(dlogits_ptr.dtype.element_ty), mask=cols < V)
-    tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty))
+    if kept_ptr is not None:
+        scale /= tl.load(kept_ptr)
+    if PARTS > 1:
+        known_ptr += row * (PARTS * (2 + SMOOTH))
+        count_ptr += row
+    gradient_of_part(
+        logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row, known_ptr, count_ptr,
+        tl.load(targets_ptr + row), tl.program_id(0) % PARTS, V, LENGTH, ignore_index,
+        smoothing, z_loss, scale, SMOOTH, BLOCK_V, PARTS,
+    )  # fmt: skip
 
 
 @triton.jit
 def _gradient_loop_kernel(
-    logits_ptr, targets_ptr, losses_ptr, dlogits_ptr, count_ptr,
+    logits_ptr, targets_ptr, losses_ptr, dlogits_ptr, kept_ptr,
     stride_m, M, V, ignore_index, smoothing, z_loss, SMOOTH: tl.constexpr,
     PROGRAMS: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     scale = 1.0
-    if count_ptr is not None:
-        scale /= tl.load(count_ptr)
+    if kept_ptr is not None:
+        scale /= tl.load(kept_ptr)
     for index in range(tl.program_id(0), M, tl.num_programs(0)):
         row = tl.cast(index, tl.int64)
-        long_row(
+        gradient_by_walks(
             logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row,
             tl.load(targets_ptr + row), V, ignore_index, smoothing, z_loss, scale,
             SMOOTH, UNROLL, BLOCK_V,
         )  # fmt: skip
 
 
-LOSS = Configs(_loss_kernel, LOSS_CONFIGS, _choose_loss)
-GRADIENT_ROW = Configs(_gradient_row_kernel, ROW_CONFIGS, _choose_row, _suits_row)
-GRADIENT_LOOP = Configs(_gradient_loop_kernel, LOOP_CONFIGS, _choose_loop)
+LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
+GRADIENT_ROW = Configs(_gradient_row_kernel, PART_CONFIGS, choose_part, suits_part)
+GRADIENT_LOOP = Configs(_gradient_loop_kernel, WALKS_CONFIGS, choose_walks)
 
 
 def cross_entropy_fwd(
@@ -225,32 +191,34 @@ def cross_entropy_fwd(
     return shared.reduced(losses, count, logits.dtype), dlogits, later
 
 
-def _fill(logits, targets, losses, dlogits, count, ignore_index, smoothing, z_loss):
+def _fill(logits, targets, losses, dlogits, kept, ignore_index, smoothing, z_loss):
     """Writes the loss of each row and, where `dlogits` is given, the gradients."""
     m, v = logits.shape
     key = {"v": v, "itemsize": logits.element_size()}
-    row = triton.next_power_of_2(v) * logits.element_size() <= ROW_BYTES
+    smooth, stride = smoothing > 0, logits.stride(0)
     if dlogits is None:
         launch(
             _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            stride_m=logits.stride(0), V=v, ignore_index=ignore_index, smoothing=smoothing,
-            z_loss=z_loss, SMOOTH=smoothing > 0, **LOSS.pick(logits.device, **key),
+            stride_m=stride, V=v, ignore_index=ignore_index, smoothing=smoothing,
+            z_loss=z_loss, SMOOTH=smooth, **LOSS.pick(logits.device, **key),
         )  # fmt: skip
-    elif row:
+    elif shared.in_parts(logits, v):
+        config = GRADIENT_ROW.pick(logits.device, **key)
+        length, block, known, count = shared.parts_of(m, v, config, smoothing, logits.device)
         launch(
-            _gradient_row_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            dlogits_ptr=dlogits, count_ptr=count, stride_m=logits.stride(0), V=v,
-            ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss, SMOOTH=smoothing > 0,
-            BLOCK_V=triton.next_power_of_2(v), **GRADIENT_ROW.pick(logits.device, **key),
+            _gradient_row_kernel, (m * config["PARTS"],), logits_ptr=logits, targets_ptr=targets,
+            losses_ptr=losses, dlogits_ptr=dlogits, kept_ptr=kept, known_ptr=known,
+            count_ptr=count, stride_m=stride, V=v, LENGTH=length, ignore_index=ignore_index,
+            smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth, BLOCK_V=block, **config,
         )  # fmt: skip
     else:
         config = GRADIENT_LOOP.pick(logits.device, **key)
         grid = (min(m, config["PROGRAMS"] * sm_count(logits.device)),)
         launch(
             _gradient_loop_kernel, grid, logits_ptr=logits, targets_ptr=targets,
-            losses_ptr=losses, dlogits_ptr=dlogits, count_ptr=count, stride_m=logits.stride(0),
+            losses_ptr=losses, dlogits_ptr=dlogits, kept_ptr=kept, stride_m=stride,
             M=m, V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            SMOOTH=smoothing > 0, **config,
+            SMOOTH=smooth, **config,
         )  # fmt: skip
 
 

@@ -19,7 +19,20 @@ import triton.language as tl
 from kernels import _cross_entropy as shared
 from kernels._checks import require, shaped
 from kernels._contract import Cost, Op, Tensor, case
-from kernels._cross_entropy import long_row, row_loss, walk
+from kernels._cross_entropy import (
+    PART_CONFIGS,
+    WALK_CONFIGS,
+    WALKS_CONFIGS,
+    choose_part,
+    choose_walk,
+    choose_walks,
+    gradient_by_walks,
+    gradient_of_part,
+    own_logit,
+    row_loss,
+    suits_part,
+    walk,
+)
 from kernels._device import sm_count
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
@@ -71,6 +84,7 @@ LINEAR_CROSS_ENTROPY = Op(
         case("bias", M=9, H=24, V=100, layout="offset"),
         case(M=9, H=16, V=40, layout="transposed"),
         case(M=4, H=16, V=100, layout="expanded"),
+        case(M=1, H=2, V=270000, dtypes=("float32",)),
     ),
     sweep=(
         case(M=4096, H=4096, V=128256, dtypes=("bfloat16",)),
@@ -95,33 +109,8 @@ MOST_CHUNKS, LEAST_ROWS = 8, 1024
 ROW_STEP = 128
 
 
-def _choose_loss(v, itemsize):
-    if v <= 4096:
-        return {"UNROLL": 1, "BLOCK_V": 1024, "num_warps": 4}
-    return {"UNROLL": 2, "BLOCK_V": 2048, "num_warps": 8}
-
-
-def _choose_chunk(v, itemsize):
-    if v <= 4096:
-        return {"PROGRAMS": 8, "UNROLL": 1, "BLOCK_V": 1024, "num_warps": 4}
-    return {"PROGRAMS": 1, "UNROLL": 4, "BLOCK_V": 4096, "num_warps": 16}
-
-
-LOSS_CONFIGS = tuple(
-    {"UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
-    for unroll in (1, 2, 4)
-    for warps in (4, 8, 16)
-)
-CHUNK_CONFIGS = tuple(
-    {"PROGRAMS": programs, "UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
-    for programs, warps in ((1, 16), (1, 32), (2, 8), (2, 16), (4, 8))
-    for unroll in (2, 4, 8)
-    if unroll * warps <= 64
-)
-
-
 @triton.jit
-def _chunk_loss_kernel(
+def _loss_kernel(
     logits_ptr, targets_ptr, losses_ptr, V, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
@@ -130,30 +119,52 @@ def _chunk_loss_kernel(
     target = tl.load(targets_ptr + row)
     loss = 0.0
     if target != ignore_index:
+        own, _ = own_logit(row_ptr, target, V)
         top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
-        loss, _, _ = row_loss(row_ptr, target, top, total, plain, V, smoothing, z_loss, SMOOTH)
+        loss, _ = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, loss)
 
 
 @triton.jit
-def _chunk_kernel(
-    logits_ptr, targets_ptr, losses_ptr, count_ptr, M, V, ignore_index, smoothing, z_loss,
+def _chunk_row_kernel(
+    logits_ptr, targets_ptr, losses_ptr, kept_ptr, known_ptr, count_ptr, V, LENGTH, ignore_index,
+    smoothing, z_loss, SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    row_ptr = logits_ptr + row * V
+    scale = 1.0
+    if kept_ptr is not None:
+        scale /= tl.load(kept_ptr)
+    if PARTS > 1:
+        known_ptr += row * (PARTS * (2 + SMOOTH))
+        count_ptr += row
+    gradient_of_part(
+        row_ptr, row_ptr, losses_ptr + row, known_ptr, count_ptr, tl.load(targets_ptr + row),
+        tl.program_id(0) % PARTS, V, LENGTH, ignore_index, smoothing, z_loss, scale,
+        SMOOTH, BLOCK_V, PARTS,
+    )  # fmt: skip
+
+
+@triton.jit
+def _chunk_loop_kernel(
+    logits_ptr, targets_ptr, losses_ptr, kept_ptr, M, V, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, PROGRAMS: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     scale = 1.0
-    if count_ptr is not None:
-        scale /= tl.load(count_ptr)
+    if kept_ptr is not None:
+        scale /= tl.load(kept_ptr)
     for index in range(tl.program_id(0), M, tl.num_programs(0)):
         row = tl.cast(index, tl.int64)
         row_ptr = logits_ptr + row * V
-        long_row(
+        gradient_by_walks(
             row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, ignore_index,
             smoothing, z_loss, scale, SMOOTH, UNROLL, BLOCK_V,
         )  # fmt: skip
 
 
-LOSS = Configs(_chunk_loss_kernel, LOSS_CONFIGS, _choose_loss)
-CHUNK = Configs(_chunk_kernel, CHUNK_CONFIGS, _choose_chunk)
+LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
+CHUNK_ROW = Configs(_chunk_row_kernel, PART_CONFIGS, choose_part, suits_part)
+CHUNK_LOOP = Configs(_chunk_loop_kernel, WALKS_CONFIGS, choose_walks)
 
 
 def _rows_of_chunk(m: int) -> int:
@@ -212,23 +223,33 @@ def linear_cross_entropy_fwd(
     return shared.reduced(losses, count, x.dtype), dx, dw, db, later
 
 
-def _finish(logits, targets, losses, count, ignore_index, smoothing, z_loss, wants_gradient):
+def _finish(logits, targets, losses, kept, ignore_index, smoothing, z_loss, wants_gradient):
     """Writes the loss of each row and puts the gradients, if wanted, in the place of the logits."""
     m, v = logits.shape
     key = {"v": v, "itemsize": logits.element_size()}
-    if wants_gradient:
-        config = CHUNK.pick(logits.device, **key)
+    smooth = smoothing > 0
+    if not wants_gradient:
         launch(
-            _chunk_kernel, (min(m, config["PROGRAMS"] * sm_count(logits.device)),),
-            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, count_ptr=count, M=m, V=v,
-            ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            SMOOTH=smoothing > 0, **config,
+            _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
+            SMOOTH=smooth, **LOSS.pick(logits.device, **key),
+        )  # fmt: skip
+    elif shared.in_parts(logits, v):
+        config = CHUNK_ROW.pick(logits.device, **key)
+        length, block, known, count = shared.parts_of(m, v, config, smoothing, logits.device)
+        launch(
+            _chunk_row_kernel, (m * config["PARTS"],), logits_ptr=logits, targets_ptr=targets,
+            losses_ptr=losses, kept_ptr=kept, known_ptr=known, count_ptr=count, V=v,
+            LENGTH=length, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
+            SMOOTH=smooth, BLOCK_V=block, **config,
         )  # fmt: skip
     else:
+        config = CHUNK_LOOP.pick(logits.device, **key)
         launch(
-            _chunk_loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            SMOOTH=smoothing > 0, **LOSS.pick(logits.device, **key),
+            _chunk_loop_kernel, (min(m, config["PROGRAMS"] * sm_count(logits.device)),),
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, kept_ptr=kept, M=m, V=v,
+            ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth,
+            **config,
         )  # fmt: skip
 
 
