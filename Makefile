@@ -5,7 +5,7 @@ LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study smoke paper report test lint image record tuned headline lock setup peers latex clean
+.PHONY: study smoke paper report test lint image record tuned capabilities headline lock setup peers latex clean
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -32,6 +32,9 @@ record: $(READY)
 
 tuned: $(READY)
 	$(BIN)/python -m harness.tuned --run results/study --into kernels/tuned
+
+capabilities: $(READY)
+	$(BIN)/python -m harness.capabilities --recorded results/recorded/h200 --out docs/capabilities.md --readme README.md
 
 headline:
 	cp results/study/figures/headline.svg docs/

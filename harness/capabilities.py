@@ -16,9 +16,7 @@ from harness.command import UserError, run, write_text
 from harness.load import OURS
 from kernels._contract import DTYPES, PASSES
 
-# Cells that tell nothing about the others: declined by the library, or left out by a time limit.
-SILENT = ("unsupported", "unreached")
-# From the best to the worst.
+# From the best to the worst; what a library declines is no fault of its other cases.
 WORST = ("ok", "oom", "inaccurate", "hung", "crashed")
 SIGNS = {
     "ok": "●",
@@ -45,9 +43,9 @@ kept by hand. Three signs stand for float32, float16 and bfloat16, edge cases in
 def rows(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
     """The rows of capabilities.csv: a row for each op, implementation, pass, dtype and mode.
 
-    found: verification reports. cells: those that were reached. `status` is that of the worst cell,
-    `unsupported` where all were declined, `unreached` where the time limit came first; the reason
-    is that of its first cell. A report without cells gives one row.
+    found: verification reports; what the time limit left out does not count. `status` is that of
+    the worst cell, `unsupported` where all were declined; the reason is that of its first cell. A
+    report without cells gives one row.
     """
     for report in found:
         common = _common(report, families)
@@ -55,14 +53,14 @@ def rows(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict
         for cell in report["cells"]:
             if cell["status"] != "unreached":
                 groups.setdefault((cell["pass"], cell["dtype"]), []).append(cell)
-        if not groups:
+        if not report["cells"]:
             zero = {"cells": 0, "passed": 0, "declined": 0}
             yield common | zero | {key: report[key] for key in ("status", "reason")}
         for (direction, dtype), cells in groups.items():
             worst = _worst(cells)
             yield common | {
                 **{"pass": direction, "dtype": dtype},
-                "cells": sum(cell["status"] != "unreached" for cell in cells),
+                "cells": len(cells),
                 "passed": sum(cell["status"] == "ok" for cell in cells),
                 "declined": sum(cell["status"] == "unsupported" for cell in cells),
                 **{key: worst[key] for key in ("status", "reason")},
@@ -91,11 +89,8 @@ def _common(report: Mapping, families: Mapping[str, str]) -> dict:
 
 def _worst(cells: Sequence[Mapping]) -> Mapping:
     """The first cell of the worst status, or the first that was declined where no other is."""
-    telling = [cell for cell in cells if cell["status"] not in SILENT]
-    return max(
-        telling or sorted(cells, key=lambda cell: SILENT.index(cell["status"]))[:1],
-        key=lambda cell: _severity(cell["status"]),
-    )
+    offered = [cell for cell in cells if cell["status"] != "unsupported"]
+    return max(offered or cells[:1], key=lambda cell: _severity(cell["status"]))
 
 
 def _severity(status: str) -> int:
@@ -155,8 +150,6 @@ def state(row: Mapping) -> str:
     """A row in one word: ok, partly, unsupported, inaccurate (whatever went wrong), unavailable."""
     if row["status"] == "ok":
         return "partly" if row["declined"] else "ok"
-    if row["status"] == "unreached":
-        return ""
     return row["status"] if row["status"] in SIGNS else "inaccurate"
 
 

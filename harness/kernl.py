@@ -26,7 +26,7 @@ def features() -> list[dict[str, str]]:
 def rows(reports: Iterable[Mapping], measured: Mapping[str, list]) -> Iterator[dict]:
     """The rows of kernl.csv: `cells` of ours with the feature and how many are right.
 
-    status: `present` where all are right, `wrong` where one is not, `not yet` where there is none.
+    status: `present` where all are right, `partly` where one is not (or was timed by events), `not yet` where there is none.
     """
     cells = [
         (report["op"], cell["case"], cell["status"])
@@ -47,7 +47,7 @@ def rows(reports: Iterable[Mapping], measured: Mapping[str, list]) -> Iterator[d
             if op == feature["ours"] and _shows(case, feature["part"])
         ]
         passed = some.count("ok")
-        state = "not yet" if not some else "present" if passed == len(some) else "wrong"
+        state = "not yet" if not some else "present" if passed == len(some) else "partly"
         yield feature | {"cells": len(some), "passed": passed, "status": state}
 
 

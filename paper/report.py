@@ -99,6 +99,14 @@ OVERHEAD = (
 HOLES = "What has no time that counts, and why. The figures mark these cells."
 VERIFICATION = "Cells passed, and the largest error as a share of the bound allowed to it."
 RESOURCES = "What the compiler made of each default configuration; shared memory in KiB."
+OFFERS = (
+    "What verification saw of each op, pass and dtype (float32, float16, bfloat16 side by side); "
+    "below, the cells that were declined or wrong, and why."
+)
+LEDGER = (
+    "What else is in the time of each implementation, as observed in one call; empty where it was "
+    "not observed or not declared."
+)
 SURVEY = (
     "Kernels in the syntax trees of the libraries by category, with the functions they call, and "
     "where they were read: in the installed library or, on the date given, in an earlier survey."
@@ -122,6 +130,9 @@ def main(arguments) -> None:
     ]
     ships = _figures(folder, ["survey"])
     sections.append(_section("survey", "Kernels in the libraries", _survey(folder), ships, SURVEY))
+    offers = _figures(folder, ["capabilities"])
+    sections.append(_section("offers", "What each library offers", _gaps(folder), offers, OFFERS))
+    sections.append(_section("ledger", "What a call contains", _ledger(folder), note=LEDGER))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(PAGE).render(
         title=", ".join(runs["run_id"]),
@@ -183,6 +194,17 @@ def _holes(folder: Path) -> pd.DataFrame:
     rows = _data.summary(folder)
     keys = ["op", "pass", "impl", "status", "reason"]
     return rows[rows["status"] != "ok"].groupby(keys).size().rename("cells").reset_index()
+
+
+def _gaps(folder: Path) -> pd.DataFrame:
+    rows = _data.settled(_data.read(folder, "gaps"))
+    keys = ["impl", "op", "status", "reason"]
+    return rows.groupby(keys)["cells"].sum().reset_index()
+
+
+def _ledger(folder: Path) -> pd.DataFrame:
+    rows = _data.settled(_data.read(folder, "ledger"))
+    return rows.drop(columns=["family", "impl_version", "mode", "status", "reason"])
 
 
 def _claims(folder: Path) -> pd.DataFrame:

@@ -278,6 +278,7 @@ def _report(folder: Path, op: str, impl: str, mode: str) -> None:
                     "status": "ok",
                     "reason": "",
                     "tensors": [tensor],
+                    "deterministic": number != 3,
                 }
             )
     if impl == "sdpa_flash":
@@ -292,8 +293,21 @@ def _report(folder: Path, op: str, impl: str, mode: str) -> None:
         "status": "ok",
         "reason": "",
         "cells": found,
+        "ledger": [_seen(op, dtype, mode == "gpu") for dtype in dtypes],
     }
     _json(folder / "verify" / op / f"{impl}.json", report)
+
+
+def _seen(op: str, dtype: str, gpu: bool) -> dict:
+    """What one call was seen to do; matmul has a workspace, and copies an operand."""
+    entry = {"case": "M1-N127", "dtype": dtype, "pass": "forward", "status": "ok", "reason": ""}
+    entry |= {"accumulates": "float32" if op == "dot" else None, "saved_bytes": None}
+    entry |= {"input_bytes": 2**20, "output_bytes": 2**20, "float32_precision": "highest"}
+    busy = op == "matmul"
+    entry |= {"copies": int(busy), "casts": 0, "workspace_bytes": 3 * 2**20 * busy if gpu else None}
+    kernels = {"a_kernel<float, 4>": 1 + busy} if gpu else {}
+    counts = {"launches": 1 + busy, "memory_ops": int(busy)} if gpu else {}
+    return entry | {"kernels": kernels, "launches": None, "memory_ops": None} | counts
 
 
 def _build(folder: Path, family: str) -> None:

@@ -299,7 +299,7 @@ def test_the_report_is_whole_in_itself(full, tmp_path):
     assert "replayed" in text
     assert "No available kernel: invented reason with a_name &amp; 100 % of #s" in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)
-    assert text.count("data:image/svg+xml") == 7
+    assert text.count("data:image/svg+xml") == 8
 
 
 def test_a_missing_csv_is_a_short_message(tmp_path):

@@ -60,8 +60,7 @@ def _cell(axes, column, row, rows):
         direction = one[rows.columns.get_loc("pass") + 1]
         x = column + ACROSS * (DTYPES.index(one.dtype) - 1)
         y = row + DOWN * (passes.index(direction) - (len(passes) - 1) / 2)
-        if one.status != "unreached":
-            axes.plot(x, y, linestyle="", **LOOKS[_look(one.status, one.declined)])
+        axes.plot(x, y, linestyle="", **LOOKS[_look(one.status, one.declined)])
 
 
 def _look(status, declined):

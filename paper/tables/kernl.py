@@ -5,7 +5,7 @@ from pathlib import Path
 import _table
 from _data import read, run
 
-STATES = {"present": "verified", "wrong": "wrong in some cell", "not yet": "not yet present"}
+STATES = {"present": "verified", "partly": "in part", "not yet": "not yet present"}
 CAPTURED = "captured"
 
 

@@ -1,0 +1,158 @@
+"""The matrix of capabilities, its gaps, and Kernl's features, from reports whose truth is known."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness import capabilities, discover, kernl, summarize
+from harness.command import UserError
+
+ROOT = Path(__file__).parents[1]
+RECORDED = ROOT / "results/recorded/h200"
+FAMILIES = {"add": "vector", "dot": "vector", "softmax": "softmax"}
+
+
+def cell(case, status="ok", dtype="float16", direction="forward", reason=""):
+    return {"case": case, "dtype": dtype, "pass": direction, "status": status, "reason": reason}
+
+
+def report(op, impl, *cells, status="ok", reason="", version="1.0"):
+    same = {"op": op, "impl": impl, "impl_version": version, "mode": "gpu"}
+    return same | {"status": status, "reason": reason, "cells": list(cells)}
+
+
+def row_of(*cells):
+    (row,) = capabilities.rows([report("add", "lib", *cells)], FAMILIES)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "passed", "declined", "state"),
+    [
+        (["ok", "ok"], "ok", 2, 0, "ok"),
+        (["unsupported", "ok"], "ok", 1, 1, "partly"),
+        (["unsupported", "unsupported"], "unsupported", 0, 2, "unsupported"),
+        (["ok", "unsupported", "inaccurate", "crashed"], "crashed", 1, 1, "inaccurate"),
+        (["oom", "inaccurate", "ok"], "inaccurate", 1, 0, "inaccurate"),
+        (["ok", "unreached"], "ok", 1, 0, "ok"),
+        (["unreached", "unsupported"], "unsupported", 0, 1, "unsupported"),
+    ],
+)
+def test_the_worst_cell_speaks_for_a_pass_and_dtype(statuses, status, passed, declined, state):
+    row = row_of(*(cell(f"N{i}", one, reason=one) for i, one in enumerate(statuses)))
+    assert (row["status"], row["passed"], row["declined"]) == (status, passed, declined)
+    assert row["cells"] == sum(one != "unreached" for one in statuses)
+    assert capabilities.state(row) == state
+    if status != "ok":
+        assert (row["case"], row["reason"]) == (f"N{statuses.index(status)}", status)
+    assert set(row) <= set(summarize.CAPABILITIES.split(","))
+
+
+def test_what_the_time_limit_left_out_is_no_capability_but_a_gap():
+    left = report("add", "lib", cell("N1"), cell("N2", "unreached", "float32", reason="limit"))
+    assert [row["dtype"] for row in capabilities.rows([left], FAMILIES)] == ["float16"]
+    assert [row["reason"] for row in capabilities.gaps([left], FAMILIES)] == ["limit"]
+
+
+def test_passes_and_dtypes_have_rows_of_their_own():
+    cells = [cell("N1"), cell("N1", dtype="float32"), cell("N1", direction="backward")]
+    rows = capabilities.rows([report("add", "lib", *cells)], FAMILIES)
+    places = {(row["pass"], row["dtype"]) for row in rows}
+    assert places == {("forward", "float16"), ("forward", "float32"), ("backward", "float16")}
+
+
+def test_an_absent_library_says_why():
+    absent = report("add", "lib", status="unavailable", reason="No module named 'lib'", version="")
+    (row,) = capabilities.rows([absent], FAMILIES)
+    assert (row["status"], row["reason"]) == ("unavailable", "No module named 'lib'")
+    (gap,) = capabilities.gaps([absent], FAMILIES)
+    assert (gap["status"], gap["reason"], gap["cells"]) == (row["status"], row["reason"], 0)
+
+
+def test_gaps_count_the_cells_of_each_reason():
+    cells = [cell("N1"), cell("N2", "inaccurate", reason="a"), cell("N3", "inaccurate", reason="b")]
+    cells += [cell("N4", "inaccurate", reason="a"), cell("N5", "unsupported", reason="a")]
+    found = list(capabilities.gaps([report("add", "lib", *cells)], FAMILIES))
+    counted = {(row["status"], row["reason"]): (row["cells"], row["case"]) for row in found}
+    assert counted == {
+        ("inaccurate", "a"): (2, "N2"),
+        ("inaccurate", "b"): (1, "N3"),
+        ("unsupported", "a"): (1, "N5"),
+    }
+    assert set(found[0]) <= set(summarize.GAPS.split(","))
+
+
+REPORTS = [
+    report("add", "ours", *(cell("N1", dtype=d) for d in ("float32", "float16", "bfloat16"))),
+    report("add", "lib", cell("N1", dtype="float32"), cell("N1", "inaccurate", reason="a*b")),
+    report("softmax", "absent", status="unavailable", reason="no driver", version=""),
+]
+
+
+def test_the_page_has_a_sign_for_each_dtype_and_a_line_for_each_gap():
+    page = capabilities.page(REPORTS, FAMILIES)
+    assert "| `ours` 1.0 | ●●● |" in page
+    assert "| `lib` 1.0 | ●✗· |" in page
+    assert "- `lib` inaccurate: a\\*b: add forward float16 (1)" in page
+    assert "- `absent` unavailable: no driver: softmax" in page
+
+
+def test_the_short_form_has_a_sign_for_each_family():
+    lines = capabilities.short(REPORTS, FAMILIES).splitlines()
+    assert lines[0] == "| implementation | softmax | vector |"
+    assert lines[2:] == [
+        "| `ours` 1.0 | · | ● |",
+        "| `absent` | absent | · |",
+        "| `lib` 1.0 | · | ✗ |",
+    ]
+
+
+def test_the_part_between_the_markers_is_renewed():
+    begin, end = capabilities.MARKERS
+    text = f"before\n{begin}\nold\n{end}\nafter\n"
+    new = capabilities.between(text, "new", "a file")
+    assert new == f"before\n{begin}\nnew\n{end}\nafter\n"
+    assert capabilities.between(new, "new", "a file") == new
+    with pytest.raises(UserError, match="a file: lacks the lines"):
+        capabilities.between("nothing", "new", "a file")
+
+
+def test_the_committed_page_and_the_readme_are_those_of_the_recorded_run():
+    found, families = capabilities.recorded(RECORDED)
+    page = (ROOT / "docs/capabilities.md").read_text(encoding="utf-8")
+    remedy = "run: make capabilities"
+    assert page == capabilities.page(found, families), remedy
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == capabilities.between(readme, capabilities.short(found, families), ""), remedy
+
+
+def test_each_feature_of_kernl_names_an_op_that_exists_or_none():
+    known = {*discover.ops(ROOT), kernl.CAPTURED, ""}
+    for feature in kernl.features():
+        assert feature["ours"] in known, feature["feature"]
+        assert feature["source"].startswith("https://github.com/ELS-RD/kernl/")
+        assert re.compile(feature["part"])
+
+
+def test_a_feature_is_present_where_a_case_that_shows_it_is_right(monkeypatch):
+    features = [("a", "add", ""), ("b", "add", "bias"), ("c", "add", r"B\d+"), ("d", "add", "tanh")]
+    features += [("graph", kernl.CAPTURED, ""), ("line", "", "")]
+    rows = [dict(zip(("feature", "ours", "part"), one, strict=True)) for one in features]
+    monkeypatch.setattr(kernl, "features", lambda: rows)
+    cells = [cell("N1"), cell("N1-bias", "inaccurate"), cell("B2-N1")]
+    reports = [report("add", "ours", *cells), report("add", "lib", cell("N1-tanh"))]
+    timed = {"impl": "ours", "status": "ok", "block": 0, "case": "N1", "reason": ""}
+    measured = {"add": [timed, timed | {"case": "N2", "reason": "events: none"}]}
+    found = {row["feature"]: row for row in kernl.rows(reports, measured)}
+    states = {name: row["status"] for name, row in found.items()}
+    assert states == {
+        "a": "partly",
+        "b": "partly",
+        "c": "present",
+        "d": "not yet",
+        "graph": "partly",
+        "line": "not yet",
+    }
+    assert (found["a"]["cells"], found["a"]["passed"]) == (3, 2)
+    assert set(found["a"]) <= set(summarize.KERNL.split(","))
