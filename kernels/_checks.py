@@ -2,6 +2,8 @@
 
 import torch
 
+FLOATING = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def require(holds: bool, message: str) -> None:
     if not holds:
@@ -9,16 +11,30 @@ def require(holds: bool, message: str) -> None:
 
 
 def same(**tensors: torch.Tensor) -> None:
-    """All tensors have the shape and dtype of the first; else ValueError names the odd one."""
-    (first_name, first), *others = tensors.items()
-    for name, tensor in others:
-        require(
-            tensor.shape == first.shape and tensor.dtype == first.dtype,
-            f"{name}: {tuple(tensor.shape)} {tensor.dtype}, "
-            f"expected {tuple(first.shape)} {first.dtype} as {first_name} has",
-        )
+    """All have the shape, dtype and device of the first; else ValueError names the odd one."""
+    first_name, first = "", None
+    for name, tensor in tensors.items():
+        if first is None:
+            first_name, first = name, tensor
+        elif (
+            tensor.shape != first.shape
+            or tensor.dtype != first.dtype
+            or tensor.device != first.device
+        ):
+            raise ValueError(
+                f"{name}: {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}, expected "
+                f"{tuple(first.shape)} {first.dtype} on {first.device} as {first_name} has"
+            )
+
+
+def floating(**tensors: torch.Tensor) -> None:
+    """Each has a dtype that the kernels compute in; else TypeError names the odd one."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATING:
+            raise TypeError(f"{name}: {tensor.dtype}, expected float32, float16 or bfloat16")
 
 
 def shaped(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """The tensor has this shape; else ValueError."""
-    require(tensor.shape == shape, f"{name}: shape {tuple(tensor.shape)}, expected {shape}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {shape}")

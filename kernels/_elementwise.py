@@ -1,6 +1,5 @@
-"""What the element-wise families share: cases, tiles of a flat vector, the launch of a map."""
+"""What the element-wise families share: their cases, and tiles of a flat vector."""
 
-import torch
 import triton
 import triton.language as tl
 
@@ -35,17 +34,17 @@ SWEEP = (
 BLOCKS = tuple(
     {"BLOCK_N": block, "num_warps": warps}
     for block in (256, 512, 1024, 2048, 4096, 8192)
-    for warps in (1, 2, 4, 8, 16)
+    for warps in (2, 4, 8)
     if 4 <= block // (32 * warps) <= 32
 )
 
 
-def choose_block(n, itemsize, op):
+def choose_block(n, itemsize, **what):
     """One 16-byte access for each of 128 threads, and as many programs as that takes."""
     return {"BLOCK_N": 128 * ACCESS_BYTES // itemsize, "num_warps": 4}
 
 
-def suits_block(candidate, n, itemsize, op):
+def suits_block(candidate, n, itemsize, **what):
     """Whether a thread makes one to four accesses of 16 bytes."""
     item_bytes = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
     return ACCESS_BYTES <= item_bytes <= 4 * ACCESS_BYTES

@@ -2,7 +2,7 @@
 
 Each program takes a number by an atomic addition; who draws the last number finds the results of
 all others in memory, combines them in a fixed order and sets the counter to zero again. So one
-launch does what takes two, and no launch has to clear anything first. The scheme is that of NVIDIA's
+launch does what takes two, and none has to clear anything first. The scheme is that of NVIDIA's
 threadFenceReduction sample.
 """
 

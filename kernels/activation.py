@@ -1,17 +1,18 @@
 """Activation functions: relu, leaky_relu, gelu (by erf or by tanh), tanh, cosh.
 
 relu: max(x, 0). leaky_relu: x where x > 0, else slope x. gelu: x Φ(x), Φ the normal distribution
-function, or its approximation x σ(2u), u = √(2/π) (x + 0.044715 x³), of Hendrycks and Gimpel,
-"Gaussian Error Linear Units" (2016). tanh and cosh as they are. dx = f'(x) g for the gradient g.
+function, or x sigmoid(2u), u = √(2/π) (x + 0.044715 x³), the form with tanh of Hendrycks and
+Gimpel, "Gaussian Error Linear Units" (2016). tanh and cosh as they are. dx = f'(x) g, with g the
+gradient of the result.
 
 Bytes: forward 2 items an element, backward 3: g and one other tensor are read. That is y for relu
-and tanh, whose derivatives follow from y alone, so that x can be freed; x for the others. FLOPs, by
-Kernl's and PyTorch's convention of one a formula's operation: 1 an element of relu to some 20 of
-gelu. Memory decides only where few instructions hide behind an element of 2 bytes, so in 16 bits
-exp is one exp2, and Φ is formula 7.1.26 of Abramowitz and Stegun's handbook (1964), an error below
-1e-7 of erf: its exp(-x²/2) is also the density that the derivative asks for. tanh is (1 - t)/(1 + t)
-with t = exp(-2|x|), and near zero, where that cancels, a polynomial. float32 has the library's erf,
-and reduces the argument of exp by Cody and Waite's method, since its error grows with the argument.
+and tanh, whose derivatives follow from y alone, so that x can be freed; x for the others. FLOPs:
+an operation of the formula is one, exp or erf too. Memory decides only where few instructions hide
+behind an element of 2 bytes, so in 16 bits exp is one exp2, and Φ is formula 7.1.26 of Abramowitz
+and Stegun's handbook (1964), an error below 1e-7: its exp(-x²/2) is also the density that the
+derivative asks for. tanh is (1 - t) / (1 + t) with t = exp(-2|x|), and near zero, where that
+cancels, a polynomial. float32 has the library's erf, and reduces the argument of exp in the way of
+Cody and Waite (1980), since the error of exp2 grows with its argument.
 """
 
 import math
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels._checks import require
+from kernels._checks import floating, require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
     BLOCKS,
@@ -83,11 +84,11 @@ TANH_SWEEP = tuple(
 
 RELU = Op("relu", relu_reference, X, _cost(1, 1), EDGE, SWEEP, BOTH)
 LEAKY_RELU = Op(
-    "leaky_relu", leaky_relu_reference, X, _cost(2, 2), EDGE, SWEEP, BOTH,
+    "leaky_relu", leaky_relu_reference, X, _cost(1, 1), EDGE, SWEEP, BOTH,
     params={"negative_slope": 0.01},
 )  # fmt: skip
 GELU = Op(
-    "gelu", gelu_reference, X, _cost(4, 8), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), BOTH,
+    "gelu", gelu_reference, X, _cost(5, 11), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), BOTH,
     flags={"tanh": {"approximate": "tanh"}},
 )  # fmt: skip
 TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, BOTH)
@@ -157,7 +158,7 @@ def _normal(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def _gate(x, PRECISE: tl.constexpr):
-    """σ(2u) of gelu by tanh."""
+    """sigmoid(2u) of gelu by tanh."""
     return _reciprocal(1 + tl.exp2(x * (-GELU_1 - GELU_3 * x * x)), PRECISE)
 
 
@@ -168,8 +169,7 @@ def _value(x, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
     elif OP == "leaky_relu":
         return tl.where(x > 0, x, slope * x)
     elif OP == "gelu":
-        below, bell = _normal(x, PRECISE)
-        return x * below
+        return x * _normal(x, PRECISE)[0]
     elif OP == "gelu_tanh":
         return x * _gate(x, PRECISE)
     elif OP == "tanh":
@@ -192,7 +192,8 @@ def _gradient(x, grad, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
         return grad * (below + DENSITY * x * bell)
     elif OP == "gelu_tanh":
         gate = _gate(x, PRECISE)
-        steepness = LN2 * (GELU_1 + 3 * GELU_3 * x * x)
+        # The bound keeps the square finite; from a thousand on the gate is open or shut.
+        steepness = LN2 * (GELU_1 + 3 * GELU_3 * tl.minimum(x * x, 1e6))
         return grad * (gate + x * gate * (1 - gate) * steepness)
     elif OP == "tanh":
         return grad * (1 - x * x)
@@ -284,6 +285,7 @@ class _Activation(torch.autograd.Function):
 
 
 def _activation(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor:
+    floating(x=x)
     x = x.contiguous()
     return _Activation.apply(x, op, slope) if needs_grad(x) else activation_fwd(op, x, slope)
 

@@ -4,20 +4,20 @@ scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y
 of the result: scale gives alpha g, add g itself, mul y g and x g, dot y g and x g with one g for
 all. maximum and minimum give g to the input that was taken and half of it to each of two equals.
 
-Bytes: each input is read and each output written once. Forward that is 2 items an element for scale
+Bytes: each input is read and each output written once. That is forward 2 items an element for scale
 and dot, 3 for the others; backward 2 for scale, none for add, 5 for mul, maximum and minimum, 4 for
-dot. FLOPs: one an output (two a pair of dot). At half a FLOP a byte or less all wait for memory: the
-kernels only have to keep enough 16-byte accesses in flight. The dot product follows the scheme of
-Harris, "Optimizing parallel reduction in CUDA" (2007): programs sum in float32, and their partial
-sums are added in a fixed order, so the result is the same in each run. The program that finishes
-last adds them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
+dot. FLOPs: one an output (two a pair of dot). At half a FLOP a byte or less all wait for memory:
+the kernels only have to keep enough 16-byte accesses in flight. The dot product follows Harris,
+"Optimizing parallel reduction in CUDA" (2007): programs sum in float32, and their partial sums are
+added in a fixed order, so the result is the same in each run. The program that finishes last adds
+them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import same
+from kernels._checks import floating, same
 from kernels._contract import Cost, Op, Tensor
 from kernels._elementwise import (
     BLOCKS,
@@ -98,9 +98,10 @@ DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, SWEEP, BOTH)
 FEWEST_PROGRAMS, MOST_PROGRAMS = 256, 4096
 # Partial sums that the last program holds at a time.
 MOST_PARTIALS = 4096
+DOT_SHAPES = ((512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16))
 DOT_BLOCKS = tuple(
     {"BLOCK_N": block, "STEPS": steps, "num_warps": warps}
-    for block, warps in ((512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16))
+    for block, warps in DOT_SHAPES
     for steps in (1, 2, 4, 8, 16, 32, 64)
 )
 
@@ -230,7 +231,8 @@ def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float = 0.0) ->
     n = x.numel()
     if n == 0:
         return out
-    config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
+    tensors = 2 if op == "scale" else 3
+    config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
     launch(
         _forward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
         x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config,
@@ -246,7 +248,8 @@ def vector_bwd(
     dy = torch.empty_like(y) if wanted[1] else None
     n = x.numel()
     if n:
-        config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
+        tensors = 4 if op == "dot" else 5
+        config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
         launch(
             _backward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
             x_ptr=x, y_ptr=y, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=n, OP=op, **config,
@@ -317,6 +320,7 @@ class _Dot(torch.autograd.Function):
 
 def _binary(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     same(x=x, y=y)
+    floating(x=x)
     x, y = x.contiguous(), y.contiguous()
     return _Binary.apply(x, y, op) if needs_grad(x, y) else vector_fwd(op, x, y)
 
@@ -327,6 +331,7 @@ def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
     Differentiable in x.
     """
+    floating(x=x)
     x, alpha = x.contiguous(), float(alpha)
     return _Scale.apply(x, alpha) if needs_grad(x) else vector_fwd("scale", x, x, alpha)
 
@@ -338,6 +343,7 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     where shapes, dtypes or devices differ. Differentiable, as are mul, maximum, minimum and dot.
     """
     same(x=x, y=y)
+    floating(x=x)
     x, y = x.contiguous(), y.contiguous()
     return _Add.apply(x, y) if needs_grad(x, y) else vector_fwd("add", x, y)
 
@@ -363,5 +369,6 @@ def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     Tensors as `add` takes them. Returns a tensor without dimensions.
     """
     same(x=x, y=y)
+    floating(x=x)
     x, y = x.contiguous(), y.contiguous()
     return _Dot.apply(x, y) if needs_grad(x, y) else dot_fwd(x, y)
