@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
-from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
@@ -314,7 +313,7 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
     )
     rows, parts = config["BLOCK_M"], config["PARTS"]
     length, block, known, count = divide(m, n, parts, FORWARD_VALUES, x.device)
-    blocks = triton.cdiv(m, rows) * parts
+    blocks = -(-m // rows) * parts
     launch(
         _forward_row_kernel, (programs(blocks, config, x.device),),
         x_ptr=x, y_ptr=y, mask_ptr=mask, known_ptr=known, count_ptr=count,
@@ -342,7 +341,7 @@ def softmax_bwd(y, dy, scale=1.0, causal=False, queries=None):
     config = BACKWARD_ROW.pick(y.device, n=n, itemsize=y.element_size(), causal=causal)
     rows, parts = config["BLOCK_M"], config["PARTS"]
     length, block, known, count = divide(m, n, parts, BACKWARD_VALUES, y.device)
-    blocks = triton.cdiv(m, rows) * parts
+    blocks = -(-m // rows) * parts
     launch(
         _backward_row_kernel, (programs(blocks, config, y.device),),
         y_ptr=y, dy_ptr=dy, dx_ptr=dx, known_ptr=known, count_ptr=count,
@@ -381,14 +380,19 @@ def softmax(
     is minus infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the
     shape and dtype of x; differentiable in x. ValueError for another shape, dtype or device.
     """
-    require(x.dim() > causal, f"x: shape {tuple(x.shape)} has no dimension to take it over")
-    require(x.dtype in DTYPES_OF_X, f"x: {x.dtype}, expected float32, float16 or bfloat16")
-    rows = rows_of(x)
+    # The conditions come first: a message takes longer to write than they to hold.
+    if x.dim() <= causal:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected {1 + causal} dimensions or more")
+    if x.dtype not in DTYPES_OF_X:
+        raise ValueError(f"x: {x.dtype}, expected float32, float16 or bfloat16")
+    rows = x if x.dim() == 2 and x.stride(1) == 1 else rows_of(x)
     heads = queries = None
     if causal or mask is not None:
         heads, queries = (1, 1, *x.shape[:-1])[-2:]
         if mask is not None and x.numel():
             mask = broadcast_mask(mask, x, heads, queries)
-    arguments = rows, float(scale), causal, heads, queries, mask
-    y = _Softmax.apply(*arguments) if needs_grad(x) else softmax_fwd(*arguments)
-    return y.view(x.shape)
+    if needs_grad(x):
+        y = _Softmax.apply(rows, float(scale), causal, heads, queries, mask)
+    else:
+        y = softmax_fwd(rows, float(scale), causal, heads, queries, mask)
+    return y if x.dim() == 2 else y.view(x.shape)
