@@ -81,6 +81,7 @@ class Engine:
     def _done(self, cell: Cell) -> Done:
         self._rows = Rows(self._plan.op, self._plan.family, cell, self._plan.ceilings)
         self._timed_s = 0.0
+        self._spent_s = dict.fromkeys(self._plan.impls, 0.0)
         stopped = self._measure(cell)
         return Done(str(cell), self._rows.taken, stopped, self._timed_s)
 
@@ -166,7 +167,7 @@ class Engine:
 
     def _block(self, impl: str, calls: int) -> dict:
         self._memory.settle()
-        return self._ask([impl], "block", calls=calls)[impl] | {"calls": calls}
+        return self._ask_alone(impl, "block", calls=calls) | {"calls": calls}
 
     def _conclude(self, ready: dict[str, dict], cell: Cell, last: int) -> None:
         """What follows the last block: energy, the check of the timed calls, and the end."""
@@ -177,7 +178,7 @@ class Engine:
                 # The same code once more; the noise floor is one of times.
                 continue
             self._memory.settle()
-            answer = self._ask([impl], "energy", window_ms=window_ms)[impl]
+            answer = self._ask_alone(impl, "energy", window_ms=window_ms)
             if self._failed(impl, answer, last):
                 del ready[impl]
             else:
@@ -214,8 +215,22 @@ class Engine:
     def _dismiss(self, impl: str) -> None:
         self._memory.lost(impl, self._crew.dismiss(impl))
 
-    def _ask(self, impls: Sequence[str], do: str, **arguments: object) -> dict[str, dict]:
-        answers = self._crew.ask(impls, self._plan.timing.cell_timeout_s, do, **arguments)
+    def _ask_alone(self, impl: str, do: str, **arguments: object) -> dict:
+        """The answer of one while the others wait, within what is left of its time in the cell."""
+        timing, began = self._plan.timing, time.monotonic()
+        left_s = timing.cell_limit_s - self._spent_s[impl]
+        limit_s = min(left_s, timing.cell_timeout_s)
+        answer = self._ask([impl], do, limit_s, **arguments)[impl]
+        self._spent_s[impl] += time.monotonic() - began
+        if answer["status"] == "hung" and left_s <= timing.cell_timeout_s:
+            answer["reason"] = f"more than {timing.cell_limit_s:g} s for its blocks in this cell"
+        return answer
+
+    def _ask(
+        self, impls: Sequence[str], do: str, limit_s: float | None = None, **arguments: object
+    ) -> dict[str, dict]:
+        limit_s = self._plan.timing.cell_timeout_s if limit_s is None else limit_s
+        answers = self._crew.ask(impls, limit_s, do, **arguments)
         # Side by side they share one GPU, and each waits for the others: the longest counts.
         self._timed_s += max((each.get("busy_s", 0.0) for each in answers.values()), default=0.0)
         for impl, answer in answers.items():

@@ -16,7 +16,8 @@ class Timing:
     than `interval` (a fraction) to either side, or for `max_blocks` blocks or `cell_cap_s`
     seconds. block_ms: GPU time of an implementation in a block. energy_ms: length of the window in
     which the energy of a call is measured, in cells of energy_dtypes; 0 for none. cell_timeout_s:
-    the longest wait for one answer of a worker.
+    the longest wait for one answer of a worker. cell_limit_s: for all its blocks in a cell and its
+    energy together.
     """
 
     min_blocks: int
@@ -27,6 +28,7 @@ class Timing:
     energy_ms: float
     energy_dtypes: Sequence[str]
     cell_timeout_s: float
+    cell_limit_s: float
 
 
 class Rule:

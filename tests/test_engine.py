@@ -57,6 +57,18 @@ def test_blocks_are_added_until_the_interval_is_narrow(timed, tmp_path):
     assert max(row["block"] for row in rows) == BLOCKS - 1
 
 
+def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed):
+    rows = timed(["ours", "dawdles"], cell_limit_s=1.0)
+    # Each answer comes in time; the warm-up, a block and a part of the next fill the second.
+    taken = of(rows, "dawdles")
+    assert [row["status"] for row in taken] == ["ok", "hung"]
+    assert taken[-1]["reason"] == "more than 1 s for its blocks in this cell"
+    for impl, name in (("ours", "M1"), ("ours", "M2"), ("dawdles", "M2")):
+        assert [row["status"] for row in of(rows, impl, name)] == ["ok"] * BLOCKS
+    slow = of(timed(["ours", "dawdles"], cell_limit_s=30.0), "dawdles")
+    assert [row["status"] for row in slow] == ["ok"] * BLOCKS
+
+
 def test_times_beside_another_program_are_marked(timed):
     watch = Watch(strangers=["process 7 (trainer)", "process 8 (game)"])
     rows = timed(["ours", "hot"], watch)

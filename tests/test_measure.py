@@ -38,6 +38,7 @@ TIMING = Timing(
     energy_ms=20.0,
     energy_dtypes=["float32"],
     cell_timeout_s=LIMIT_S,
+    cell_limit_s=60.0,
 )
 
 

@@ -48,6 +48,7 @@ def arguments(tmp_path):
             "energy-dtypes": "float32",
             "block-ms": 1,
             "cell-timeout-s": 30,
+            "cell-limit-s": 30,
             "max-cases": 1,
             "bench": BENCH,
         }

@@ -17,6 +17,7 @@ TIMING = Timing(
     energy_ms=200.0,
     energy_dtypes=("bfloat16",),
     cell_timeout_s=180.0,
+    cell_limit_s=120.0,
 )
 IMPLS = ["ours", "ours_twin", "first", "second"]
 
