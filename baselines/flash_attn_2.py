@@ -53,3 +53,24 @@ def rotary(q, k, cos, sin, interleaved=False):
     from flash_attn.layers.rotary import apply_rotary_emb
 
     return tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k))
+
+
+def cross_entropy(
+    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+):
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    losses, _ = cross_entropy_loss(
+        logits,
+        targets,
+        label_smoothing=label_smoothing,
+        lse_square_scale=z_loss,
+        ignore_index=ignore_index,
+    )
+    # They are float32 whatever the logits are, and its user reduces them.
+    if reduction == "none":
+        return losses.to(logits.dtype)
+    loss = losses.sum()
+    if reduction == "mean":
+        loss = loss / (targets != ignore_index).sum()
+    return loss.to(logits.dtype)

@@ -2,7 +2,9 @@
 
 import torch
 from liger_kernel.transformers.functional import (
+    liger_cross_entropy,
     liger_fused_add_rms_norm,
+    liger_fused_linear_cross_entropy,
     liger_geglu,
     liger_layer_norm,
     liger_rms_norm,
@@ -62,3 +64,39 @@ def rotary(q, k, cos, sin, interleaved=False):
         if x.requires_grad:
             x.register_hook(torch.clone)
     return tuple(x.transpose(1, 2) for x in turned)
+
+
+def cross_entropy(
+    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+):
+    # Where there are gradients it writes them over the logits; its user keeps his here, in a copy.
+    return liger_cross_entropy(
+        logits.clone() if logits.requires_grad else logits,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        lse_square_scale=z_loss,
+        reduction=reduction,
+    )
+
+
+def linear_cross_entropy(
+    x,
+    weight,
+    targets,
+    bias=None,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+):
+    return liger_fused_linear_cross_entropy(
+        x,
+        weight,
+        targets,
+        bias,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        lse_square_scale=z_loss,
+        reduction=reduction,
+    )

@@ -3,6 +3,7 @@
 import quack
 import torch
 from quack.gemm_interface import gemm, gemm_act
+from quack.linear_cross_entropy import chunked_linear_cross_entropy
 from quack.rmsnorm import layernorm_bwd, layernorm_fwd
 from quack.rotary import apply_rotary_emb
 
@@ -59,3 +60,31 @@ def matmul(a, b, bias=None, activation="none"):
 
 def rotary(q, k, cos, sin, interleaved=False):
     return tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k))
+
+
+def cross_entropy(
+    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+):
+    if label_smoothing or z_loss:
+        raise ValueError("label smoothing and z-loss are not offered")
+    loss = quack.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
+    # It is float32 whatever the logits are.
+    return loss.to(logits.dtype)
+
+
+def linear_cross_entropy(
+    x,
+    weight,
+    targets,
+    bias=None,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+):
+    if bias is not None or label_smoothing or z_loss:
+        raise ValueError("a bias, label smoothing and z-loss are not offered")
+    loss = chunked_linear_cross_entropy(
+        x, weight, targets, ignore_index=ignore_index, reduction=reduction
+    )
+    return loss.to(x.dtype)
