@@ -20,7 +20,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 # Longest row, in elements, that programs keep in their registers, and the bytes that each takes.
 PARTS_LIMIT = 262144
-PART_BYTES = 32768
+PART_BYTES = 16384
 REDUCTIONS = ("mean", "sum", "none")
 # Programs a multiprocessor that pass over a gradient of which all is scaled alike.
 SCALERS = 4
