@@ -60,6 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="harness.survey", description=__doc__.split("\n")[0])
     parser.add_argument("--out", required=True, help="CSV, a row for each kernel")
     parser.add_argument("--snapshot", help="earlier outputs, for what is absent", nargs="*")
+    parser.add_argument("--published", help="the same of what is in no package", nargs="*")
     arguments = parser.parse_args()
     earlier = {}
     for path in arguments.snapshot or ():
@@ -67,6 +68,9 @@ def main() -> None:
     rows = ours(ROOT)
     for library in libraries(ROOT / "baselines"):
         rows += survey(library) or earlier.get(library, [])
+    for path in arguments.published or ():
+        held = read_snapshot(Path(path)).values()
+        rows += [row | {"source": "published"} for library in held for row in library]
     with (
         whole_file(arguments.out) as temporary,
         open(temporary, "w", newline="", encoding="utf-8") as file,

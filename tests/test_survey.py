@@ -225,3 +225,18 @@ def test_the_command_writes_the_kernels_of_this_environment(tmp_path):
     assert {"softmax", "cdiv", "randn"} <= names
     assert all(int(row["lines"]) > 0 and row["date"] for row in rows)
     assert {row["source"] for row in rows} == {"here", "installed"}
+
+
+def test_what_is_in_no_package_stands_as_published(tmp_path, monkeypatch):
+    out = tmp_path / "survey.csv"
+    monkeypatch.setattr(survey, "libraries", lambda folder: [])
+    held = ROOT / "results" / "recorded" / "published.csv"
+    monkeypatch.setattr("sys.argv", ["survey", "--out", str(out), "--published", str(held)])
+    survey.main()
+    rows = [row for row in csv.DictReader(out.open()) if row["library"] == "kernl"]
+    assert {row["source"] for row in rows} == {"published"}
+    assert {row["lines"] for row in rows} == {""}
+    kinds = {row["category"] for row in rows if row["role"] == "kernel"}
+    assert {"attention", "matmul", "norm"} <= kinds
+    for row in rows:
+        assert row["category"] == survey.category(PurePosixPath(row["file"]), row["kernel"])

@@ -6,6 +6,7 @@ rule survey:
         study.sources("harness/survey.py"),
         study.glob("kernels/*.py", "baselines/*.py"),
         snapshot=study.glob("results/recorded/survey.csv"),
+        published=study.glob("results/recorded/published.csv"),
     output:
         "<run>/survey.csv",
     log:
@@ -13,4 +14,5 @@ rule survey:
     message:
         "Survey the libraries"
     shell:
-        "python -m harness.survey --snapshot {input.snapshot} --out {output} > {log} 2>&1"
+        "python -m harness.survey --snapshot {input.snapshot} --published {input.published}"
+        " --out {output} > {log} 2>&1"
