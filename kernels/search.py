@@ -6,6 +6,11 @@ goes to as many cache lines as it has answers so far. All lanes halve the same l
 is a load, a comparison and a sum, with no mask and no branch (Khuong and Morin, "Array layouts for
 comparison-based searching", 2017).
 
+Some thousand boundaries fit the shared memory, which serves any addresses in different banks at
+once. There they lie in the order of a breadth-first walk through the tree of the search, as in
+Eytzinger's layout of the same paper: the nodes of a level are neighbours, so that the lanes of a
+warp seldom meet in a bank. Programs walk over many blocks, since each of them loads the tree.
+
 A number of 16 bits has 65,536 values. Where there are many more elements, the answers of all
 values are found first and an element costs one load from a table of 128 KiB, of which the cache
 next to the multiprocessor holds what occurs.
@@ -17,12 +22,17 @@ import triton.language as tl
 
 from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
+from kernels._device import sm_count
 from kernels._launch import launch
 from kernels._tuned import Configs
 
 VALUES = 2**16
 # Elements from which on the search of all values of 16 bits is worth its while.
 TABLE_FROM = 2**20
+# The same for the tree, and the boundaries that it may hold.
+TREE_FROM, LEAST_TREE, MOST_TREE = 2**20, 32, 2**12
+# Programs of the tree for each multiprocessor.
+RESIDENT = 8
 # Boundaries whose number fits an entry of 16 bits.
 NARROW = 2**15 - 1
 
@@ -74,6 +84,10 @@ def _choose_search(itemsize, index_bytes, large):
     return {"BLOCK": 1024, "num_warps": 4}
 
 
+def _choose_tree(itemsize, index_bytes, levels):
+    return {"BLOCK": 4096, "num_warps": 8}
+
+
 def _choose_look_up(index_bytes):
     return {"BLOCK": 2048, "num_warps": 4}
 
@@ -85,6 +99,13 @@ CONFIGS = tuple(
     if 2 <= block // (32 * warps) <= 32
 )
 
+TREE_CONFIGS = tuple(
+    {"BLOCK": block, "num_warps": warps}
+    for block in (1024, 2048, 4096, 8192)
+    for warps in (4, 8, 16)
+    if 8 <= block // (32 * warps) <= 32
+)
+
 
 @triton.jit
 def _position(x, boundaries_ptr, B, LEVELS: tl.constexpr, RIGHT: tl.constexpr):
@@ -94,15 +115,16 @@ def _position(x, boundaries_ptr, B, LEVELS: tl.constexpr, RIGHT: tl.constexpr):
     length = B
     for _ in tl.static_range(LEVELS):
         half = length // 2
-        found += tl.where(_passed(x, boundaries_ptr + found + (half - 1), RIGHT), half, 0)
+        boundary = _comparable(tl.load(boundaries_ptr + found + (half - 1)))
+        found += tl.where(_right_of(x, boundary, RIGHT), half, 0)
         length -= half
-    return found + _passed(x, boundaries_ptr + found, RIGHT).to(tl.int32)
+    boundary = _comparable(tl.load(boundaries_ptr + found))
+    return found + _right_of(x, boundary, RIGHT).to(tl.int32)
 
 
 @triton.jit
-def _passed(x, boundary_ptrs, RIGHT: tl.constexpr):
-    """Whether x lies to the right of boundaries; NaN lies to the right of all."""
-    boundary = _comparable(tl.load(boundary_ptrs))
+def _right_of(x, boundary, RIGHT: tl.constexpr):
+    """Whether x lies to the right of a boundary; NaN lies to the right of all."""
     if RIGHT:
         return (boundary > x) == 0
     else:
@@ -126,6 +148,32 @@ def _search_kernel(
     x = tl.load(x_ptr + offs, mask=offs < N, other=0)
     found = _position(x, boundaries_ptr, B, LEVELS, RIGHT)
     tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=offs < N)
+
+
+@triton.jit
+def _tree_kernel(
+    x_ptr, boundaries_ptr, out_ptr, N, B,
+    LEVELS: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # Nodes from one on, two children each; those past the last boundary but one repeat the last.
+    node = tl.arange(0, 1 << LEVELS)
+    level = tl.zeros(node.shape, tl.int32)
+    for up in tl.static_range(1, LEVELS):
+        level += (node >= 1 << up).to(tl.int32)
+    place = (2 * (node - (1 << level)) + 1) * (1 << (LEVELS - 1 - level)) - 1
+    tree = tl.load(boundaries_ptr + tl.minimum(tl.maximum(place, 0), B - 1))
+    last = _comparable(tl.load(boundaries_ptr + B - 1))
+    step = tl.num_programs(0).to(tl.int64) * BLOCK
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    for _ in range(tl.program_id(0), tl.cdiv(N, BLOCK), tl.num_programs(0)):
+        x = _comparable(tl.load(x_ptr + offs, mask=offs < N, other=0))
+        at = tl.full(offs.shape, 1, tl.int32)
+        for _ in tl.static_range(LEVELS):
+            at = 2 * at + _right_of(x, _comparable(tl.gather(tree, at, 0)), RIGHT).to(tl.int32)
+        found = tl.minimum(at - (1 << LEVELS), B - 1)
+        found += ((found == B - 1) & _right_of(x, last, RIGHT)).to(tl.int32)
+        tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=offs < N)
+        offs += step
 
 
 @triton.jit
@@ -154,6 +202,7 @@ def _look_up_kernel(x_ptr, table_ptr, out_ptr, N, BLOCK: tl.constexpr):
 
 
 SEARCH = Configs(_search_kernel, CONFIGS, _choose_search)
+TREE = Configs(_tree_kernel, TREE_CONFIGS, _choose_tree)
 LOOK_UP = Configs(_look_up_kernel, CONFIGS, _choose_look_up)
 TABLE_TILE = {"BLOCK": 256, "num_warps": 4}
 
@@ -196,9 +245,14 @@ def bucketize(
         )  # fmt: skip
         return out
     sizes = {"itemsize": x.element_size(), "index_bytes": out.element_size()}
-    config = SEARCH.pick(x.device, **sizes, large=count > NARROW)
+    if n >= TREE_FROM and LEAST_TREE <= count <= MOST_TREE:
+        kernel, most = _tree_kernel, RESIDENT * sm_count(x.device)
+        config = TREE.pick(x.device, **sizes, levels=search["LEVELS"])
+    else:
+        kernel, most = _search_kernel, n
+        config = SEARCH.pick(x.device, **sizes, large=count > NARROW)
     launch(
-        _search_kernel, (-(-n // config["BLOCK"]),),
+        kernel, (min(-(-n // config["BLOCK"]), most),),
         x_ptr=x, boundaries_ptr=boundaries, out_ptr=out, N=n, B=count, **search, **config,
     )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ from kernels.search import VALUES, bucketize
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 few = settings(
-    max_examples=int(os.environ.get("TILEWRIGHT_EXAMPLES", "60")), deadline=None, derandomize=True
+    max_examples=int(os.environ.get("TILEWRIGHT_EXAMPLES", "40")), deadline=None, derandomize=True
 )
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1e-40)
 real = st.one_of(st.sampled_from(SPECIAL[1:]), st.floats(-3, 3, width=16))
@@ -73,6 +73,22 @@ def test_the_table_holds_the_answer_of_every_value(dtype, right, narrow, monkeyp
     drawn = torch.randn(90, generator=torch.Generator().manual_seed(1)).to(dtype)
     boundaries = torch.cat([drawn, drawn[:9], torch.tensor([math.inf, -math.inf], dtype=dtype)])
     agrees(every, boundaries.sort().values, right, not right)
+
+
+@pytest.mark.parametrize("count", [2, 3, 32, 33, 1023, 1024, 1025])
+@pytest.mark.parametrize("right", [False, True])
+def test_the_tree_is_the_search(count, right, monkeypatch):
+    monkeypatch.setattr(search, "TREE_FROM", 1)
+    monkeypatch.setattr(search, "LEAST_TREE", 2)
+    tile = {"BLOCK": 1024, "num_warps": 4}
+    monkeypatch.setitem(search.TREE.__dict__, "choose", lambda **key: tile)
+    generator = torch.Generator().manual_seed(count)
+    for dtype in (torch.float32, torch.float16, torch.int64):
+        values = (torch.randn(count, generator=generator) * 300).to(dtype).sort().values
+        x = torch.cat([values, values + 1, (torch.randn(900, generator=generator) * 400).to(dtype)])
+        if dtype.is_floating_point:
+            x = torch.cat([x, torch.tensor(SPECIAL, dtype=dtype)])
+        agrees(x, values, right, not right)
 
 
 def test_shapes_and_layouts():
