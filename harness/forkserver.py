@@ -5,8 +5,8 @@ reads TRITON_INTERPRET as it is imported. It waits without limit for its preload
 inherits the pipe whose end tells the server that the parent is gone: a worker that hangs would
 keep itself and the server alive for ever after a SIGKILL of the parent.
 
-The server reads datagrams: one with two descriptors (the socket and the log of a worker) asks for
-a fork, one with a process number asks how that worker ended.
+The server reads datagrams: one with three descriptors (the socket, the log and the job of a worker)
+asks for a fork, one with a process number asks how that worker ended.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from harness import worker
 
@@ -49,9 +49,10 @@ class Forkserver:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def fork(self, connection: socket.socket, log: BinaryIO) -> None:
-        """Asks for a worker with these two; does not wait for it."""
-        socket.send_fds(self._control, [b"{}"], [connection.fileno(), log.fileno()])
+    def fork(self, connection: socket.socket, log: IO, job: IO) -> None:
+        """Asks for a worker with these three; does not wait for it."""
+        descriptors = [connection.fileno(), log.fileno(), job.fileno()]
+        socket.send_fds(self._control, [b"{}"], descriptors)
 
     def exit_code(self, pid: int, limit_s: float, reap: bool) -> int | None:
         """How a worker ended, a signal as a negative number; None if it runs on for `limit_s`.
@@ -92,7 +93,7 @@ def main() -> None:
         importlib.import_module(name)
     here = os.getpid()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 2**10, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, 2**10, 3)
         if not message:
             return
         if not descriptors:

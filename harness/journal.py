@@ -34,12 +34,7 @@ class Journal:
     def __init__(self, path: Path, digest: str, seed: int | None):
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._file)
-            raise UserError(f"{path}: another job is measuring this; wait for its end") from None
+        self._file = _locked(path)
         self.cells: dict[str, dict] = {}
         self.resumed, self.seed = 0, -1
         self._take_over(digest)
@@ -59,7 +54,7 @@ class Journal:
         self.cells[name] = dict(record)
 
     def remove(self) -> None:
-        self._path.unlink()
+        self._path.unlink(missing_ok=True)
 
     def _take_over(self, digest: str) -> None:
         """Reads what there is, and cuts off what is torn or belongs to something else."""
@@ -95,6 +90,22 @@ class Journal:
         except OSError as error:
             error.filename = str(self._path)
             raise
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds the lock of the file which lies at `path`."""
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise UserError(f"{path}: another job is measuring this; wait for its end") from None
+        # A job that ended between the two calls has taken away what was opened.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), os.stat(path)):
+                return file
+        os.close(file)
 
 
 def digest(root: Path, parts: Mapping[str, object]) -> str:

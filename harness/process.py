@@ -38,11 +38,13 @@ class Worker:
         self.pid: int | None = None
         self._ended = False
         self._server = forkserver.current()
-        # Of a dead server the first answer tells.
-        with theirs, contextlib.suppress(OSError):
-            self._server.fork(theirs, self._log)
-        job = {"op": op, "impl": impl, "seed": seed, "bench": bench}
-        self._write(job | {"environment": dict(os.environ)})
+        work = {"op": op, "impl": impl, "seed": seed, "bench": bench}
+        with theirs, tempfile.TemporaryFile("w+") as job:
+            json.dump(work | {"environment": dict(os.environ)}, job)
+            job.seek(0)
+            # Of a dead server the first answer tells.
+            with contextlib.suppress(OSError):
+                self._server.fork(theirs, self._log, job)
 
     def send(self, do: str, **arguments: object) -> None:
         self._write({"do": do, **arguments})
@@ -129,12 +131,16 @@ class Worker:
                 raise EOFError
             self._buffer += chunk
         text, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
 
     def _write(self, message: dict) -> None:
         self._socket.settimeout(EXIT_S)
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 class Crew:

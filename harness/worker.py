@@ -5,6 +5,7 @@ with a `status`. They pass through a socket that nobody else knows; standard out
 error are a log, so nothing that a library prints can be taken for an answer.
 """
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -20,11 +21,11 @@ COMMANDS = ("prepare", "block", "energy", "check", "release", "ledger")
 PR_SET_PDEATHSIG = 1
 
 
-def main(connection: int, log: int, parent: int) -> None:
+def main(connection: int, log: int, job: int, parent: int) -> None:
     """The life of a worker that was just forked, with the descriptors of its socket and its log.
 
-    The first line back is its process number; the first line read is the job: `op`, `impl`,
-    `seed`, `bench` (the module whose Bench does the work) and `environment`.
+    The first line back is its process number. job: of a file that holds `op`, `impl`, `seed`,
+    `bench` (the module whose Bench does the work) and `environment`, which no socket may take.
     """
     os.setsid()
     die_with(parent)
@@ -35,9 +36,12 @@ def main(connection: int, log: int, parent: int) -> None:
     os.set_inheritable(connection, False)
     with socket.socket(fileno=connection) as line:
         commands, answers = line.makefile("r"), line.makefile("w")
-        _say(answers, {"pid": os.getpid()})
-        if text := commands.readline():
-            _work(json.loads(text), commands, answers)
+        with open(job) as file:
+            work = json.load(file)
+        # A parent that has given up this worker meanwhile is not there to hear it.
+        with contextlib.suppress(BrokenPipeError):
+            _say(answers, {"pid": os.getpid()})
+            _work(work, commands, answers)
 
 
 def die_with(parent: int) -> None:
@@ -87,5 +91,9 @@ def _attempt(action: Callable[..., dict | None], **arguments: object) -> dict:
 
 
 def _say(answers: TextIO, answer: dict) -> None:
-    answers.write(json.dumps(answer) + "\n")
+    try:
+        text = json.dumps(answer, allow_nan=False)
+    except ValueError:
+        text = json.dumps({"status": "crashed", "reason": "answers with a number without end"})
+    answers.write(text + "\n")
     answers.flush()

@@ -60,6 +60,8 @@ class Bench:
         throttle = "thermal slowdown" if self.impl == "hot" else "power cap"
         reading = {"sm_mhz": 1980, "temp_c": 40, "power_w": 123.4, "throttle": throttle}
         time_us = US.get(self.impl, 100.0)
+        if self.impl == "answers_nan" and self.case != LAST_CASE and self.blocks == 3:
+            time_us = float("nan")
         if self.impl == "noisy":
             time_us *= random.Random(self.blocks).uniform(0.5, 2)
         return reading | {"device_us": time_us, "call_us": 2 * time_us, "busy_s": 0.001}
@@ -122,6 +124,8 @@ class Bench:
         if what == "kills_the_forkserver":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
+        if what == "forges_nan":
+            self._write_everywhere(b'{"status": "ok", "device_us": NaN, "call_us": Infinity}\n')
         if what == "garbles":
             self._write_everywhere(b"noise\n")
 

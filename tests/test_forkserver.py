@@ -78,6 +78,23 @@ def test_a_worker_sees_the_environment_of_its_start(workers, monkeypatch):
     assert servers[0] == servers[1]
 
 
+def test_an_environment_larger_than_a_socket_takes_no_time_and_arrives(workers, monkeypatch):
+    workers()
+    server = forkserver.current()
+    for index in range(20):
+        monkeypatch.setenv(f"LARGE_{index}", "x" * 100_000)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        worker = Worker("scale", "ours", 1, BENCH)
+        assert time.monotonic() - began < 2
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert worker.answer(LIMIT_S)["status"] == "ok"
+    assert ask(worker, "block", name="LARGE_19")["value"] == "x" * 100_000
+    worker.kill()
+
+
 def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     compiled = workers()

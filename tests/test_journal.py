@@ -149,6 +149,28 @@ def test_a_disk_that_is_really_full_keeps_what_was_written(tiny):
     assert list(kept(roomy)[0]) == [str(number) for number in range(count)]
 
 
+def test_a_job_that_ends_while_the_next_one_begins_leaves_it_a_journal(tmp_path, monkeypatch):
+    path, lock = tmp_path / ".op.journal", journal.fcntl.flock
+    ended = []
+
+    def flock(*arguments):
+        if not ended:
+            # The other job held this lock until now.
+            path.unlink()
+            ended.append(True)
+        lock(*arguments)
+
+    monkeypatch.setattr(journal.fcntl, "flock", flock)
+    with journal.Journal(path, "digest", 1) as kept:
+        kept.add("a cell", {"rows": []})
+        with pytest.raises(UserError, match="another job is measuring this"):
+            journal.Journal(path, "digest", 1)
+    with journal.Journal(path, "digest", 1) as kept:
+        assert list(kept.cells) == ["a cell"]
+        path.unlink()
+        kept.remove()
+
+
 @pytest.fixture
 def code(tmp_path):
     for name in ("harness/a.py", "kernels/b.py", "kernels/tuned/h200.json", "baselines/c.py"):

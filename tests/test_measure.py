@@ -126,6 +126,8 @@ FAULTS = {
     "hangs": (["ok", "hung"], "no answer within 2 s"),
     "closes_its_pipes": (["ok", "crashed"], "closed the socket of its answers"),
     "garbles": (["ok", "crashed"], "wrote into the socket of its answers"),
+    "forges_nan": (["ok", "crashed"], "wrote into the socket of its answers"),
+    "answers_nan": (["ok", "crashed"], "answers with a number without end"),
     "declines_at_once": (["unsupported"], "only even sizes"),
     "exits_at_once": (["crashed"], "exited with code 3"),
     "hangs_at_once": (["hung"], "no answer within 2 s"),
