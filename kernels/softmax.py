@@ -4,7 +4,7 @@ forward: z = scale x + mask, y = exp(z - max z) / sum exp(z - max z), over the k
 row sees. backward: dx = scale y (dy - sum y dy).
 
 Bytes: forward reads x and writes y; backward reads y and dy and writes dx, 2 and 3 items an
-element; what lies past the diagonal is written, not read. FLOPs: about 5 an element either way, so
+element; what lies past the diagonal is written, and not read. FLOPs: about 5 an element either way, so
 memory decides. A row is read once and kept in registers: short rows share a program, long rows are
 shared by programs that meet (`kernels/_parts.py`). A row too long for that is walked in blocks, the
 running maximum and sum of Milakov and Gimelshein, "Online normalizer calculation for softmax"
@@ -375,7 +375,7 @@ def softmax(
     """Softmax of scale x + mask over the last dimension, computed in float32.
 
     x: [..., N]; float32, float16 or bfloat16. causal: x is [..., Q, N], and query i sees the keys
-    up to i + N - Q; what it does not see is zero, and not read. mask: added to the scaled x; of the
+    up to i + N - Q; what it does not see is zero and does not count. mask: added to the scaled x; of the
     dtype of x or float32, of any shape that broadcasts to that of x; it has no gradient. A row that
     is minus infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the
     shape and dtype of x; differentiable in x. ValueError for another shape, dtype or device.

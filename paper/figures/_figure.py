@@ -176,7 +176,7 @@ def over_rows(every: pd.DataFrame, name: str, out: Path) -> None:
         rate="gbps",
         down="pass",
         across="dtype",
-        fixed=("size_M",),
+        fixed=("size_M", "flags"),
     )
 
 
