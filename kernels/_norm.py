@@ -1,12 +1,9 @@
 """What layer norm and RMS norm share of their declarations: cases, cost, check of arguments."""
 
-import torch
-
 from kernels._cases import ROW_EDGE
-from kernels._checks import require, same, shaped
+from kernels._checks import floating, require, same, shaped
 from kernels._contract import Cost, case
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 NORM_EDGE = (
     *ROW_EDGE,
     case(M=300, N=64),
@@ -50,14 +47,11 @@ def norm_cost(a_case, direction, itemsize, vectors, flops):
 
 def check_norm(x, residual, **vectors):
     """TypeError or ValueError where the arguments of a norm do not belong together."""
-    if x.dtype not in FLOATS:
-        raise TypeError(f"x: {x.dtype}, expected float32, float16 or bfloat16")
+    floating(x=x, **vectors)
     require(x.dim() > 0, "x: has no dimension to normalize over, expected one at least")
     for name, tensor in vectors.items():
         shaped(name, tensor, x.shape[-1:])
-        if tensor.dtype not in FLOATS:
-            raise TypeError(f"{name}: {tensor.dtype}, expected float32, float16 or bfloat16")
-        require(tensor.device == x.device, f"{name}: on {tensor.device}, expected {x.device}")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}: on {tensor.device}, expected {x.device} as x")
     if residual is not None:
         same(x=x, residual=residual)
-        require(residual.device == x.device, f"residual: on {residual.device}, expected {x.device}")

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._device import sm_count
+from kernels._device import shared_bytes, sm_count
 from kernels._launch import launch
 from kernels._layout import rows_of
 from kernels._norm_forward import add_pairs, widened, zero_after
@@ -42,20 +42,19 @@ ROW_TILES = (
 )
 ROW_CANDIDATES = tuple(
     {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
-    for rows in (1, 2, 4, 8)
-    for stages in (1, 2, 3, 4)
-    for programs in (1, 2, 3, 4)
-    for warps in (2, 4, 8, 16)
+    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 4), (4, 4), (4, 8), (8, 4))
+    for stages, programs in ((1, 4), (2, 2), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2))
 )
 TILE_CANDIDATES = tuple(
     {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
-    for rows, columns in ((2, 1024), (4, 512), (8, 256), (4, 1024), (8, 512), (16, 128))
-    for stages in (1, 2, 3)
+    for rows, columns in ((4, 512), (8, 256), (4, 1024), (8, 512), (16, 256))
+    for stages in (1, 3)
 )
 SUM_CANDIDATES = tuple(
     {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
     for rows, columns in ((32, 32), (64, 32), (128, 16), (64, 64))
 )
+# Shared memory for rows on their way, a little less than an H200 has.
 SHARED_BYTES = 220000
 
 
@@ -75,16 +74,16 @@ def _choose_row(n, itemsize):
 
 
 def _suits_row(candidate, n, itemsize):
-    """Whether a thread has 8 to 32 elements of a tile, and what is on its way fits."""
+    """Whether a thread has 8 to 32 elements of a tile, and what is on its way fits: x, dy, ds."""
     elements = candidate["BLOCK_M"] * triton.next_power_of_2(n)
-    on_the_way = 2 * (candidate["STAGES"] - 1) * elements * itemsize
+    on_the_way = 3 * (candidate["STAGES"] - 1) * elements * itemsize
     several = candidate["BLOCK_M"] == 1 or elements <= 4096
     full = 8 <= elements // (32 * candidate["num_warps"]) <= 32
-    return several and full and on_the_way * candidate["PER_SM"] <= SHARED_BYTES
+    return several and full and on_the_way <= SHARED_BYTES
 
 
 def _choose_tile(n, itemsize):
-    return {"BLOCK_M": 4, "BLOCK_N": 512, "STAGES": 2, "num_warps": 4}
+    return {"BLOCK_M": 4, "BLOCK_N": 512, "STAGES": 3, "num_warps": 4}
 
 
 def _choose_sum(n, itemsize):
@@ -106,11 +105,11 @@ def _norm_backward_row_kernel(
     dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     # Rows that lie together: one line of the cache has the statistics of many.
-    tiles = tl.cdiv(M, BLOCK_M)
-    share = tl.cdiv(tiles, programs)
-    last = tl.minimum((program + 1) * share, tiles)
-    for tile in tl.range(program * share, last, num_stages=STAGES):
-        offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    share = tl.cdiv(tl.cdiv(M, BLOCK_M), programs) * BLOCK_M
+    first = program.to(tl.int64) * share
+    last = tl.minimum(first + share, M)
+    for start in tl.range(first, last, BLOCK_M, num_stages=STAGES):
+        offs_m = start + tl.arange(0, BLOCK_M)
         rows = offs_m[:, None]
         mask_m = (offs_m < M) | (BLOCK_M == 1)
         mask = mask_m[:, None] & mask_n[None, :]
@@ -121,8 +120,11 @@ def _norm_backward_row_kernel(
         if CENTRED:
             mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
         hat = (packed_x.to(tl.float32) - mean) * rstd
-        g = widened(packed_weight, (N >> 31) & tile) * packed_dy.to(tl.float32)
+        dy = packed_dy.to(tl.float32)
+        g = widened(packed_weight, (N >> 31) & start) * dy
+        dw += dy * hat
         if CENTRED:
+            db += dy
             along, level = tl.reduce((g * hat, g), 1, add_pairs)
             level = (level / N)[:, None]
         else:
@@ -130,12 +132,8 @@ def _norm_backward_row_kernel(
             level = 0.0
         zero = zero_after(along, N)[:, None]
         hat = (widened(packed_x, zero) - mean) * rstd
-        dy = widened(packed_dy, zero)
-        dw += dy * hat
-        if CENTRED:
-            db += dy
-        g = widened(packed_weight, zero) * dy
-        dx = (g - hat * (along / N)[:, None] - level) * rstd
+        g = widened(packed_weight, zero) * widened(packed_dy, zero)
+        dx = (g - level - hat * (along / N)[:, None]) * rstd
         if ds_ptr is not None:
             dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
         store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
@@ -258,7 +256,10 @@ def norm_backward(tiles, x, weight, bias, stats, dy, ds):
     db = torch.empty_like(bias) if centred else None
     if m == 0 or n == 0:
         return dx, dw.zero_(), db.zero_() if centred else None
-    walk = _rows if n * x.element_size() <= ROW_BYTES else _tiles
+    size = n * x.element_size()
+    # By the rule two rows of each tensor are on their way.
+    fits = size <= ROW_BYTES and 6 * size <= shared_bytes(x.device)
+    walk = _rows if fits else _tiles
     parts = walk(tiles, x, weight, stats, dy, ds, dx, m, n, centred)
     config = tiles[3].pick(x.device, n=n, itemsize=x.element_size())
     launch(
