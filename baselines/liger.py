@@ -14,6 +14,8 @@ from liger_kernel.transformers.functional import (
 )
 
 LIBRARY = "liger-kernel"
+# Its kernels: liger_kernel/ops/softmax.py, layer_norm.py and cross_entropy.py of 0.8.5.
+ACCUMULATES = {"softmax": "float32", "layer_norm": "float32", "cross_entropy": "float32"}
 
 
 def softmax(x, scale=1.0, causal=False, mask=None):

@@ -3,6 +3,12 @@
 from baselines import _torch_formulas as formulas
 
 LIBRARY = "torch"
+# aten/src/ATen/AccumulateType.h; of products, the notes on numerical accuracy in its documentation.
+ACCUMULATES = {
+    "softmax": "float32",
+    "layer_norm": "float32",
+    "matmul": "float32, split sums in the dtype",
+}
 
 scale = formulas.scale
 add = formulas.add

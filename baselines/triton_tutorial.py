@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 LIBRARY = "triton"
+ACCUMULATES = {"dot": "float32", "softmax": "float32", "matmul": "float32"}
 BLOCK = 1024
 ROW_WARPS = 8
 

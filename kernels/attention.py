@@ -86,6 +86,7 @@ ATTENTION = Op(
     params={"causal": False},
     flags={"causal": {"causal": True}},
 )
+ACCUMULATES = {"attention": "float32"}
 
 
 def _tile(m, n, warps, stages):

@@ -100,6 +100,7 @@ CROSS_ENTROPY = Op(
         "none": {"reduction": "none"},
     },
 )
+ACCUMULATES = {"cross_entropy": "float32"}
 
 
 @triton.jit

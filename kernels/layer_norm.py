@@ -47,6 +47,7 @@ LAYER_NORM = Op(
     params={"eps": 1e-5},
     flags=NORM_FLAGS,
 )
+ACCUMULATES = {"layer_norm": "float32"}
 
 FORWARD = FORWARD_ROW, FORWARD_LOOP = forward_configs("layer_norm")
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("layer_norm")

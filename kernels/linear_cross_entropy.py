@@ -102,6 +102,7 @@ LINEAR_CROSS_ENTROPY = Op(
         "sum": {"reduction": "sum"},
     },
 )
+ACCUMULATES = {"linear_cross_entropy": "float32, dw of the chunks in its dtype"}
 
 # dw is rounded once in each chunk; fewer rows would leave the matmuls idle.
 MOST_CHUNKS, LEAST_ROWS = 8, 1024

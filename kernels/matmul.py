@@ -98,6 +98,7 @@ MATMUL = Op(
         "gelu": {"activation": "gelu"},
     },
 )
+ACCUMULATES = {"matmul": "float32"}
 
 
 def _tile(m, n, k, group, warps, stages):

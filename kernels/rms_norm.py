@@ -46,6 +46,7 @@ RMS_NORM = Op(
     params={"eps": 1e-6},
     flags=NORM_FLAGS,
 )
+ACCUMULATES = {"rms_norm": "float32"}
 
 FORWARD = FORWARD_ROW, FORWARD_LOOP = forward_configs("rms_norm")
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("rms_norm")

@@ -77,6 +77,7 @@ SOFTMAX = Op(
     params={"scale": 1.0, "causal": False},
     flags={"scaled": {"scale": 0.125}, "causal": {"causal": True}, "mask": {}},
 )
+ACCUMULATES = {"softmax": "float32"}
 
 # Longest row, in elements, that one program keeps in its registers, and that several do.
 ROW_LIMIT = 16384

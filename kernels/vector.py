@@ -92,6 +92,7 @@ MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH
 MAXIMUM = Op("maximum", maximum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
 MINIMUM = Op("minimum", minimum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
 DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, SWEEP, BOTH)
+ACCUMULATES = {"dot": "float32"}
 
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits
 # for the last ones; few enough that their sums are soon added.
