@@ -212,17 +212,23 @@ DROPOUT_CONFIGS = tuple(
 @triton.jit(do_not_specialize=["seed", "first", "skip", "low", "span"])
 def _randint_kernel(
     out_ptr, seed, first, skip, low, span, N,
-    UNIT: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, WORDS: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # The tiles lie on the stream, of which the output begins skip * UNIT elements into the first.
     pid = tl.program_id(0)
     a, b, c, d = philox(seed, first.to(tl.int64) + pid, BLOCK * WORDS // 4)
     if WORDS == 1:
         value = tl.umulhi(interleave(a, b, c, d, BLOCK), span.to(tl.uint32))
-    else:
+    elif LONG:
         even = a.to(tl.uint64) | (b.to(tl.uint64) << 32)
         odd = c.to(tl.uint64) | (d.to(tl.uint64) << 32)
         value = tl.umulhi(tl.join(even, odd).reshape(BLOCK), span.to(tl.uint64))
+    else:
+        # The same for a range of one word, by two multiplications.
+        factor = span.to(tl.uint32).to(tl.uint64)
+        low_word, high_word = tl.join(a, c).reshape(BLOCK), tl.join(b, d).reshape(BLOCK)
+        carry = (low_word.to(tl.uint64) * factor) >> 32
+        value = (high_word.to(tl.uint64) * factor + carry) >> 32
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     out = value.to(dtype) + low.to(dtype)
     offs = pid.to(tl.int64) * BLOCK - skip * UNIT + tl.arange(0, BLOCK)
@@ -292,7 +298,7 @@ def randint(
     launch(
         _randint_kernel, (-(-(skip + n) // config["BLOCK"]),),
         out_ptr=out, seed=seed, first=first, skip=skip // unit, low=low, span=span, N=n,
-        UNIT=unit, WORDS=words, **config,
+        UNIT=unit, WORDS=words, LONG=span > 2**32 - 1, **config,
     )  # fmt: skip
     return out
 

@@ -73,7 +73,7 @@ BUCKETIZE = Op(
         case("int32", N=2**22, B=1024, dtypes=("bfloat16",)),
         case(N=2**26, B=1024, dtypes=("bfloat16", "float16", "float32")),
         case(N=2**28, B=1024, dtypes=("bfloat16",)),
-        case("int32", N=2**28, B=1024, dtypes=("bfloat16", "float32")),
+        case("int32", N=2**28, B=1024, dtypes=("bfloat16",)),
         case("right", "int32", N=2**26, B=100000, dtypes=("float32",)),
     ),
     flags={"right": {"right": True}, "int32": {"out_int32": True}},
