@@ -109,7 +109,7 @@ LEDGER = (
 )
 SURVEY = (
     "Kernels in the syntax trees of the libraries by category, with the functions they call, and "
-    "where they were read: in the installed library, in an earlier survey on the date given, or, of "
+    "where they were read: in the installed library, in an earlier survey on the date given or, of "
     "what no package holds, in the published source."
 )
 

@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 DTYPES = ("float32", "float16", "bfloat16")
 PASSES = ("forward", "backward", "both")
 # How far the marks of a cell lie apart, in widths and heights of the cell.
-ACROSS, DOWN = 0.26, 0.25
+ACROSS, DOWN = 0.28, 0.27
 GOOD, BAD, SOFT = "#2c6e8f", "#c8102e", "#9a9a9a"
 LOOKS = {
     "right in every case": {"marker": "s", "color": GOOD},
@@ -28,7 +28,9 @@ def main(arguments):
     impls = _figure.in_order(table["impl"])
     titles = [_title(table, impl) for impl in impls]
     width = max(LEAST, LEFT + COLUMN * len(ops))
-    with plt.rc_context(_figure.STYLE | {"axes.grid": False, "lines.markersize": 2.6}):
+    with plt.rc_context(
+        _figure.STYLE | {"axes.grid": False, "lines.markersize": 2.4, "lines.markeredgewidth": 0.5}
+    ):
         size = (min(_figure.WIDTH, width), ROW * len(impls) + 1.5)
         figure, axes = plt.subplots(figsize=size, layout="constrained")
         for row in range(0, len(impls), 2):
