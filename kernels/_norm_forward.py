@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels._launch import launch
 from kernels._layout import rows_of
-from kernels._tile import load_f32_hinted, store_as
+from kernels._tile import load_f32_hinted, store_as, widened, zero_after
 from kernels._tuned import Configs
 
 # The longest row that one program keeps in its registers.
@@ -79,21 +79,6 @@ def _suits_row(candidate, n, itemsize):
 @triton.jit
 def add_pairs(a, b, c, d):
     return a + c, b + d
-
-
-@triton.jit
-def zero_after(value, N):
-    """Zero; the compiler does not know, and has to wait for the float32 `value`."""
-    return (N >> 31).to(tl.int32) & value.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def widened(x, zero):
-    """x in float32. With a `zero` of its own each use widens anew what is kept packed; without
-    one the compiler would widen once and keep the wide copy through all uses."""
-    if x.dtype.primitive_bitwidth == 16:
-        x = (x.to(tl.int16, bitcast=True) ^ zero.to(tl.int16)).to(x.dtype, bitcast=True)
-    return x.to(tl.float32)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kernels._checks import require
 from kernels._launch import needs_grad
-from kernels._tile import load_f32, load_f32_hinted
+from kernels._tile import load_f32
 
 
 @triton.jit
@@ -58,10 +58,10 @@ def scores(
 def gradients(
     y_ptr, dy_ptr, columns, inside, end, CAUSAL: tl.constexpr, POLICY: tl.constexpr
 ):  # fmt: skip
-    """y and dy in float32, zero if not seen."""
+    """y and dy, zero if not seen."""
     read, seen = visible(columns, inside, end, CAUSAL)
-    y = load_f32_hinted(y_ptr + columns, read, POLICY)
-    dy = load_f32_hinted(dy_ptr + columns, read, POLICY)
+    y = tl.load(y_ptr + columns, mask=read, other=0.0, eviction_policy=POLICY)
+    dy = tl.load(dy_ptr + columns, mask=read, other=0.0, eviction_policy=POLICY)
     if CAUSAL:
         y, dy = tl.where(seen, y, 0.0), tl.where(seen, dy, 0.0)
     return y, dy

@@ -20,3 +20,18 @@ def load_f32_hinted(ptrs, mask, POLICY: tl.constexpr):
 def store_as(ptrs, value, mask):
     """Stores the tile in the dtype the pointers point to."""
     tl.store(ptrs, value.to(ptrs.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def zero_after(value, N):
+    """Zero; the compiler does not know, and has to wait for the float32 `value`."""
+    return (N >> 31).to(tl.int32) & value.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def widened(x, zero):
+    """x in float32. With a `zero` of its own each use widens anew what is kept packed; without
+    one the compiler would widen once and keep the wide copy through all uses."""
+    if x.dtype.primitive_bitwidth == 16:
+        x = (x.to(tl.int16, bitcast=True) ^ zero.to(tl.int16)).to(x.dtype, bitcast=True)
+    return x.to(tl.float32)

@@ -4,12 +4,11 @@ forward: z = scale x + mask, y = exp(z - max z) / sum exp(z - max z), over the k
 row sees. backward: dx = scale y (dy - sum y dy).
 
 Bytes: forward reads x and writes y; backward reads y and dy and writes dx, 2 and 3 items an
-element; what lies past the diagonal is written, and not read. FLOPs: about 5 an element either way, so
-memory decides. A row is read once and kept in registers: short rows share a program, long rows are
-shared by programs that meet (`kernels/_parts.py`). A row too long for that is walked in blocks, the
-running maximum and sum of Milakov and Gimelshein, "Online normalizer calculation for softmax"
-(2018), and read a second time. The exponential is exp2 with log2(e) folded into the scale, so an
-element costs one multiply-add and one exp2.
+element; past the diagonal zeros are written, nothing is read. FLOPs: about 5 an element either
+way, so memory decides. A row is read once and kept in registers: short rows share a program, long
+rows are shared by programs that meet (`kernels/_parts.py`). A row too long for that is walked in
+blocks, the running maximum and sum of Milakov and Gimelshein, "Online normalizer calculation for
+softmax" (2018), and read a second time. The exponential is exp2 with log2(e) folded into the scale.
 """
 
 import functools
@@ -26,7 +25,7 @@ from kernels._layout import rows_of
 from kernels._parts import MOST_PARTS, divide, holds_parts, meet, part_of_rows, programs
 from kernels._rows import ROW_CONFIGS, suits_row
 from kernels._scores import broadcast_mask, gradients, keys, mask_of, scores
-from kernels._tile import store_as
+from kernels._tile import store_as, widened, zero_after
 from kernels._tuned import Configs
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -238,14 +237,16 @@ def _backward_row_kernel(
         end = keys(rows, N, Q, CAUSAL)
         y_row, dy_row = y_ptr + rows * stride_ym, dy_ptr + rows * stride_dym
         y, dy = gradients(y_row, dy_row, columns, inside, end, CAUSAL, "")
-        weighted = tl.sum(y * dy, 1)[:, None]
+        weighted = tl.sum(y.to(tl.float32) * dy.to(tl.float32), 1)[:, None]
         if PARTS > 1:
             row, part, parts = block // PARTS, block % PARTS, tl.arange(0, PARTS)
             sums_ptr = known_ptr + row.to(tl.int64) * PARTS
             tl.store(sums_ptr + part, tl.sum(weighted))
             meet(count_ptr + row, PARTS)
             weighted = tl.sum(tl.load(sums_ptr + parts, volatile=True), 0)
-        dx = y * (dy - weighted) * scale
+        # Half the registers: both stay packed until here.
+        zero = zero_after(weighted, N)
+        dx = widened(y, zero) * (widened(dy, zero) - weighted) * scale
         store_as(dx_ptr + rows * stride_dxm + columns, dx, inside)
 
 
@@ -264,12 +265,12 @@ def _backward_loop_kernel(
     for start in range(0, end, BLOCK_N):
         offs = start + offs_n
         y, dy = gradients(y_ptr, dy_ptr, offs, offs < N, end, CAUSAL, "evict_last")
-        total += y * dy
+        total += y.to(tl.float32) * dy.to(tl.float32)
     weighted = tl.sum(total, 0)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
         y, dy = gradients(y_ptr, dy_ptr, offs, offs < N, end, CAUSAL, "")
-        dx = y * (dy - weighted) * scale
+        dx = y.to(tl.float32) * (dy.to(tl.float32) - weighted) * scale
         store_as(dx_ptr + offs, dx, offs < N)
 
 
@@ -376,10 +377,10 @@ def softmax(
     """Softmax of scale x + mask over the last dimension, computed in float32.
 
     x: [..., N]; float32, float16 or bfloat16. causal: x is [..., Q, N], and query i sees the keys
-    up to i + N - Q; what it does not see is zero and does not count. mask: added to the scaled x; of the
-    dtype of x or float32, of any shape that broadcasts to that of x; it has no gradient. A row that
-    is minus infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the
-    shape and dtype of x; differentiable in x. ValueError for another shape, dtype or device.
+    up to i + N - Q; all others are zero and do not count. mask: added to scale x; of the dtype of x
+    or float32, of any shape that broadcasts to that of x; it has no gradient. A row that is minus
+    infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the shape and
+    dtype of x; differentiable in x. ValueError for another shape, dtype or device.
     """
     # The conditions come first: a message takes longer to write than they to hold.
     if x.dim() <= causal:
