@@ -26,7 +26,8 @@ def features() -> list[dict[str, str]]:
 def rows(reports: Iterable[Mapping], measured: Mapping[str, list]) -> Iterator[dict]:
     """The rows of kernl.csv: `cells` of ours with the feature and how many are right.
 
-    status: `present` where all are right, `partly` where one is not (or was timed by events), `not yet` where there is none.
+    status: `present` where all are right, `partly` where one is not (or was timed by events), `not
+    yet` where there is none.
     """
     cells = [
         (report["op"], cell["case"], cell["status"])
