@@ -5,10 +5,11 @@ TILEWRIGHT_TUNED set to its folder the launchers use it, and `python -m harness.
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness import command, lease
@@ -37,8 +38,13 @@ def main() -> None:
     # Triton reads it while it is imported.
     os.environ.pop("TRITON_INTERPRET", None)
     wanted = (options.dtypes, options.passes, options.max_cases)
-    with lease.hold(exclusive=True):
-        command.write_json(options.out, table(options.file, *wanted, options.jobs))
+    command.write_json(options.out, table(options.file, *wanted, options.jobs))
+
+
+@contextlib.contextmanager
+def leased(exclusive: bool) -> Iterator[lease.Watch]:
+    with lease.hold(exclusive) as gpu:
+        yield lease.Watch(gpu)
 
 
 def table(
@@ -48,23 +54,30 @@ def table(
     most: int | None,
     jobs: int,
     bench: str = BENCH,
+    leased: Callable = leased,
 ) -> dict[str, object]:
-    """The table of one kernel file on the leased GPU; prints as it goes."""
+    """The table of one kernel file; prints as it goes.
+
+    leased: a context in which a GPU is ours, alone or shared. It is ours alone for the timing only:
+    other jobs may use it while candidates are compiled.
+    """
     from harness import places, tuned, tuner
-    from harness.process import Worker
 
     for finding in tuned.findings(stem):
         _say(f"tune {stem}: {finding['table']}: {finding['kernel']}: {finding['reason']}")
     began = time.monotonic()
-    with tuner.Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED) as timer:
-        try:
-            gpu = timer.device()
-        except tuner.Lost as lost:
-            raise UserError(f"tune {stem}: the worker does not start: {lost}") from None
-        found = places.reached(stem, dtypes, passes, most, gpu["limits"])
-        barred = places.barred(stem, found, gpu["arch"], gpu["limits"], jobs)
-        _say(f"tune {stem}: {len(found)} keys compiled in {time.monotonic() - began:.0f} s")
-        entries: dict[str, list] = {}
+    with leased(exclusive=False) as watch, _tuner(stem, bench, watch) as timer:
+        gpu = _device(stem, timer)
+    found = places.reached(stem, dtypes, passes, most, gpu["limits"])
+    barred = places.barred(stem, found, gpu["arch"], gpu["limits"], jobs)
+    _say(f"tune {stem}: {len(found)} keys compiled in {time.monotonic() - began:.0f} s")
+    entries: dict[str, list] = {}
+    with leased(exclusive=True) as watch, _tuner(stem, bench, watch) as timer:
+        if (other := _device(stem, timer)) != gpu:
+            raise UserError(
+                f"tune {stem}: compiled for {gpu['device']}, and {other['device']} is what is free;"
+                " choose one kind of GPU by CUDA_VISIBLE_DEVICES"
+            )
         for place, reasons in zip(found, barred, strict=True):
             try:
                 entry = timer.tune(place, reasons)
@@ -76,6 +89,24 @@ def table(
     seconds = time.monotonic() - began
     _say(f"tune {stem}: {sum(map(len, entries.values()))} keys in {seconds:.0f} s")
     return {"device": gpu["device"], "families": {stem: tuned.record(stem, entries)}}
+
+
+def _tuner(stem: str, bench: str, watch: lease.Watch):
+    from harness.memory import Memory
+    from harness.process import Worker
+    from harness.tuner import Tuner
+
+    memory = Memory(watch.used_bytes, watch.users)
+    return Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED, memory)
+
+
+def _device(stem: str, timer) -> dict:
+    from harness.tuner import Lost
+
+    try:
+        return timer.device()
+    except Lost as lost:
+        raise UserError(f"tune {stem}: the worker does not start: {lost}") from None
 
 
 def _told(entry: Mapping) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import statistics
+from harness.memory import Memory
 from harness.process import START_S, Worker
 from kernels._tuned import Config
 
@@ -60,11 +61,12 @@ class Tuner:
     """Times places one after the other; a context that ends its worker.
 
     start: makes a worker over `harness.tune_bench` or its like. seed: of the order in the blocks.
+    memory: of the GPU; that of a dead worker is back before the next one starts.
     """
 
-    def __init__(self, start: Callable[[], Worker], seed: int):
+    def __init__(self, start: Callable[[], Worker], seed: int, memory: Memory):
         self._start = start
-        self._random = random.Random(seed)
+        self._random, self._memory = random.Random(seed), memory
         self._worker: Worker | None = None
 
     def __enter__(self) -> "Tuner":
@@ -133,6 +135,8 @@ class Tuner:
 
     def _ask(self, candidate: int, do: str, **arguments: object) -> dict:
         if self._worker is None:
+            self._memory.settle()
+            self._memory.idle()
             self._worker = self._start()
             self._hear(candidate, START_S)
         self._worker.send(do, **arguments)
@@ -147,6 +151,7 @@ class Tuner:
     def _dismiss(self) -> None:
         if self._worker is not None:
             self._worker.kill()
+            self._memory.lost("the tuner's worker", self._worker.pid)
             self._worker = None
 
 

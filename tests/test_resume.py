@@ -64,7 +64,9 @@ def test_a_parent_killed_again_and_again_loses_and_repeats_nothing(command, tmp_
     assert job.returncode == 0, words
     assert f"{len(done)} cells taken over" in words
     rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
-    keys = collections.Counter(tuple(row[key] for key in ("case", "dtype", "impl")) for row in rows)
+    keys = collections.Counter(
+        tuple(row[key] for key in ("case", "dtype", "pass", "impl")) for row in rows
+    )
     assert set(keys.values()) == {20}
     assert len(keys) == COUNT * TIMED
     assert sidecar["resumed"] == kills

@@ -1,5 +1,6 @@
 """Tuning without a GPU: candidates with known times and faults, and a study in its three modes."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,15 +11,21 @@ from pathlib import Path
 import pytest
 from fake_tune import FAULTS
 from test_build import make_tree
+from test_measure import Watch
 from test_workflow import MEASURE, copied, finished, finished_once, jobs, snakemake  # noqa: F401
 
 from harness import discover, places, tuned, tuner
 from harness import tune as tune_command
 from harness.command import UserError
+from harness.memory import Memory
 from harness.process import Worker
 from harness.tuner import Place, Tuner, entry
 
 ROOT = Path(__file__).parents[1]
+
+
+def lent(exclusive):
+    return contextlib.nullcontext(Watch())
 
 
 def place(*candidates, rule=0):
@@ -41,7 +48,8 @@ def log(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tune(log):
-    with Tuner(lambda: Worker("toy", "ours", 0, "tests.fake_tune"), 0) as made:
+    memory = Memory(lambda: None, set)
+    with Tuner(lambda: Worker("toy", "ours", 0, "tests.fake_tune"), 0, memory) as made:
         yield lambda a_place, barred=None: made.tune(a_place, barred or {})
 
 
@@ -118,6 +126,44 @@ def test_a_candidate_that_hangs_is_given_up(tune, monkeypatch, late):
     assert list(found["failed"].values()) == ["no answer within 1 s"]
 
 
+def test_the_memory_of_a_dead_worker_is_back_before_the_next_one_starts(log, tmp_path):
+    # Idle before the first worker, and what is read after its death: too much, then as before.
+    used, seen = iter([2**30, 5 * 2**30, 5 * 2**30, 2**30, 2**30]), []
+
+    def read():
+        seen.append((next(used), log().count("start")))
+        return seen[-1][0]
+
+    (tmp_path / "log").touch()
+    memory = Memory(read, set)
+    with Tuner(lambda: Worker("toy", "ours", 0, "tests.fake_tune"), 0, memory) as made:
+        assert made.tune(place(us(100), fault("segfault"), us(50)), {})["config"] == us(50)
+    # The last reading is that before the second worker.
+    assert [starts for _, starts in seen] == [0, 1, 1, 1, 1] and log().count("start") == 2
+
+
+def test_the_gpu_is_ours_alone_for_the_timing_only(monkeypatch):
+    said, worker = [], "tests.fake_tune"
+
+    @contextlib.contextmanager
+    def leased(exclusive):
+        said.append("alone" if exclusive else "shared")
+        yield Watch()
+        said.append("free")
+
+    monkeypatch.setattr(places, "reached", lambda *_: said.append("reached") or [place(us(9))])
+    monkeypatch.setattr(places, "barred", lambda *_: said.append("compiled") or [{}])
+    monkeypatch.setattr(tuned, "findings", lambda stem: [])
+    monkeypatch.setattr(tuned, "record", lambda stem, entries: said.append("timed") or entries)
+    wanted = ("toy", ["float32"], ["forward"], None, 1)
+    tune_command.table(*wanted, bench=worker, leased=leased)
+    assert said == ["shared", "free", "reached", "compiled", "alone", "free", "timed"]
+    devices = iter([{"device": "A", "arch": "90", "limits": {}}, {"device": "B"}])
+    monkeypatch.setattr(Tuner, "device", lambda self: next(devices))
+    with pytest.raises(UserError, match="compiled for A, and B is what is free"):
+        tune_command.table(*wanted, bench=worker, leased=leased)
+
+
 def test_a_new_worker_starts_only_for_a_dead_one(tune, log):
     tune(place(us(100), fault("declines"), fault("wrong")))
     tune(place(us(100), us(50)))
@@ -146,11 +192,21 @@ def test_where_the_rules_own_choice_fails_nothing_is_known(tune, late):
 
 TABLE = """
 import json
+import contextlib
+import types
+
 from harness import tune
+
+watch = types.SimpleNamespace(used_bytes=lambda: None, users=set)
+
+
+def lent(exclusive):
+    return contextlib.nullcontext(watch)
+
 
 if __name__ == "__main__":
     wanted = ("toy", ("bfloat16", "float32"), ("forward", "backward"), None, 2)
-    print(json.dumps(tune.table(*wanted, bench="fake_tune")))
+    print(json.dumps(tune.table(*wanted, bench="fake_tune", leased=lent)))
 """
 
 
@@ -220,11 +276,11 @@ def test_a_rule_whose_own_choice_fails_costs_its_key_alone(monkeypatch, capsys):
     monkeypatch.setattr(tuned, "findings", lambda stem: [])
     monkeypatch.setattr(tuned, "record", lambda stem, entries: entries)
     wanted = ("toy", ["float32"], ["forward"], None, 1)
-    table = tune_command.table(*wanted, bench="tests.fake_tune")
+    table = tune_command.table(*wanted, bench="tests.fake_tune", leased=lent)
     assert [entry["config"] for entry in table["families"]["toy"]["_k"]] == [us(90)]
     assert "the rule's own choice fails: died by SIGKILL" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"tune toy: the worker does not start: .*no_such_bench"):
-        tune_command.table(*wanted, bench="tests.no_such_bench")
+        tune_command.table(*wanted, bench="tests.no_such_bench", leased=lent)
 
 
 def test_without_a_gpu_tuning_says_so(tmp_path):
