@@ -93,6 +93,33 @@ def test_a_right_function_passes(make, direction):
     assert cell(made, direction)["reason"] == ""
 
 
+def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_time(make):
+    given, calls = {}, []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            calls.append("forward")
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            calls.append("backward")
+            given[gradient.data_ptr()] = gradient.unique().tolist()
+            return 2 * gradient * ctx.saved_tensors[0]
+
+    made = make(lambda x, bias: Square.apply(x), passes=("forward", "both"))
+    cell(made, "both")
+    # For each copy of the inputs one forward pass more shows what the gradients of one must be.
+    assert calls.count("forward") == calls.count("backward") + bench.COPIES
+    assert set(map(tuple, given.values())) == {(1.0,)} and len(given) == bench.COPIES
+    assert calls[-4:] == ["forward", "backward"] * 2
+    output, gradient = made._calls[0]()
+    assert not output.requires_grad
+    assert torch.equal(gradient**2, 4 * output)
+
+
 def test_a_tuple_of_outputs_passes(make):
     cell(make(lambda x, bias: (x + 1, x.amax())))
     cell(make(lambda x, bias: (x + 1, x.argmax())), "backward")

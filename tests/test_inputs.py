@@ -54,6 +54,21 @@ def test_a_cell_always_has_the_same_inputs(sizes, flags, layout, kind, dtype, se
         assert first["w"].stride() == (1, sizes["K"])
 
 
+def test_integers_stay_below_the_size_that_the_op_names_and_some_are_its_sentinel():
+    specs = {
+        "free": Tensor("M", dtype="int64"),
+        "bound": Tensor("M", dtype="int64", below="V", sentinel=("ignored", -100)),
+    }
+    op = Op("made", None, specs, no_cost, edge=(), sweep=())
+    plain = inputs.make(op, case(M=2000, V=5000), "float32", 0, "cpu")
+    assert plain["bound"].min() >= 0 and 4900 < plain["bound"].max() < 5000
+    assert plain["free"].max() < 2000
+    some = inputs.make(op, case("ignored", M=2000, V=3), "float32", 0, "cpu")["bound"]
+    share = (some == -100).double().mean().item()
+    assert abs(share - inputs.SHARE_OF_SENTINEL) < 0.05
+    assert sorted(set(some.tolist())) == [-100, 0, 1, 2]
+
+
 def test_inputs_differ_by_name_case_dtype_and_seed():
     op = Op("pair", None, {"x": Tensor("N"), "y": Tensor("N")}, no_cost, edge=(), sweep=())
 

@@ -1,0 +1,256 @@
+"""Both cross entropies against the formula and PyTorch: options, ignored rows, kept graphs."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import nvml
+from kernels import _cross_entropy as shared
+from kernels import cross_entropy as plain
+from kernels import linear_cross_entropy as linear
+from kernels.cross_entropy import cross_entropy, cross_entropy_reference
+from kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "40"))
+IGNORED = -100
+BOUND = {torch.float32: 3e-6, torch.float16: 4e-3}
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def classes(m, v, dtype=torch.int64, seed=1, ignored=True):
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, v, (m,), generator=generator)
+    if ignored:
+        targets[torch.rand(m, generator=generator) < 0.25] = IGNORED
+    return targets.to(dtype).to(DEVICE)
+
+
+def close(ours, exact, bound):
+    assert torch.equal(ours.isnan(), exact.isnan())
+    scale = max(exact.nan_to_num().abs().max().item(), 1e-30) if exact.numel() else 1.0
+    assert torch.allclose(ours.double(), exact, rtol=0, atol=bound * scale, equal_nan=True)
+
+
+def agree(function, reference, tensors, targets, **options):
+    """The loss and, for a random gradient of it, all gradients are those of the formula."""
+    ours = [t.detach().clone().requires_grad_() for t in tensors]
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    bound = BOUND[tensors[0].dtype]
+    order = ours[:-1] if len(ours) == 3 else ours
+    bias = ours[2:] if len(ours) == 3 else []
+    loss = function(*order, targets, *bias, **options)
+    order = exact[:-1] if len(ours) == 3 else exact
+    bias = exact[2:] if len(ours) == 3 else []
+    expected = reference(*order, targets, *bias, **options)
+    assert loss.dtype == tensors[0].dtype
+    close(loss, expected, bound)
+    seed = randn(*loss.shape, dtype=loss.dtype, seed=5)
+    found = torch.autograd.grad(loss, ours, seed)
+    wanted = torch.autograd.grad(expected, exact, seed.double())
+    for gradient, exactly in zip(found, wanted, strict=True):
+        # The formula divides no gradient by no rows.
+        close(gradient, exactly.nan_to_num(), bound)
+    for tensor, given_one in zip(ours, tensors, strict=True):
+        assert torch.equal(tensor, given_one)
+
+
+options = st.fixed_dictionaries(
+    {
+        "label_smoothing": st.sampled_from([0.0, 0.1, 1.0]),
+        "z_loss": st.sampled_from([0.0, 1e-2]),
+        "ignore_index": st.sampled_from([IGNORED, 0]),
+    }
+)
+dtypes = st.sampled_from([torch.float32, torch.float16])
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 6),
+    st.integers(1, 5000),
+    dtypes,
+    st.sampled_from([torch.int64, torch.int32]),
+    st.sampled_from(shared.REDUCTIONS),
+    options,
+)
+def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
+    targets = classes(m, v, index)
+    targets[targets == IGNORED] = chosen["ignore_index"]
+    logits = randn(m, v, dtype=dtype)
+    agree(cross_entropy, cross_entropy_reference, [logits], targets, reduction=reduction, **chosen)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 6),
+    st.integers(1, 40),
+    st.integers(1, 600),
+    st.booleans(),
+    st.sampled_from(["mean", "sum"]),
+    options,
+)
+def test_random_shapes_and_options_of_the_linear_form(m, h, v, bias, reduction, chosen):
+    targets = classes(m, v)
+    targets[targets == IGNORED] = chosen["ignore_index"]
+    tensors = [randn(m, h), randn(v, h, seed=2), *([randn(v, seed=3)] if bias else [])]
+    both = linear_cross_entropy, linear_cross_entropy_reference
+    agree(*both, tensors, targets, reduction=reduction, **chosen)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+def test_the_loss_is_that_of_pytorch(smoothing, reduction):
+    logits, targets = randn(7, 90) * 4, classes(7, 90)
+    named = {"label_smoothing": smoothing, "reduction": reduction}
+    torch.testing.assert_close(
+        cross_entropy(logits, targets, **named), F.cross_entropy(logits, targets, **named)
+    )
+
+
+@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.3, "z_loss": 0.1}])
+def test_the_formulas_have_the_gradients_of_their_differences(chosen):
+    logits = randn(4, 6).double().requires_grad_()
+    targets = classes(4, 6)
+    for reduction in shared.REDUCTIONS:
+        torch.autograd.gradcheck(
+            lambda x, r=reduction: cross_entropy_reference(x, targets, reduction=r, **chosen),
+            logits,
+        )
+    x, weight, bias = (randn(*s).double().requires_grad_() for s in ((4, 3), (6, 3), (6,)))
+    torch.autograd.gradcheck(
+        lambda x, w, b: linear_cross_entropy_reference(x, w, targets, b, **chosen),
+        (x, weight, bias),
+    )
+
+
+@pytest.mark.parametrize("v", [300, shared.PARTS_LIMIT + 1])
+def test_a_graph_that_is_kept_gives_its_gradient_again(v):
+    logits, targets = randn(2, v).requires_grad_(), classes(2, v, ignored=False)
+    loss = cross_entropy(logits, targets)
+    wanted = F.cross_entropy(logits, targets)
+    for factor, keep in ((3.0, True), (0.5, True), (-2.0, False)):
+        seed = torch.tensor(factor, device=DEVICE)
+        found = torch.autograd.grad(loss, logits, seed, retain_graph=keep)
+        expected = torch.autograd.grad(wanted, logits, seed, retain_graph=True)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_gradient_of_one_costs_no_further_tensor():
+    logits, targets = randn(3, 200).requires_grad_(), classes(3, 200)
+    loss, kept = cross_entropy(logits, targets), []
+    loss.grad_fn.register_hook(lambda inputs, _: kept.append(inputs[0].data_ptr()))
+    saved = loss.grad_fn.saved_tensors[0].data_ptr()
+    loss.backward()
+    assert kept == [saved]
+
+
+def test_no_gradient_is_written_where_none_is_wanted(monkeypatch):
+    monkeypatch.setattr(plain._CrossEntropy, "apply", None)
+    logits, targets = randn(3, 200), classes(3, 200)
+    assert plain.cross_entropy_fwd(logits, targets, IGNORED, 0.0, 0.0, "mean", False)[1] is None
+    with torch.no_grad():
+        cross_entropy(logits.requires_grad_(), targets)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_without_rows_that_count_the_mean_is_nan_and_its_gradient_zero(dtype):
+    logits = randn(3, 50, dtype=dtype).requires_grad_()
+    loss = cross_entropy(logits, torch.full((3,), IGNORED, device=DEVICE))
+    loss.backward()
+    assert loss.isnan() and not logits.grad.any()
+
+
+def test_a_loss_scale_brings_back_what_float16_cannot_hold():
+    m, v = 64, 16
+    logits = (randn(m, v) * 3).half().requires_grad_()
+    targets, factor = classes(m, v, ignored=False), torch.tensor(1024.0, device=DEVICE)
+    wide = logits.detach().double().requires_grad_()
+    (found,) = torch.autograd.grad(cross_entropy(logits, targets), logits, factor.half())
+    (exact,) = torch.autograd.grad(F.cross_entropy(wide, targets), wide, factor.double())
+    # Over the count, but without the factor, float16 would hold two digits fewer of the least.
+    seen = exact.abs() > 2e-5 * factor.item() / m
+    assert (exact[seen].abs() / factor.item()).min().item() < 5e-7
+    assert ((found - exact)[seen] / exact[seen]).abs().max().item() < 5e-3
+
+
+def test_chunks_add_up_to_the_whole(monkeypatch):
+    monkeypatch.setattr(linear, "LEAST_ROWS", 2)
+    monkeypatch.setattr(linear, "ROW_STEP", 2)
+    monkeypatch.setattr(linear, "MOST_CHUNKS", 4)
+    assert linear._rows_of_chunk(11) == 4
+    tensors = [randn(11, 5), randn(30, 5, seed=2), randn(30, seed=3)]
+    agree(linear_cross_entropy, linear_cross_entropy_reference, tensors, classes(11, 30))
+
+
+@pytest.mark.parametrize("m", [1, 100, 1024, 4096, 5000, 1 << 20])
+def test_a_chunk_has_rows_enough_and_there_are_few(m):
+    rows = linear._rows_of_chunk(m)
+    assert rows % linear.ROW_STEP == 0
+    assert -(-m // rows) <= linear.MOST_CHUNKS
+    assert rows <= max(2 * linear.LEAST_ROWS, m // linear.MOST_CHUNKS + linear.ROW_STEP)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    x, weight, targets = randn(5, 8), randn(40, 8).requires_grad_(), classes(5, 40)
+    loss = linear_cross_entropy(x, weight, targets)
+    assert [t is None for t in loss.grad_fn.saved_tensors[:3]] == [True, False, True]
+    (found,) = torch.autograd.grad(loss, weight)
+    (expected,) = torch.autograd.grad(F.cross_entropy(x @ weight.T, targets), weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_targets_out_of_range_are_named_or_make_their_row_nan():
+    logits = randn(3, 20).requires_grad_()
+    for target in (20, -1, 1 << 40):
+        targets = torch.tensor([3, target, IGNORED], device=DEVICE)
+        if DEVICE == "cpu":
+            with pytest.raises(ValueError, match=rf"targets: {target}, expected 0 to 19"):
+                cross_entropy(logits, targets)
+            with pytest.raises(ValueError, match=rf"targets: {target}, expected 0 to 19"):
+                linear_cross_entropy(randn(3, 4), randn(20, 4), targets)
+        options = IGNORED, 0.0, 0.0, "none", True
+        losses, gradient, _ = plain.cross_entropy_fwd(logits.detach(), targets, *options)
+        assert losses.isnan().tolist() == [False, True, False]
+        assert gradient.isnan().all(1).tolist() == [False, True, False]
+
+
+REFUSED = [
+    ({"logits": randn(2, 3, 4)}, ValueError, r"logits: shape \(2, 3, 4\), expected two"),
+    ({"logits": randn(2, 0)}, ValueError, "logits: 0 classes, expected at least one"),
+    ({"targets": randn(2)}, TypeError, "targets: torch.float32, expected int64 or int32"),
+    ({"targets": classes(3, 4)}, ValueError, r"targets: shape \(3,\), expected \(2,\)"),
+    ({"label_smoothing": 1.5}, ValueError, "label_smoothing: 1.5, expected 0 to 1"),
+    ({"reduction": "max"}, ValueError, "reduction: 'max', expected one of"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "words"), REFUSED, ids=[r[2] for r in REFUSED])
+def test_bad_arguments_are_named(wrong, error, words):
+    with pytest.raises(error, match=words):
+        cross_entropy(**{"logits": randn(2, 4), "targets": classes(2, 4)} | wrong)
+
+
+REFUSED_BY_LINEAR = [
+    ({"x": randn(2, 3, 4)}, r"x: shape \(2, 3, 4\), expected two"),
+    ({"weight": randn(5, 3)}, r"weight: \(5, 3\) torch.float32, expected \(V, 4\)"),
+    ({"weight": randn(5, 4, dtype=torch.float16)}, "weight: .* torch.float16, expected"),
+    ({"bias": randn(4)}, r"bias: shape \(4,\), expected \(5,\)"),
+    ({"bias": randn(5, dtype=torch.float16)}, "bias: torch.float16, expected torch.float32"),
+    ({"reduction": "none"}, "reduction: 'none', expected 'mean' or 'sum'"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), REFUSED_BY_LINEAR, ids=lambda x: str(x)[:30])
+def test_bad_arguments_of_the_linear_form_are_named(wrong, words):
+    good = {"x": randn(2, 4), "weight": randn(5, 4), "targets": classes(2, 5)}
+    with pytest.raises(ValueError, match=words):
+        linear_cross_entropy(**good | wrong)
