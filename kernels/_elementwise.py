@@ -25,7 +25,7 @@ EDGE = (
 )
 # From what fits in the L2 cache to what an activation of a large model occupies.
 SWEEP = (
-    case(N=2**20, dtypes=("bfloat16", "float32")),
+    case(N=2**20, dtypes=("bfloat16",)),
     case(N=4096 * 1024, dtypes=("bfloat16",)),
     case(N=2**24, dtypes=("bfloat16",)),
     case(N=8192 * 14336, dtypes=("float16", "bfloat16")),  # Llama 3 8B, MLP activation

@@ -192,9 +192,9 @@ def _gradient(x, grad, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
         return grad * (below + DENSITY * x * bell)
     elif OP == "gelu_tanh":
         gate = _gate(x, PRECISE)
-        # The bound keeps the square finite; from a thousand on the gate is open or shut.
-        steepness = LN2 * (GELU_1 + 3 * GELU_3 * tl.minimum(x * x, 1e6))
-        return grad * (gate + x * gate * (1 - gate) * steepness)
+        # From the factor that vanishes on, since the square of a large x is infinite.
+        bend = x * gate * (1 - gate)
+        return grad * (gate + bend * (LN2 * GELU_1) + bend * x * x * (3 * LN2 * GELU_3))
     elif OP == "tanh":
         return grad * (1 - x * x)
     else:

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels._checks import floating, same
-from kernels._contract import Cost, Op, Tensor
+from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
     BLOCKS,
     EDGE,
@@ -91,7 +91,8 @@ ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP)
 MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
 MAXIMUM = Op("maximum", maximum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
 MINIMUM = Op("minimum", minimum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
-DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, SWEEP, BOTH)
+DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
+DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, BOTH)
 ACCUMULATES = {"dot": "float32"}
 
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits

@@ -1,4 +1,4 @@
-"""Vector ops: GB/s over the length, a panel for each dtype; below, the ratios op by op."""
+"""Vector ops: GB/s over the length, by pass and op."""
 
 import _figure
 from _data import run, summary
@@ -14,8 +14,8 @@ def main(arguments):
         label="length N",
         rate="gbps",
         down="pass",
-        across="dtype",
-        ratios=("dtype", "op"),
+        across="op",
+        fixed=("dtype",),
     )
 
 
