@@ -183,3 +183,17 @@ def test_what_an_implementation_raises_passes_through(direction):
 
     with pytest.raises(ValueError, match="no"):
         seen(declines, direction)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_launches_and_workspace_are_seen():
+    def sums_twice(x):
+        wide = x.float()
+        return (wide + wide).half()
+
+    entry = contents.observe(OP, sums_twice, CASE, "float16", "forward", 1, "cuda")
+    assert (entry["launches"], entry["copies"], entry["casts"]) == (3, 2, 2)
+    # Both intermediate tensors are of float32, and the first is still there beside the second.
+    assert entry["workspace_bytes"] >= 2 * BYTES
+    assert sum(entry["kernels"].values()) == 3
