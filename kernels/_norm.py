@@ -7,7 +7,8 @@ from kernels._contract import Cost, case
 NORM_EDGE = (
     *ROW_EDGE,
     case(M=300, N=64),
-    # Beyond what programs keep in registers, backward and then forward.
+    # Several blocks, then beyond what programs keep in registers, backward and then forward.
+    case(M=3, N=9000, dtypes=("float16",)),
     case(M=2, N=8300, dtypes=("float32",)),
     case(M=2, N=16500, dtypes=("float16", "bfloat16")),
     case(M=1, N=66000, dtypes=("bfloat16",)),

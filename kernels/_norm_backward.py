@@ -18,12 +18,14 @@ import triton.language as tl
 from kernels._device import shared_bytes, sm_count
 from kernels._launch import launch
 from kernels._layout import rows_of
-from kernels._norm_forward import add_pairs, widened, zero_after
-from kernels._tile import load_f32, store_as
+from kernels._norm_forward import add_pairs
+from kernels._tile import load_f32, store_as, widened, zero_after
 from kernels._tuned import Configs
 
 # The longest row whose share of dw and db one program keeps in its registers.
 ROW_BYTES = 32768
+# The longest row of which one block is made, whatever its length.
+UNDIVIDED = 8192
 # Bytes of x and dy that are walked twice before the next group of rows; 0: all rows are one group.
 GROUP_BYTES = 0
 # Programs that share the columns of a row where sums along it are taken.
@@ -32,9 +34,9 @@ SPLITS = 8
 TILE_PROGRAMS = 8
 # (longest row, rows of a tile, warps, stages, programs a multiprocessor)
 ROW_TILES = (
-    (256, 8, 4, 3, 4),
-    (512, 4, 4, 3, 4),
-    (1024, 4, 4, 3, 4),
+    (256, 8, 4, 3, 2),
+    (512, 8, 4, 3, 2),
+    (1024, 4, 8, 3, 2),
     (2048, 2, 8, 3, 2),
     (4096, 1, 8, 3, 2),
     (8192, 1, 8, 3, 1),
@@ -42,7 +44,7 @@ ROW_TILES = (
 )
 ROW_CANDIDATES = tuple(
     {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
-    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 4), (4, 4), (4, 8), (8, 4))
+    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8), (8, 4))
     for stages, programs in ((1, 4), (2, 2), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2))
 )
 TILE_CANDIDATES = tuple(
@@ -52,7 +54,7 @@ TILE_CANDIDATES = tuple(
 )
 SUM_CANDIDATES = tuple(
     {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
-    for rows, columns in ((32, 32), (64, 32), (128, 16), (64, 64))
+    for rows, columns in ((32, 32), (64, 32), (128, 16), (256, 8))
 )
 # Shared memory for rows on their way, a little less than an H200 has.
 SHARED_BYTES = 220000
@@ -87,60 +89,81 @@ def _choose_tile(n, itemsize):
 
 
 def _choose_sum(n, itemsize):
-    return {"BLOCK_P": 32, "BLOCK_N": 32, "num_warps": 4}
+    block = 16 if n <= 8192 else 32
+    return {"BLOCK_P": 2048 // block, "BLOCK_N": block, "num_warps": 4}
 
 
 @triton.jit
 def _norm_backward_row_kernel(
     x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
-    CENTRED: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
+    program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask_n = (offs_n < N) | EVEN
-    packed_weight = tl.load(weight_ptr + offs_n, mask=mask_n, other=0.0)[None, :]
-    dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    dw, db, weights = (), (), ()
+    for chunk in tl.static_range(CHUNKS):
+        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        weights += (tl.load(weight_ptr + offs, mask=(offs < N) | EVEN, other=0.0),)
+        dw += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
+        db += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
     # Rows that lie together: one line of the cache has the statistics of many.
     share = tl.cdiv(tl.cdiv(M, BLOCK_M), programs) * BLOCK_M
-    first = program.to(tl.int64) * share
-    last = tl.minimum(first + share, M)
-    for start in tl.range(first, last, BLOCK_M, num_stages=STAGES):
+    last = tl.minimum((program + 1) * share, M)
+    for start in tl.range(program * share, last, BLOCK_M, num_stages=STAGES):
         offs_m = start + tl.arange(0, BLOCK_M)
         rows = offs_m[:, None]
         mask_m = (offs_m < M) | (BLOCK_M == 1)
-        mask = mask_m[:, None] & mask_n[None, :]
-        packed_x = tl.load(x_ptr + rows * stride_xm + offs_n[None, :], mask=mask, other=0.0)
-        packed_dy = tl.load(dy_ptr + rows * stride_dym + offs_n[None, :], mask=mask, other=0.0)
+        xs, dys = (), ()
+        for chunk in tl.static_range(CHUNKS):
+            offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+            mask = mask_m[:, None] & ((offs < N) | EVEN)
+            xs += (tl.load(x_ptr + rows * stride_xm + offs, mask=mask, other=0.0),)
+            dys += (tl.load(dy_ptr + rows * stride_dym + offs, mask=mask, other=0.0),)
         rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
         mean = 0.0
         if CENTRED:
             mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
-        hat = (packed_x.to(tl.float32) - mean) * rstd
-        dy = packed_dy.to(tl.float32)
-        g = widened(packed_weight, (N >> 31) & start) * dy
-        dw += dy * hat
+        lane_along = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        lane_level = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        old_dw, old_db = dw, db
+        dw, db = (), ()
+        for chunk in tl.static_range(CHUNKS):
+            hat = (xs[chunk].to(tl.float32) - mean) * rstd
+            dy = dys[chunk].to(tl.float32)
+            g = widened(weights[chunk], (N >> 31) & start) * dy
+            lane_along += g * hat
+            dw += (old_dw[chunk] + dy * hat,)
+            if CENTRED:
+                lane_level += g
+                db += (old_db[chunk] + dy,)
+            else:
+                db += (old_db[chunk],)
         if CENTRED:
-            db += dy
-            along, level = tl.reduce((g * hat, g), 1, add_pairs)
+            along, level = tl.reduce((lane_along, lane_level), 1, add_pairs)
             level = (level / N)[:, None]
         else:
-            along = tl.sum(g * hat, 1)
+            along = tl.sum(lane_along, 1)
             level = 0.0
         zero = zero_after(along, N)[:, None]
-        hat = (widened(packed_x, zero) - mean) * rstd
-        g = widened(packed_weight, zero) * widened(packed_dy, zero)
-        dx = (g - level - hat * (along / N)[:, None]) * rstd
-        if ds_ptr is not None:
-            dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
-        store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
-    parts_ptr += program.to(tl.int64) * N + offs_n
-    tl.store(parts_ptr, tl.sum(dw, 0), mask=mask_n)
-    if CENTRED:
-        tl.store(parts_ptr + programs.to(tl.int64) * N, tl.sum(db, 0), mask=mask_n)
+        along = (along / N)[:, None]
+        for chunk in tl.static_range(CHUNKS):
+            offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+            mask = mask_m[:, None] & ((offs < N) | EVEN)
+            hat = (widened(xs[chunk], zero) - mean) * rstd
+            g = widened(weights[chunk], zero) * widened(dys[chunk], zero)
+            dx = (g - level - hat * along) * rstd
+            if ds_ptr is not None:
+                dx += load_f32(ds_ptr + rows * stride_dsm + offs, mask)
+            store_as(dx_ptr + rows * N + offs, dx, mask)
+    for chunk in tl.static_range(CHUNKS):
+        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        mask = (offs < N) | EVEN
+        tl.store(parts_ptr + program * N + offs, tl.sum(dw[chunk], 0)[None, :], mask=mask)
+        if CENTRED:
+            total = tl.sum(db[chunk], 0)[None, :]
+            tl.store(parts_ptr + (programs + program) * N + offs, total, mask=mask)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -274,13 +297,15 @@ def _rows(tiles, x, weight, stats, dy, ds, dx, m, n, centred):
     most = config["PER_SM"] * sm_count(x.device)
     programs = min(triton.cdiv(m, config["BLOCK_M"]), most)
     parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(n)
+    # Of a row that fills no power of two, three or four blocks leave less of the last one empty.
+    whole = triton.next_power_of_2(n)
+    block = whole if n <= UNDIVIDED or n == whole else whole // 4
     launch(
         _norm_backward_row_kernel, (programs,),
         x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
         parts_ptr=parts, stride_xm=x.stride(0), stride_dym=dy.stride(0),
         stride_dsm=0 if ds is None else ds.stride(0), M=m, N=n,
-        CENTRED=centred, EVEN=n == block, BLOCK_N=block, **config,
+        CENTRED=centred, EVEN=n % block == 0, CHUNKS=triton.cdiv(n, block), BLOCK_N=block, **config,
     )  # fmt: skip
     return parts
 
