@@ -4,7 +4,9 @@ Each program stores what it knows of its part, counts itself, and waits until al
 A row is thus read once, as by the thread blocks of a cluster in QuACK (Dao-AILab, 2025), on any
 GPU. That a program may wait for others is the idea of Merrill and Garland, "Single-pass parallel
 prefix scan with decoupled look-back" (2016): programs start in the order of their ids, so those of
-one row start together, and all but the last row in flight are complete and will make room.
+one row start together, and all but the last row in flight are complete and will make room. Of k
+such kernels at a time k rows are incomplete; they have room while k times the parts of a row are no
+more than the programs that the device holds at once.
 """
 
 import torch
