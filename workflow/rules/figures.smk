@@ -25,6 +25,8 @@ rule figure:
 rule table:
     input:
         study.script_inputs("tables"),
+        # What the targets were.
+        study.glob("paper/*.csv"),
         rules.summarize.output,
         rules.survey.output,
     output:
