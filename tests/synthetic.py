@@ -36,6 +36,9 @@ FAMILIES = {
     "dot": "vector",
     "softmax": "softmax",
     "layer_norm": "layer_norm",
+    "rms_norm": "rms_norm",
+    "swiglu": "gated",
+    "rotary": "rotary",
     "matmul": "matmul",
     "attention": "attention",
 }
@@ -164,12 +167,22 @@ def _cells(op: str):
             for n in (2**p for p in range(16, 29, 2)):
                 read = n * size * (1 if op == "scale" else 2)
                 yield f"N{n}", dtype, "forward", read, size if op == "dot" else n * size, n
-        elif op in ("softmax", "layer_norm"):
+        elif op in ("softmax", "layer_norm", "rms_norm"):
             shapes = [(4096, 2**p) for p in range(8, 15)] + [(32768, 4096), (4096, 65536)]
             for m, n in shapes:
                 tile = m * n * size
                 yield f"M{m}-N{n}", dtype, "forward", tile, tile, 5 * m * n
                 yield f"M{m}-N{n}", dtype, "backward", 2 * tile, tile, 8 * m * n
+        elif op == "swiglu":
+            for m, n in ((4096, 1024), (8192, 11008), (8192, 14336)):
+                tile = m * n * size
+                yield f"M{m}-N{n}", dtype, "forward", 2 * tile, tile, 10 * m * n
+                yield f"M{m}-N{n}", dtype, "backward", 3 * tile, 2 * tile, 20 * m * n
+        elif op == "rotary":
+            for s in (1024, 4096, 16384):
+                tile = s * 40 * 128 * size
+                for direction in ("forward", "backward"):
+                    yield f"B1-S{s}-H32-K8-D128-R64", dtype, direction, tile, tile, 3 * tile // size
         elif op == "matmul":
             shapes = [(n, n, n, "") for n in (512, 1024, 2048, 4096, 8192)]
             shapes += [(8192, 4096, 14336, "")]
