@@ -44,7 +44,7 @@ ROW_TILES = (
 )
 ROW_CANDIDATES = tuple(
     {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
-    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8), (8, 4))
+    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8))
     for stages, programs in ((1, 4), (2, 2), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2))
 )
 TILE_CANDIDATES = tuple(

@@ -33,12 +33,7 @@ ROW_TILES = (
 )
 ROW_CANDIDATES = tuple(
     {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": warps}
-    for rows, blocks in (
-        (1, (512, 1024, 2048, 4096, 8192, 16384)),
-        (2, (512, 1024, 2048)),
-        (4, (256, 512)),
-        (8, (128, 256)),
-    )
+    for rows, blocks in ((1, (512, 1024, 2048, 4096, 8192, 16384)), (2, (1024, 2048)))
     for block in blocks
     for warps in (2, 4, 8, 16, 32)
     if 8 <= rows * block // (32 * warps) <= 32
