@@ -65,7 +65,7 @@ def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
     monkeypatch.delitem(sys.modules, "baselines.triton_tutorial")
     bench = verifier.Bench(op, load.OURS, 1)
     bench.function, bench.ours = getattr(module, op), False
-    passes = ["forward", "backward"] if op == "softmax" else ["forward"]
+    passes = ["forward", "backward"] if op in ("mul", "scale", "softmax") else ["forward"]
     bench.prepare(gpu=False, dtypes=["float32"], passes=passes, kinds=["edge"], most=None)
     cells = [cell for n in range(len(bench.units)) for cell in bench.check(n)["cells"]]
     offered = [cell for cell in cells if cell["status"] != "unsupported"]
