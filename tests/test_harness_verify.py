@@ -277,11 +277,13 @@ def test_what_will_be_timed_comes_first_and_is_not_cut_short(monkeypatch):
         if do == "prepare":
             kinds = arguments["kinds"]
             worker.units = [[blank | {"kind": kind}] for kind in kinds for _ in range(2)]
-            return {"status": "ok", "device": "a GPU", "units": worker.units, "impl_version": "1"}
+            plan = {"device": "a GPU", "units": worker.units, "impl_version": "1"}
+            return plan | {"status": "ok", "accumulates": None}
         return {"status": "ok", "alive": True, "cells": worker.units[arguments["unit"]]}
 
     monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
     monkeypatch.setattr(verification, "_ask", ask)
+    monkeypatch.setattr(verification.ledger, "take", lambda *_: [])
     monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
     arguments = argparse.Namespace(
         op="double", impl="slow", baseline_s=15.0, cell_timeout_s=60.0, edge_only=False,

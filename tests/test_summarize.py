@@ -251,6 +251,14 @@ def test_unsupported_cells_are_not_counted_as_failed(measured):
     assert 0 < float(flash["worst_ratio"]) < 1
 
 
+def test_cells_that_were_not_reached_are_counted_apart():
+    cell = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
+    cells = [cell | {"status": status} for status in ("ok", "unreached", "unsupported")]
+    report = {"op": "softmax", "impl": "slow", "impl_version": "1", "mode": "gpu", "status": "ok"}
+    (row,) = reports.verification([report | {"reason": "", "cells": cells}], {})
+    assert (row["cells"], row["passed"], row["unreached"]) == (1, 1, 1)
+
+
 def test_resources_flatten_the_instructions(measured):
     row = rows_of(measured, "resources")[0]
     assert next(iter(row)) == "file"
