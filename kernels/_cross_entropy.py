@@ -11,7 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import require
 from kernels._device import sm_count
 from kernels._launch import launch
 from kernels._parts import MOST_PARTS, divide, holds_parts, meet
@@ -56,10 +55,15 @@ def check(
     options out of range. On a CPU the values of the targets are looked at too."""
     if targets.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"targets: {targets.dtype}, expected int64 or int32")
-    require(targets.shape == (rows,), f"targets: shape {tuple(targets.shape)}, expected ({rows},)")
-    require(classes > 0, f"logits: {classes} classes, expected at least one")
-    require(0 <= label_smoothing <= 1, f"label_smoothing: {label_smoothing}, expected 0 to 1")
-    require(reduction in REDUCTIONS, f"reduction: {reduction!r}, expected one of {REDUCTIONS}")
+    # Words are made only where they are wanted: a traced graph has none for a symbolic size.
+    if targets.shape != (rows,):
+        raise ValueError(f"targets: shape {tuple(targets.shape)}, expected ({rows},)")
+    if classes == 0:
+        raise ValueError("logits: 0 classes, expected at least one")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing: {label_smoothing}, expected 0 to 1")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: {reduction!r}, expected one of {REDUCTIONS}")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         kept = targets[targets != ignore_index]
         outside = kept[(kept < 0) | (kept >= classes)]

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels import _cross_entropy as shared
-from kernels._checks import require
+from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
     PART_CONFIGS,
@@ -256,7 +256,9 @@ def cross_entropy(
     TypeError or ValueError for arguments of another shape, dtype or range. On a GPU a target out
     of range makes the loss and the gradient of its row NaN, as nobody waits to look.
     """
-    require(logits.dim() == 2, f"logits: shape {tuple(logits.shape)}, expected two dimensions")
+    if logits.dim() != 2:
+        raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
+    floating(logits=logits)
     m, v = logits.shape
     shared.check(targets, m, v, ignore_index, label_smoothing, reduction)
     logits, targets = rows_of(logits), targets.contiguous()

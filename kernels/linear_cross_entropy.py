@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels import _cross_entropy as shared
-from kernels._checks import require, shaped
+from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
     PART_CONFIGS,
@@ -290,18 +290,20 @@ def linear_cross_entropy(
     computes the gradients. TypeError or ValueError for arguments of another shape, dtype or range.
     On a GPU a target out of range makes the loss and the gradients NaN, as nobody waits to look.
     """
-    require(x.dim() == 2, f"x: shape {tuple(x.shape)}, expected two dimensions")
+    if x.dim() != 2:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
+    floating(x=x)
     m, h = x.shape
-    require(
-        weight.dim() == 2 and weight.shape[1] == h and weight.dtype == x.dtype,
-        f"weight: {tuple(weight.shape)} {weight.dtype}, expected (V, {h}) {x.dtype}",
-    )
+    if weight.dim() != 2 or weight.shape[1] != h or weight.dtype != x.dtype:
+        found = f"{tuple(weight.shape)} {weight.dtype}"
+        raise ValueError(f"weight: {found}, expected (V, {h}) {x.dtype}")
     v = weight.shape[0]
-    require(reduction != "none", "reduction: 'none', expected 'mean' or 'sum'")
+    if reduction == "none":
+        raise ValueError("reduction: 'none', expected 'mean' or 'sum'")
     shared.check(targets, m, v, ignore_index, label_smoothing, reduction)
-    if bias is not None:
-        shaped("bias", bias, (v,))
-        require(bias.dtype == x.dtype, f"bias: {bias.dtype}, expected {x.dtype}")
+    if bias is not None and (bias.shape != (v,) or bias.dtype != x.dtype):
+        found = f"{tuple(bias.shape)} {bias.dtype}"
+        raise ValueError(f"bias: {found}, expected ({v},) {x.dtype}")
     x, targets = rows_of(x), targets.contiguous()
     options = ignore_index, label_smoothing, z_loss, reduction
     if needs_grad(x, weight, bias):

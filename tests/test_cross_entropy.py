@@ -226,6 +226,7 @@ def test_targets_out_of_range_are_named_or_make_their_row_nan():
 REFUSED = [
     ({"logits": randn(2, 3, 4)}, ValueError, r"logits: shape \(2, 3, 4\), expected two"),
     ({"logits": randn(2, 0)}, ValueError, "logits: 0 classes, expected at least one"),
+    ({"logits": classes(2, 4)[:, None]}, TypeError, "logits: torch.int64, expected float32"),
     ({"targets": randn(2)}, TypeError, "targets: torch.float32, expected int64 or int32"),
     ({"targets": classes(3, 4)}, ValueError, r"targets: shape \(3,\), expected \(2,\)"),
     ({"label_smoothing": 1.5}, ValueError, "label_smoothing: 1.5, expected 0 to 1"),
@@ -243,8 +244,8 @@ REFUSED_BY_LINEAR = [
     ({"x": randn(2, 3, 4)}, r"x: shape \(2, 3, 4\), expected two"),
     ({"weight": randn(5, 3)}, r"weight: \(5, 3\) torch.float32, expected \(V, 4\)"),
     ({"weight": randn(5, 4, dtype=torch.float16)}, "weight: .* torch.float16, expected"),
-    ({"bias": randn(4)}, r"bias: shape \(4,\), expected \(5,\)"),
-    ({"bias": randn(5, dtype=torch.float16)}, "bias: torch.float16, expected torch.float32"),
+    ({"bias": randn(4)}, r"bias: \(4,\) torch.float32, expected \(5,\)"),
+    ({"bias": randn(5, dtype=torch.float16)}, r"bias: \(5,\) torch.float16, expected"),
     ({"reduction": "none"}, "reduction: 'none', expected 'mean' or 'sum'"),
 ]
 
