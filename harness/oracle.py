@@ -79,7 +79,7 @@ class Problem:
         """Which of the op's properties random results lack; "" where they have them all."""
         given = dict(self.tensors)
         if direction != "forward":
-            given["dout"] = self.seeds[0]
+            given["dy"] = self.seeds[0]
         return self.op.properties(given, results, **self.op.arguments(self.case))
 
     @functools.cached_property

@@ -112,7 +112,7 @@ class Op:
     properties: (given, results, **arguments) -> "" or what is wrong; of a random op, whose rivals
         draw from streams of their own and are held to the law of the numbers. Ours is held to the
         reference, which draws the same stream. given: the inputs by name and, of a backward pass,
-        `dout`, the gradient of the output. results: `out`, and `d<input>` of a backward pass.
+        `dy`, the gradient of the output. results: `out`, and `d<input>` of a backward pass.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Random integers, and dropout, whose mask nobody stores.
 
 randint: out[i] = low + floor(w[offset + i] (high - low) / 2**bits), w the words of a stream.
-dropout: out[i] = x[i] / q where h[i] >= t, else zero; dx = dout / q where h[i] >= t, h drawn again.
+dropout: out[i] = x[i] / q where h[i] >= t, else zero; dx = dy / q where h[i] >= t, h drawn again.
 The numbers h have 16 bits, so t / 2**16 is the nearest to p, and q = 1 - t / 2**16 the share that
 is kept in truth: with 1 - p in its place the mean would be off by up to 2**-17 / (1 - p) of itself.
 
@@ -80,10 +80,10 @@ def _dropout_properties(given, results, p, seed):
         return breach
     if "dx" not in results:
         return ""
-    dout, dx = given["dout"].reshape(-1), results["dx"].reshape(-1)
+    dy, dx = given["dy"].reshape(-1), results["dx"].reshape(-1)
     if (dx[telling & ~kept] != 0).any():
         return "dx: not zero where out was dropped"
-    return _scaled("dx", dout, dx, kept & telling, p)
+    return _scaled("dx", dy, dx, kept & telling, p)
 
 
 def _scaled(name, x, out, kept, p):
@@ -340,9 +340,9 @@ class _Dropout(torch.autograd.Function):
         return _masked(x, dropped, seed)
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx, dy):
         seed = ctx.number if ctx.number is not None else ctx.saved_tensors[0]
-        return _masked(dout, ctx.dropped, seed), None, None
+        return _masked(dy, ctx.dropped, seed), None, None
 
 
 def dropout(

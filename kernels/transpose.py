@@ -162,8 +162,8 @@ class _Transpose(torch.autograd.Function):
         return _turned(x)
 
     @staticmethod
-    def backward(ctx, dout):
-        return _turned(dout)
+    def backward(ctx, dy):
+        return _turned(dy)
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

@@ -151,8 +151,8 @@ def test_dropout_keeps_and_drops_the_same_in_both_passes(n, p, seed, dtype):
     kept = expected != 0
     assert torch.equal((y != 0).cpu(), kept)
     torch.testing.assert_close(y.detach().cpu().double(), expected, rtol=2e-3, atol=0)
-    dout = torch.full_like(y, 2.0)
-    (dx,) = torch.autograd.grad(y, x, dout)
+    dy = torch.full_like(y, 2.0)
+    (dx,) = torch.autograd.grad(y, x, dy)
     scale = y.detach().double() / x.detach().double()
     torch.testing.assert_close(dx.double(), 2 * scale, rtol=4e-3, atol=0)
 
@@ -160,11 +160,11 @@ def test_dropout_keeps_and_drops_the_same_in_both_passes(n, p, seed, dtype):
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
 def test_dropout_has_its_properties(p):
     x = torch.randn(2**16, device=DEVICE)
-    dout = torch.randn(2**16, device=DEVICE)
+    dy = torch.randn(2**16, device=DEVICE)
     leaf = x.clone().requires_grad_()
     y = dropout(leaf, p, 4)
-    (dx,) = torch.autograd.grad(y, leaf, dout)
-    given_, results = {"x": x, "dout": dout}, {"out": y.detach(), "dx": dx}
+    (dx,) = torch.autograd.grad(y, leaf, dy)
+    given_, results = {"x": x, "dy": dy}, {"out": y.detach(), "dx": dx}
     assert random.DROPOUT.properties(given_, results, p=p, seed=4) == ""
     # The mean is that of x to the last bit of the probability: no bias from its 16 bits.
     dropped = round(p * LEVELS) / LEVELS
@@ -173,25 +173,25 @@ def test_dropout_has_its_properties(p):
 
 
 def wrong_dropouts():
-    x, dout = torch.randn(2**16), torch.randn(2**16)
+    x, dy = torch.randn(2**16), torch.randn(2**16)
     keep = torch.rand(2**16) >= 0.1
     good = torch.where(keep, x / 0.9, 0.0)
-    back = torch.where(keep, dout / 0.9, 0.0)
+    back = torch.where(keep, dy / 0.9, 0.0)
     every_tenth = torch.arange(2**16) % 10 != 0
-    return x, dout, {
+    return x, dy, {
         "kept entries": (torch.where(keep, x, 0.0), back),
         "dropped:": (torch.where(torch.rand(2**16) >= 0.12, x / 0.9, 0.0), back),
         "neighbours dropped": (torch.where(every_tenth, x / 0.9, 0.0), back),
-        "not zero where out was dropped": (good, torch.where(keep.flip(0), dout / 0.9, 0.0)),
-        "dx: ": (good, torch.where(keep, dout, 0.0)),
+        "not zero where out was dropped": (good, torch.where(keep.flip(0), dy / 0.9, 0.0)),
+        "dx: ": (good, torch.where(keep, dy, 0.0)),
     }  # fmt: skip
 
 
 def test_the_properties_refuse_wrong_dropouts():
     torch.manual_seed(1)
-    x, dout, wrong = wrong_dropouts()
+    x, dy, wrong = wrong_dropouts()
     for why, (out, dx) in wrong.items():
-        given_, results = {"x": x, "dout": dout}, {"out": out, "dx": dx}
+        given_, results = {"x": x, "dy": dy}, {"out": out, "dx": dx}
         assert why in random.DROPOUT.properties(given_, results, p=0.1, seed=0)
 
 

@@ -54,10 +54,10 @@ def test_layouts_without_runs_of_memory():
 
 def test_two_transposes_are_none_in_both_passes():
     x = torch.randn(70, 50, device=DEVICE, requires_grad=True)
-    dout = torch.randn(70, 50, device=DEVICE)
+    dy = torch.randn(70, 50, device=DEVICE)
     assert torch.equal(transpose(transpose(x)), x)
-    (dx,) = torch.autograd.grad(transpose(transpose(x)), x, dout)
-    assert torch.equal(dx, dout)
+    (dx,) = torch.autograd.grad(transpose(transpose(x)), x, dy)
+    assert torch.equal(dx, dy)
     (dx,) = torch.autograd.grad(transpose(x).sum(), x)
     assert torch.equal(dx, torch.ones_like(x))
 
