@@ -301,6 +301,13 @@ def parts_of(rows: int, v: int, config: dict[str, int], smoothing: float, device
     return divide(rows, v, config["PARTS"], 3 if smoothing else 2, device)
 
 
+def together(first: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """All lie on the device of the first; else ValueError names the odd one."""
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != first.device:
+            raise ValueError(f"{name}: on {tensor.device}, expected {first.device}")
+
+
 def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """How many targets are not ignored: a float32 scalar on their device."""
     count = torch.empty((), dtype=torch.float32, device=targets.device)

@@ -259,6 +259,7 @@ def cross_entropy(
     if logits.dim() != 2:
         raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
     floating(logits=logits)
+    shared.together(logits, targets=targets)
     m, v = logits.shape
     shared.check(targets, m, v, ignore_index, label_smoothing, reduction)
     logits, targets = rows_of(logits), targets.contiguous()

@@ -293,6 +293,7 @@ def linear_cross_entropy(
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
     floating(x=x)
+    shared.together(x, weight=weight, targets=targets, bias=bias)
     m, h = x.shape
     if weight.dim() != 2 or weight.shape[1] != h or weight.dtype != x.dtype:
         found = f"{tuple(weight.shape)} {weight.dtype}"

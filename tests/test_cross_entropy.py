@@ -246,6 +246,7 @@ REFUSED_BY_LINEAR = [
     ({"weight": randn(5, 4, dtype=torch.float16)}, "weight: .* torch.float16, expected"),
     ({"bias": randn(4)}, r"bias: \(4,\) torch.float32, expected \(5,\)"),
     ({"bias": randn(5, dtype=torch.float16)}, r"bias: \(5,\) torch.float16, expected"),
+    ({"weight": torch.empty(5, 4, device="meta")}, "weight: on meta, expected"),
     ({"reduction": "none"}, "reduction: 'none', expected 'mean' or 'sum'"),
 ]
 
