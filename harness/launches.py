@@ -86,10 +86,16 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
         seeds = inputs.gradients(tuple(shapes), 0)
     with recorded() as calls, _asked(declared(load.op(op.name)[1], Configs)) as keys:
         oracle.run(op, function, case, tensors, seeds)
-    return [
+    found = [
         Launch(kernel, arguments, op, case, dtype, key=keys.get(kernel.fn.__name__, {}))
         for kernel, arguments in calls
     ]
+    if seeds is not None and "both" in op.passes:
+        # Where no gradient is wanted the forward pass may launch another kernel.
+        names = {launch.name for launch in found}
+        alone = launched(op, case, dtype, backward=False)
+        found += [launch for launch in alone if launch.name not in names]
+    return found
 
 
 @contextlib.contextmanager
