@@ -3,8 +3,12 @@
 Triton looks up the compiled kernel anew in each call: it binds the arguments, specializes each,
 reads its settings and hashes the lot, which takes longer than a short kernel runs. Here a call is
 known by what its specialization depends on, and a known call goes straight to the launcher that
-Triton compiled for it. vLLM's and tritonbench's developers report what such a cache gains.
+Triton compiled for it. vLLM's and tritonbench's developers report what such a cache gains. The
+function that looks a call up is written for each kernel, as Triton writes its own binding.
 """
+
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
 from triton.runtime.jit import JITFunction
@@ -12,9 +16,30 @@ from triton.runtime.jit import JITFunction
 # A size is part of what a call is known by; a program that sees ever new sizes starts anew.
 MOST_CALLS = 4096
 ALIGNMENT = 16
+POINTER = "_ptr"
+OPTIONS = ("num_warps", "num_stages")
 
 _run = JITFunction.run
 _calls: dict[tuple, tuple] = {}
+_starters: dict[Callable, Callable] = {}
+
+# No parameter of a kernel begins with "_".
+STARTER = """
+def starter(_grid, {parameters}, num_warps=None, num_stages=None):
+    _device = {first}.get_device()
+    {lines}
+    _key = (_fn, _device, {keys}, num_warps, num_stages)
+    _known = _calls.get(_key)
+    if _known is None or _device != _current_device():
+        _miss(_key, _device, _grid, ({parameters},), num_warps, num_stages)
+        return
+    _start, _function, _metadata, _cooperative, _dependent = _known
+    _x, _y, _z = (*_grid, 1, 1)[:3]
+    _start(
+        _x, _y, _z, _stream(_device), _function, _cooperative, _dependent,
+        None, None, _metadata, None, None, None, {values},
+    )
+"""
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
@@ -29,48 +54,76 @@ def needs_grad(*tensors: torch.Tensor | None) -> bool:
 def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
     """Starts a `@triton.jit` kernel on the current stream: kernel[grid](**arguments).
 
-    arguments: all parameters of the kernel, in its order, a tensor first, no constant a float and
-    no descriptor; then num_warps and the like. TypeError where the order is another. A number
-    that is new in each call, such as a seed, is named in the kernel's `do_not_specialize`.
+    arguments: all parameters of the kernel, num_warps and num_stages. Tensors, None in the place of
+    one, and the first parameter, always a tensor, are named `…_ptr`. A number that is new in each
+    call, such as a seed, or a tensor in its place, is for a parameter that the kernel's
+    `do_not_specialize` names. TypeError where that does not hold.
     """
     # A graph is traced and an interpreter runs the call as it stands; so does who has put another
     # function in the place of Triton's.
     if torch.compiler.is_dynamo_compiling():
         kernel[grid](**arguments)
         return
-    values = [*arguments.values()]
-    device = values[0].device
-    if device.type != "cuda" or type(kernel) is not JITFunction or JITFunction.run is not _run:
+    fast = type(kernel) is JITFunction and JITFunction.run is _run
+    if fast and arguments[kernel.arg_names[0]].is_cuda:
+        _starter(kernel)(grid, **arguments)
+    else:
         _check(kernel, arguments)
         kernel[grid](**arguments)
-        return
-    if device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            launch(kernel, grid, **arguments)
-        return
-    # The kernel's own hash is that of its source, digested in each call.
-    key, loose = [kernel.fn, device.index], kernel.do_not_specialize
-    for index, (name, value) in enumerate(arguments.items()):
-        if type(value) is int:
-            key.append(_width(value) if name in loose else value)
-        elif isinstance(value, torch.Tensor):
-            address = values[index] = value.data_ptr()
-            key += value.dtype, address % ALIGNMENT
+
+
+def _starter(kernel: JITFunction) -> Callable:
+    # By its function: the kernel's own hash is that of its source, digested anew each time.
+    found = _starters.get(kernel.fn)
+    if found is None:
+        found = _starters[kernel.fn] = _written(kernel)
+    return found
+
+
+def _written(kernel: JITFunction) -> Callable:
+    """The function that starts the known calls of a kernel, and has Triton start the others."""
+    names, lines, keys, values = kernel.arg_names, [], [], []
+    for name in names:
+        if name in kernel.do_not_specialize:
+            lines.append(f"_{name}_kind, _{name} = _loosely({name})")
+            keys.append(f"_{name}_kind")
+        elif name.endswith(POINTER):
+            lines.append(f"_{name} = 0 if {name} is None else {name}.data_ptr()")
+            keys.append(f"{name} if {name} is None else {name}.dtype")
+            keys.append(f"_{name} % {ALIGNMENT}")
         else:
-            # Of a float, which is never a constant, the kernel needs no more than that it is one.
-            key.append(float if type(value) is float else value)
-    key = tuple(key)
-    known = _calls.get(key)
-    if known is None:
-        _check(kernel, arguments)
-        _remember(key, kernel[grid](**arguments))
-        return
-    start, function, metadata, cooperative, dependent, used = known
-    start(
-        grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1,
-        torch._C._cuda_getCurrentRawStream(device.index), function, cooperative, dependent,
-        None, None, metadata, None, None, None, *values[:used],
-    )  # fmt: skip
+            keys.append(name)
+            # A size is an integer always; of two scalars that are equal one may be none.
+            if name.islower() and not name.startswith("stride"):
+                keys.append(f"type({name})")
+            values.append(name)
+            continue
+        values.append(f"_{name}")
+    text = STARTER.format(
+        parameters=", ".join(names),
+        first=names[0],
+        lines="\n    ".join(lines),
+        keys=", ".join(keys),
+        values=", ".join(values),
+    )
+    space = {
+        "_calls": _calls,
+        "_current_device": torch._C._cuda_getDevice,
+        "_fn": kernel.fn,
+        "_loosely": _loosely,
+        "_miss": functools.partial(_miss, kernel),
+        "_stream": torch._C._cuda_getCurrentRawStream,
+    }
+    exec(text, space)
+    return space["starter"]
+
+
+def _loosely(value: int | torch.Tensor) -> tuple[object, int]:
+    """What a kernel depends on of a value that it is not specialized for; what it is handed."""
+    if isinstance(value, torch.Tensor):
+        address = value.data_ptr()
+        return (value.dtype, address % ALIGNMENT), address
+    return _width(value), value
 
 
 def _width(value: int) -> int:
@@ -79,15 +132,21 @@ def _width(value: int) -> int:
     return (bits > 31) + (bits > 63)
 
 
-def _check(kernel, arguments: dict[str, object]) -> None:
-    """The arguments are as `launch` wants them; the interpreter knows no parameters, only names."""
-    names = [*arguments]
-    used = len(kernel.arg_names)
-    if names[:used] != kernel.arg_names:
-        raise TypeError(f"{kernel.fn.__name__}: {names}, expected the order {kernel.arg_names}")
-    for parameter, value in zip(getattr(kernel, "params", ()), arguments.values(), strict=False):
-        if parameter.is_constexpr and isinstance(value, float):
-            raise TypeError(f"{kernel.fn.__name__}: the constant {parameter.name} is a float")
+def _miss(kernel: JITFunction, key: tuple, device: int, grid: tuple, values: tuple, *options):
+    """Has Triton start a call that is not known, or is of another device than the current one."""
+    arguments = dict(zip(kernel.arg_names, values, strict=True))
+    _check(kernel, arguments)
+    given = zip(OPTIONS, options, strict=True)
+    arguments |= {name: value for name, value in given if value is not None}
+    with torch.cuda.device(device):
+        _remember(key, kernel[grid](**arguments))
+
+
+def _check(kernel, arguments: Mapping[str, object]) -> None:
+    loose = getattr(kernel, "do_not_specialize", ())
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and not (name.endswith(POINTER) or name in loose):
+            raise TypeError(f"{kernel.fn.__name__}: {name} is a tensor, name it {name}{POINTER}")
 
 
 def _remember(key: tuple, compiled) -> None:
@@ -106,5 +165,4 @@ def _remember(key: tuple, compiled) -> None:
         compiled.packed_metadata,
         starter.launch_cooperative_grid,
         starter.launch_pdl,
-        len(compiled.src.fn.arg_names),
     )

@@ -27,6 +27,15 @@ def _fill_kernel(out_ptr, start, step, N, LEFT: tl.constexpr, BLOCK_N: tl.conste
 _seeded_kernel = JITFunction(_fill_kernel.fn, do_not_specialize=["start"])
 
 
+@JITFunction
+def _add_kernel(out_ptr, start, N, BLOCK_N: tl.constexpr):
+    offs = tl.arange(0, BLOCK_N)
+    tl.store(out_ptr + offs, tl.load(start) + offs, mask=offs < N)
+
+
+_loaded_kernel = JITFunction(_add_kernel.fn, do_not_specialize=["start"])
+
+
 def fill(out, start=0, step=1.0, left=0, kernel=_fill_kernel, **options):
     launch(
         kernel, (triton.cdiv(out.numel(), 256),),
@@ -126,15 +135,24 @@ def test_the_width_of_a_number_is_what_triton_takes_it_for(value):
     assert names[found[0]] == _launch._width(value)
 
 
-def test_arguments_in_another_order_are_refused():
-    x = torch.zeros(4)
-    with pytest.raises(TypeError, match=r"_fill_kernel: .* expected the order"):
-        launch(_fill_kernel, (1,), out_ptr=x, step=1.0, start=0, N=4, LEFT=0, BLOCK_N=4)
+def test_a_tensor_by_another_name_is_refused():
+    with pytest.raises(TypeError, match="start is a tensor, name it start_ptr"):
+        fill(torch.zeros(4), start=torch.zeros(1))
 
 
-def test_a_constant_that_is_a_float_is_refused():
-    with pytest.raises(TypeError, match="the constant LEFT is a float"):
-        fill(torch.zeros(4), left=0.5)
+@gpu
+def test_equal_numbers_of_two_types_are_told_apart():
+    for step in (2, 2.0, 2, 1.0, 1, 1.0):
+        assert fill(torch.zeros(100, device="cuda"), 0, step)[50] == 50 * step
+
+
+@gpu
+def test_a_seed_may_lie_on_the_gpu():
+    out, seed = torch.zeros(100, device="cuda", dtype=torch.int64), torch.tensor(7, device="cuda")
+    launch(_loaded_kernel, (1,), out_ptr=out, start=seed, N=100, BLOCK_N=128)
+    assert out[3] == 10
+    launch(_loaded_kernel, (1,), out_ptr=out, start=seed + 1, N=100, BLOCK_N=128)
+    assert out[3] == 11
 
 
 def test_a_backward_pass_is_wanted_where_an_input_asks_for_one():
