@@ -132,7 +132,7 @@ def _norm_backward_row_kernel(
         for chunk in tl.static_range(CHUNKS):
             hat = (xs[chunk].to(tl.float32) - mean) * rstd
             dy = dys[chunk].to(tl.float32)
-            g = widened(weights[chunk], (N >> 31) & start) * dy
+            g = widened(weights[chunk], zero_after(start.to(tl.int32))) * dy
             lane_along += g * hat
             dw += (old_dw[chunk] + dy * hat,)
             if CENTRED:
@@ -146,7 +146,7 @@ def _norm_backward_row_kernel(
         else:
             along = tl.sum(lane_along, 1)
             level = 0.0
-        zero = zero_after(along, N)[:, None]
+        zero = zero_after(along)[:, None]
         along = (along / N)[:, None]
         for chunk in tl.static_range(CHUNKS):
             offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]

@@ -105,7 +105,7 @@ def _norm_row_kernel(
         for chunk in tl.static_range(CHUNKS):
             first += chunks[chunk].to(tl.float32)
         mean = tl.sum(first, 1) / N
-        zero = zero_after(mean, N)[:, None]
+        zero = zero_after(mean)[:, None]
         first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for chunk in tl.static_range(CHUNKS):
@@ -129,7 +129,7 @@ def _norm_row_kernel(
     rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
     if stats_ptr is not None:
         tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
-    zero = zero_after(rstd, N)[:, None]
+    zero = zero_after(rstd)[:, None]
     for chunk in tl.static_range(CHUNKS):
         offs_n = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
         mask_n = (offs_n < N) | EVEN

@@ -23,9 +23,13 @@ def store_as(ptrs, value, mask):
 
 
 @triton.jit
-def zero_after(value, N):
-    """Zero; the compiler does not know, and has to wait for the float32 `value`."""
-    return (N >> 31).to(tl.int32) & value.to(tl.int32, bitcast=True)
+def zero_after(value, N=0):
+    """Zero in int32; the compiler does not know, and has to wait for `value`, of four bytes.
+
+    No grid here has a third axis. A size would not do: one that is a constant, as 1 always is,
+    gives the zero away.
+    """
+    return tl.program_id(2) & value.to(tl.int32, bitcast=True)
 
 
 @triton.jit
