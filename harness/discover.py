@@ -141,7 +141,7 @@ class Study:
     def timing(self) -> str:
         """The keys of `timing` as options of `harness.measure`."""
         timing = self.config["timing"] | {
-            "energy_dtypes": ",".join(self.config["timing"]["energy_dtypes"]) or "''"
+            "energy_impls": ",".join(self.config["timing"]["energy_impls"]) or "''"
         }
         return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in timing.items())
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from harness.cell import Cell, Rows
 from harness.gate import Gate
 from harness.lease import Watch
-from harness.load import TWIN
 from harness.memory import Memory
 from harness.process import LOST, Crew
 from harness.stopping import Rule, Timing
@@ -172,13 +171,10 @@ class Engine:
     def _conclude(self, ready: dict[str, dict], cell: Cell, last: int) -> None:
         """What follows the last block: energy, the check of the timed calls, and the end."""
         timing = self._plan.timing
-        window_ms = timing.energy_ms if cell.dtype in timing.energy_dtypes else 0
-        for impl in self._draw(ready, cell, "energy") if window_ms else []:
-            if impl == TWIN:
-                # The same code once more; the noise floor is one of times.
-                continue
+        wanted = [impl for impl in ready if impl in timing.energy_impls and timing.energy_ms]
+        for impl in self._draw(wanted, cell, "energy"):
             self._memory.settle()
-            answer = self._ask_alone(impl, "energy", window_ms=window_ms)
+            answer = self._ask_alone(impl, "energy", window_ms=timing.energy_ms)
             if self._failed(impl, answer, last):
                 del ready[impl]
             else:

@@ -51,6 +51,8 @@ class Gate:
         found = self._cells[impl].get((cell.case.name, cell.dtype, cell.direction))
         if found is None and report["status"] not in ("ok", "unreached"):
             found = report
-        elif found is None or found["status"] == "unreached":
+        elif found is None:
             found = {"status": "inaccurate", "reason": "never verified"}
+        elif found["status"] == "unreached":
+            found = {"status": "hung", "reason": f"not verified within the {found['reason']}"}
         return Verdict(found["status"], found["reason"] or "", report["impl_version"] or "")

@@ -15,7 +15,7 @@ class Timing:
     At least `min_blocks` blocks, then until the 95 % interval of the paired ratio reaches less
     than `interval` (a fraction) to either side, or for `max_blocks` blocks or `cell_cap_s`
     seconds. block_ms: GPU time of an implementation in a block. energy_ms: length of the window in
-    which the energy of a call is measured, in cells of energy_dtypes; 0 for none. cell_timeout_s:
+    which the energy of a call is measured, for energy_impls; 0 for none. cell_timeout_s:
     the longest wait for one answer of a worker. cell_limit_s: for all its blocks in a cell and its
     energy together.
     """
@@ -26,7 +26,7 @@ class Timing:
     cell_cap_s: float
     block_ms: float
     energy_ms: float
-    energy_dtypes: Sequence[str]
+    energy_impls: Sequence[str]
     cell_timeout_s: float
     cell_limit_s: float
 

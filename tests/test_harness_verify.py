@@ -268,7 +268,7 @@ def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
     assert [cell["status"] for cell in report["cells"]] == ["ok"] * 4
 
 
-def test_what_will_be_timed_comes_first_and_is_not_cut_short(monkeypatch):
+def test_what_will_be_timed_comes_first(monkeypatch):
     clock = itertools.count(step=10)
     worker = types.SimpleNamespace(answer=lambda limit_s: {"status": "ok"}, units=[])
 
@@ -293,6 +293,9 @@ def test_what_will_be_timed_comes_first_and_is_not_cut_short(monkeypatch):
     found = [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
     late = ("edge", "unreached")
     assert found == [("sweep", "ok"), ("sweep", "ok"), late, late]
+    arguments.baseline_s = 5.0
+    _, units = verification._run(arguments, "gpu", {})
+    assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] + ["unreached"] * 3
     arguments.baseline_s = 25.0
     _, units = verification._run(arguments, "gpu", {})
     assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] * 3 + ["unreached"]

@@ -36,7 +36,7 @@ TIMING = Timing(
     cell_cap_s=60.0,
     block_ms=10.0,
     energy_ms=20.0,
-    energy_dtypes=["float32"],
+    energy_impls=["ours", "slow", "exits_at_last"],
     cell_timeout_s=LIMIT_S,
     cell_limit_s=60.0,
 )
@@ -239,10 +239,11 @@ def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
     ]
     assert of(rows, "wrong", "M2")[0]["status"] == "inaccurate"
     assert len(of(rows, "partial")) == BLOCKS
-    for impl, name in (("partial", "M2"), ("late", "M1"), ("late", "M2"), ("later", "M1")):
-        assert [(row["status"], row["reason"]) for row in of(rows, impl, name)] == [
-            ("inaccurate", "never verified")
-        ]
+    never = ("inaccurate", "never verified")
+    slow = ("hung", "not verified within the time limit of 5 s")
+    places = {("partial", "M2"): never, ("late", "M1"): never, ("late", "M2"): slow}
+    for (impl, name), why in (places | {("later", "M1"): never}).items():
+        assert [(row["status"], row["reason"]) for row in of(rows, impl, name)] == [why]
     assert [(row["status"], row["reason"]) for row in of(rows, "absent")] == [
         ("unavailable", "no such library")
     ]

@@ -15,7 +15,7 @@ TIMING = Timing(
     cell_cap_s=6.0,
     block_ms=8.0,
     energy_ms=200.0,
-    energy_dtypes=("bfloat16",),
+    energy_impls=("ours",),
     cell_timeout_s=180.0,
     cell_limit_s=120.0,
 )

@@ -245,9 +245,9 @@ def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
 def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     timing, rival = config["timing"], types.SimpleNamespace(impl="torch_compile")
-    options = study(tmp_path, timing=timing | {"energy_dtypes": ["float16", "bfloat16"]}).timing
-    assert "--energy-dtypes float16,bfloat16" in options and "--min-blocks 10" in options
-    assert "--energy-dtypes ''" in study(tmp_path, timing=timing | {"energy_dtypes": []}).timing
+    options = study(tmp_path, timing=timing | {"energy_impls": ["ours", "liger"]}).timing
+    assert "--energy-impls ours,liger" in options and "--min-blocks 10" in options
+    assert "--energy-impls ''" in study(tmp_path, timing=timing | {"energy_impls": []}).timing
     limited = study(tmp_path, verify={"baseline_s": 7.5})
     assert limited.verify_budget(rival) == "--baseline-s 7.5"
     assert limited.verify_budget(types.SimpleNamespace(impl="ours")) == ""
