@@ -41,30 +41,53 @@ def scores(
     x_ptr, mask_ptr, columns, inside, end, scale,
     FOLD: tl.constexpr, CAUSAL: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
-    """x in float32, times the scale and with the mask unless FOLD; minus infinity if not seen."""
+    """x as it came, where FOLD; else in float32, times the scale and with the mask. Minus infinity
+    if not seen."""
     read, seen = visible(columns, inside, end, CAUSAL)
     x = tl.load(x_ptr + columns, mask=read, other=-float("inf"), eviction_policy=POLICY)
-    x = x.to(tl.float32)
     if not FOLD:
-        x *= scale
-    if mask_ptr is not None:
-        x += load_f32(mask_ptr + columns, read)
+        x = x.to(tl.float32) * scale
+        if mask_ptr is not None:
+            x += load_f32(mask_ptr + columns, read)
     if CAUSAL or not FOLD:
-        x = tl.where(seen, x, -float("inf"))
+        x = tl.where(seen, x, tl.cast(-float("inf"), x.dtype))
     return x
 
 
 @triton.jit
-def gradients(
-    y_ptr, dy_ptr, columns, inside, end, CAUSAL: tl.constexpr, POLICY: tl.constexpr
-):  # fmt: skip
-    """y and dy, zero if not seen."""
+def finite_or_zero(top):
+    """What is subtracted: who has seen only minus infinity must not subtract it from itself."""
+    return tl.where(top == -float("inf"), 0.0, top)
+
+
+@triton.jit
+def joined(top, total, x, slope, SIZE: tl.constexpr):
+    """The running maximum, and the running sum of exp2((x - maximum) slope), with a block x more
+    of a row, [1, N]. There is one of each for SIZE neighbours, which one thread holds: few sums
+    are rescaled, and no thread waits for another."""
+    x = tl.reshape(x, (1, x.shape[1] // SIZE, SIZE))
+    new_top = tl.maximum(top, tl.max(x, 2))
+    base = finite_or_zero(new_top)
+    weights = tl.exp2((x - base[:, :, None]) * slope)
+    return new_top, total * tl.exp2((top - base) * slope) + tl.sum(weights, 2)
+
+
+@triton.jit
+def settled(top, total, slope):
+    """What to subtract in the row, and one over its sum; scalars, which have no layout that could
+    spread to the row."""
+    base = finite_or_zero(tl.max(top))
+    return base, 1.0 / tl.sum(total * tl.exp2((top - base) * slope))
+
+
+@triton.jit
+def seen_of(ptr, columns, inside, end, CAUSAL: tl.constexpr, POLICY: tl.constexpr):
+    """The elements in the dtype in which they came, zero if not seen."""
     read, seen = visible(columns, inside, end, CAUSAL)
-    y = tl.load(y_ptr + columns, mask=read, other=0.0, eviction_policy=POLICY)
-    dy = tl.load(dy_ptr + columns, mask=read, other=0.0, eviction_policy=POLICY)
+    value = tl.load(ptr + columns, mask=read, other=0.0, eviction_policy=POLICY)
     if CAUSAL:
-        y, dy = tl.where(seen, y, 0.0), tl.where(seen, dy, 0.0)
-    return y, dy
+        value = tl.where(seen, value, 0.0)
+    return value
 
 
 def broadcast_mask(mask, x, heads, queries):

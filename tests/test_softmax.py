@@ -1,22 +1,23 @@
-"""Softmax: scale, diagonal and mask, whole and in parts, against formulas and PyTorch."""
+"""Softmax: scale, diagonal and mask, whole and in chunks, against formulas and PyTorch."""
 
 import math
 import os
 
 import pytest
 import torch
+import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import launches, nvml
+from harness import nvml
 from kernels import softmax as family
 from kernels.softmax import softmax, softmax_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "40"))
 BOUND = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# One that a single program walks, and on a GPU one that several share.
-LONG = (family.PARTS_LIMIT + 10, family.ROW_LIMIT + 1)
+# One that is walked, and one that is kept in several chunks.
+LONG = (family.ROW_BYTES // 2 + 10, family.PAIR_BYTES // 4 + 1)
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -76,16 +77,6 @@ def test_masks_of_any_layout():
     agrees(x.half(), 1.0, False, randn(30, seed=1))
 
 
-def test_programs_that_walk_several_rows():
-    staged = family._row(1, 1, 2, 32)
-    x = randn(2 * family.programs(10**6, staged, torch.device(DEVICE)) + 5, 33)
-    with (
-        launches.choosing(family.FORWARD_ROW, lambda **key: staged),
-        launches.choosing(family.BACKWARD_ROW, lambda **key: staged),
-    ):
-        agrees(x)
-
-
 @pytest.mark.parametrize("n", LONG)
 def test_long_rows(n):
     agrees(randn(2, n), 0.5)
@@ -93,7 +84,7 @@ def test_long_rows(n):
 
 
 def test_what_lies_past_the_diagonal_does_not_count():
-    for q, k in ((40, 40), (3, 50), (2, family.ROW_LIMIT + 1)):
+    for q, k in ((40, 40), (3, 50), (2, LONG[1])):
         x, dy = randn(2, q, k), randn(2, q, k, seed=1)
         hidden = torch.ones(q, k, dtype=torch.bool, device=DEVICE).triu(1 + k - q)
         found = []
@@ -136,25 +127,18 @@ def test_the_reference_is_differentiable():
         assert torch.autograd.gradcheck(lambda x, a=arguments: softmax_reference(x, *a), x)
 
 
-def test_parts_cover_a_row():
-    for n in (family.ROW_LIMIT + 1, 65536, 128256, family.PARTS_LIMIT):
-        for config in family.ROW_PARTS:
-            if config["PARTS"] > 1:
-                length, block, known, count = family.divide(3, n, config["PARTS"], 2, "cpu")
-                assert length <= block < 2 * length + 32 and length % 16 == 0
-                assert length * config["PARTS"] >= n
-                assert known.numel() == 6 * config["PARTS"] and not count.any()
-
-
 def test_the_rule_suits_what_it_chooses_for():
-    for n in (1, 64, 1000, 4096, 16384, 32768, 65536, 262144):
+    for n in (64, 1000, 4096, 16384, 32768, 65536):
         for itemsize in (2, 4):
-            for configs in (family.FORWARD_ROW, family.BACKWARD_ROW):
-                config = configs.choose(n, itemsize, causal=False)
-                if n > family.ROW_LIMIT:
-                    assert config in configs.candidates
-                    assert configs.suits(config, n, itemsize, causal=False)
-                assert config["PARTS"] <= family.MOST_PARTS
+            if n * itemsize <= family.ROW_BYTES:
+                for configs in (family.FORWARD_ROW, family.BACKWARD_ROW):
+                    key = {"n": n, "itemsize": itemsize, "causal": False}
+                    config = configs.choose(**key)
+                    assert config["BLOCK_N"] <= triton.next_power_of_2(n)
+                    if n >= 4096:
+                        assert config in configs.candidates and configs.suits(config, **key)
+                    tried = sum(configs.suits(each, **key) for each in configs.candidates)
+                    assert tried <= 12
 
 
 REFUSALS = {

@@ -1,0 +1,73 @@
+"""Tiles of softmax: rows that a program keeps in registers in chunks, and rows that it walks."""
+
+# The longest row that one program keeps in its registers; of two tensors that are read, both.
+ROW_BYTES = 131072
+PAIR_BYTES = 65536
+ACCESS_BYTES = 16
+MOST_CHUNKS = 4
+# Rows of more elements have few tiles that fit.
+LONG_ROW = 32768
+# What a thread keeps of a tensor: 64 registers at most.
+HELD_BYTES = 256
+# (longest row in bytes, rows of a program, most elements of a chunk, warps)
+ROW_TILES = (
+    (128, 16, 64, 4),
+    (256, 8, 128, 4),
+    (512, 4, 256, 4),
+    (1024, 2, 512, 4),
+    (8192, 1, 4096, 2),
+    (16384, 1, 8192, 4),
+    (32768, 1, 16384, 8),
+    (65536, 1, 16384, 16),
+    (ROW_BYTES, 1, 32768, 32),
+)
+BACKWARD_TILES = (
+    *ROW_TILES[:4],
+    (2048, 1, 1024, 4),
+    (8192, 1, 4096, 16),
+    (16384, 1, 8192, 16),
+    (32768, 1, 8192, 4),
+    (65536, 1, 16384, 32),
+    (ROW_BYTES, 1, 16384, 32),
+)
+ROW_CANDIDATES = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": warps}
+    for rows in (1, 2, 4)
+    for block in (1024, 2048, 4096, 8192, 16384, 32768)
+    for warps in (1, 2, 4, 8, 16, 32)
+    if 8 <= rows * block // (32 * warps) <= 64 and (rows == 1 or rows * block <= 8192)
+)
+LOOP_CANDIDATES = tuple(
+    {"BLOCK_N": block, "num_warps": warps}
+    for block in (4096, 8192, 16384)
+    for warps in (8, 16, 32)
+    if 8 <= block // (32 * warps) <= 32
+)
+
+
+def choose_row(n, itemsize, causal, wide=False, tiles=ROW_TILES):
+    held = n * (4 if wide else itemsize)
+    rows, block, warps = next(tile for limit, *tile in tiles if held <= limit)
+    return {"BLOCK_M": rows, "BLOCK_N": min(block, 1 << (n - 1).bit_length()), "num_warps": warps}
+
+
+def choose_backward_row(n, itemsize, causal):
+    return choose_row(n, itemsize, causal, False, BACKWARD_TILES)
+
+
+def choose_loop(n, itemsize):
+    return {"BLOCK_N": 8192, "num_warps": 32}
+
+
+def choose_backward_loop(n, itemsize):
+    return {"BLOCK_N": 16384, "num_warps": 32}
+
+
+def suits_row(candidate, n, itemsize, causal, wide=False):
+    """Whether the chunks are full, and a thread holds 16 to 256 bytes of a row."""
+    rows, block, warps = candidate.values()
+    chunks = -(-n // block)
+    held = rows * chunks * block * (4 if wide else itemsize) / (32 * warps)
+    full = block <= 1 << (n - 1).bit_length() and (rows == 1 or (chunks == 1 and n <= 4096))
+    few = chunks <= (MOST_CHUNKS if n > LONG_ROW else 2)
+    return full and few and ACCESS_BYTES <= held <= HELD_BYTES
