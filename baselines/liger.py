@@ -71,9 +71,10 @@ def rotary(q, k, cos, sin, interleaved=False):
 def cross_entropy(
     logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
 ):
-    # Where there are gradients it writes them over the logits; its user keeps his here, in a copy.
+    # It writes gradients over the logits, and zeros over ignored rows even where no gradient is
+    # wanted; its user keeps his here, in a copy.
     return liger_cross_entropy(
-        logits.clone() if logits.requires_grad else logits,
+        logits.clone(),
         targets,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
@@ -92,7 +93,7 @@ def linear_cross_entropy(
     z_loss=0.0,
     reduction="mean",
 ):
-    return liger_fused_linear_cross_entropy(
+    loss = liger_fused_linear_cross_entropy(
         x,
         weight,
         targets,
@@ -102,3 +103,5 @@ def linear_cross_entropy(
         lse_square_scale=z_loss,
         reduction=reduction,
     )
+    # It is float32 whatever the factors are.
+    return loss.to(x.dtype)

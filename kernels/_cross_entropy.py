@@ -13,13 +13,13 @@ import triton.language as tl
 
 from kernels._device import sm_count
 from kernels._launch import launch
-from kernels._parts import MOST_PARTS, divide, holds_parts, meet
+from kernels._tile import widened, zero_after
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-# Longest row, in elements, that programs keep in their registers, and the bytes that each takes.
-PARTS_LIMIT = 262144
-PART_BYTES = 16384
+ACCESS_BYTES = 16
+# Warps of 64 registers a thread that a multiprocessor holds.
+RESIDENT_WARPS = 32
 REDUCTIONS = ("mean", "sum", "none")
 # Programs a multiprocessor that pass over a gradient of which all is scaled alike.
 SCALERS = 4
@@ -120,110 +120,133 @@ def row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH: tl.constexpr)
 
 
 @triton.jit
-def row_gradient(weights, share, columns, place, V, smoothing, scale):
-    """The gradient at some columns of a row; `weights` times `share` is its softmax part."""
-    gradient = weights * share - scale * smoothing / V
-    return tl.where(columns == place, gradient - scale * (1.0 - smoothing), gradient)
+def _columns(step, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    lanes = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    return step * (LANES * WIDTH) + lanes
 
 
 @triton.jit
-def gradient_of_part(
-    row_ptr, out_ptr, loss_ptr, known_ptr, count_ptr, target, part, V, LENGTH, ignore_index,
-    smoothing, z_loss, scale, SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+def _taken(row_ptr, step, V, POLICY: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    columns = _columns(step, LANES, WIDTH)
+    return tl.load(row_ptr + columns, mask=columns < V, other=-float("inf"), eviction_policy=POLICY)
+
+
+@triton.jit
+def _met(x, step, top, total, plain, V, SMOOTH: tl.constexpr):
+    """The running maximum, sum of exponentials and plain sum of each lane, with those of x."""
+    new_top = tl.maximum(top, tl.max(x, 1))
+    # A lane that has seen only minus infinity must not subtract it from itself.
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    weights = tl.exp2((x - base[:, None]) * LOG2E)
+    total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 1)
+    if SMOOTH:
+        inside = _columns(step, x.shape[0], x.shape[1]) < V
+        plain += tl.sum(tl.where(inside, x, 0.0), 1)
+    return new_top, total, plain
+
+
+@triton.jit
+def _put(out_ptr, x, step, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr):
+    """Writes the gradient where the logits are x; `share` makes of a weight its softmax part."""
+    columns = _columns(step, x.shape[0], x.shape[1])
+    gradient = tl.exp2((x - top) * LOG2E) * share
+    if SMOOTH:
+        gradient -= scale * smoothing / V
+    gradient = tl.where(columns == place, gradient - scale * (1.0 - smoothing), gradient)
+    gradient = gradient.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + columns, gradient, mask=columns < V, eviction_policy="evict_first")
+
+
+@triton.jit
+def gradient_of_row(
+    row_ptr, out_ptr, loss_ptr, target, V, walked, ignore_index, smoothing, z_loss, scale,
+    SMOOTH: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr, AHEAD: tl.constexpr,
+    LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of LENGTH entries of a row, which may take their place, and with the
-    first part the loss of the row. The parts of a row meet at `count_ptr`; see kernels/_parts.py.
+    """Writes the loss of a row and its gradient, which may take the place of the row.
+
+    The first `walked` times AHEAD chunks of LANES times WIDTH logits are read twice, the KEPT
+    chunks behind them once: those stay in registers, as they came, and are widened for each use.
     """
-    columns = part * LENGTH + tl.arange(0, BLOCK_V)
-    inside = columns < tl.minimum(part * LENGTH + LENGTH, V)
     loss = 0.0
+    head = walked * AHEAD
     if target == ignore_index:
-        zeros = tl.zeros((BLOCK_V,), out_ptr.dtype.element_ty)
-        tl.store(out_ptr + columns, zeros, mask=inside)
-    else:
-        own, place = own_logit(row_ptr, target, V)
-        x = tl.load(row_ptr + columns, mask=inside, other=-float("inf")).to(tl.float32)
-        top = tl.max(x, 0)
-        # Minus infinity must not be subtracted from itself: a part may have no other value. A
-        # whole row of it ends in zero times infinity, NaN.
-        base = tl.where(top == -float("inf"), 0.0, top)
-        weights = tl.exp2((x - base) * LOG2E)
-        total = tl.sum(weights, 0)
-        plain = 0.0
-        if SMOOTH:
-            plain = tl.sum(tl.where(inside, x, 0.0), 0)
-        share = 1.0
-        row_top = top
-        if PARTS > 1:
-            parts = tl.arange(0, PARTS)
-            tl.store(known_ptr + part, top)
-            tl.store(known_ptr + PARTS + part, total)
-            if SMOOTH:
-                tl.store(known_ptr + 2 * PARTS + part, plain)
-            meet(count_ptr, PARTS)
-            tops = tl.load(known_ptr + parts, volatile=True)
-            totals = tl.load(known_ptr + PARTS + parts, volatile=True)
-            row_top = tl.max(tops, 0)
-            total = tl.sum(totals * tl.exp2((tops - row_top) * LOG2E), 0)
-            share = tl.exp2((top - row_top) * LOG2E)
-            if SMOOTH:
-                plain = tl.sum(tl.load(known_ptr + 2 * PARTS + parts, volatile=True), 0)
-        loss, factor = row_loss(own, row_top, total, plain, V, smoothing, z_loss, SMOOTH)
-        share = share / total * factor * scale
-        gradient = row_gradient(weights, share, columns, place, V, smoothing, scale)
-        tl.store(out_ptr + columns, gradient.to(out_ptr.dtype.element_ty), mask=inside)
-    if part == 0:
-        tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
-
-
-@triton.jit
-def gradient_by_walks(
-    row_ptr, out_ptr, loss_ptr, target, V, ignore_index, smoothing, z_loss, scale,
-    SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    """Writes the loss of a row and its gradient, which may take the place of the row."""
-    loss = 0.0
-    steps = tl.cdiv(V, UNROLL * BLOCK_V)
-    lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-    if target == ignore_index:
-        zeros = tl.zeros((UNROLL, BLOCK_V), out_ptr.dtype.element_ty)
-        for step in range(0, steps):
-            columns = step * (UNROLL * BLOCK_V) + lanes
+        zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
+        for step in range(0, head + KEPT):
+            columns = _columns(step, LANES, WIDTH)
             tl.store(out_ptr + columns, zeros, mask=columns < V)
     else:
         own, place = own_logit(row_ptr, target, V)
-        top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
-        loss, factor = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
+        top = tl.full((LANES,), -float("inf"), tl.float32)
+        total = tl.zeros((LANES,), tl.float32)
+        plain = tl.zeros((LANES,), tl.float32)
+        kept = ()
+        for chunk in tl.static_range(KEPT):
+            packed = _taken(row_ptr, head + chunk, V, "evict_first", LANES, WIDTH)
+            kept = kept + (packed,)  # noqa: RUF005
+        if WALKS:
+            for group in range(0, walked):
+                ahead = ()
+                for one in tl.static_range(AHEAD):
+                    packed = _taken(row_ptr, group * AHEAD + one, V, "evict_last", LANES, WIDTH)
+                    ahead = ahead + (packed,)  # noqa: RUF005
+                for one in tl.static_range(AHEAD):
+                    x = ahead[one].to(tl.float32)
+                    top, total, plain = _met(x, group * AHEAD + one, top, total, plain, V, SMOOTH)
+        for chunk in tl.static_range(KEPT):
+            x = kept[chunk].to(tl.float32)
+            top, total, plain = _met(x, head + chunk, top, total, plain, V, SMOOTH)
+        row_top = tl.max(top, 0)
+        total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
+        loss, factor = row_loss(own, row_top, total, tl.sum(plain, 0), V, smoothing, z_loss, SMOOTH)
         share = factor * scale / total
-        # From the end: what was read last is nearest.
-        for step in range(0, steps):
-            columns = (steps - 1 - step) * (UNROLL * BLOCK_V) + lanes
-            x = tl.load(
-                row_ptr + columns, mask=columns < V, other=0.0, eviction_policy="evict_first"
-            ).to(tl.float32)
-            weights = tl.exp2((x - top) * LOG2E)
-            gradient = row_gradient(weights, share, columns, place, V, smoothing, scale)
-            tl.store(out_ptr + columns, gradient.to(out_ptr.dtype.element_ty), mask=columns < V)
+        zero = zero_after(share, tl.cast(V, tl.int32))
+        for chunk in tl.static_range(KEPT):
+            x = widened(kept[chunk], zero)
+            _put(out_ptr, x, head + chunk, row_top, share, place, V, smoothing, scale, SMOOTH)
+        if WALKS:
+            # From the end: what was read last is nearest.
+            for back in range(0, walked):
+                last = head - 1 - back * AHEAD
+                ahead = ()
+                for one in tl.static_range(AHEAD):
+                    packed = _taken(row_ptr, last - one, V, "evict_first", LANES, WIDTH)
+                    ahead = ahead + (packed,)  # noqa: RUF005
+                for one in tl.static_range(AHEAD):
+                    x = ahead[one].to(tl.float32)
+                    _put(out_ptr, x, last - one, row_top, share, place, V, smoothing, scale, SMOOTH)
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
 
 
 @triton.jit
-def _count_kernel(targets_ptr, count_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
+def count_of(targets_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
+    """How many targets are not ignored, float32."""
     kept = tl.zeros((BLOCK_M,), tl.int32)
     for start in range(0, M, BLOCK_M):
         offs = start + tl.arange(0, BLOCK_M)
         targets = tl.load(targets_ptr + offs, mask=offs < M, other=ignore_index)
         kept += (targets != ignore_index).to(tl.int32)
-    tl.store(count_ptr, tl.sum(kept, 0).to(tl.float32))
+    return tl.sum(kept, 0).to(tl.float32)
+
+
+@triton.jit
+def sum_of(losses_ptr, M, BLOCK_M: tl.constexpr):
+    """The sum of float32 losses, in a fixed order."""
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, M, BLOCK_M):
+        offs = start + tl.arange(0, BLOCK_M)
+        total += tl.load(losses_ptr + offs, mask=offs < M, other=0.0, volatile=True)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _count_kernel(targets_ptr, count_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
+    tl.store(count_ptr, count_of(targets_ptr, M, ignore_index, BLOCK_M))
 
 
 @triton.jit
 def _reduce_kernel(losses_ptr, out_ptr, count_ptr, M, BLOCK_M: tl.constexpr):
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, M, BLOCK_M):
-        offs = start + tl.arange(0, BLOCK_M)
-        total += tl.load(losses_ptr + offs, mask=offs < M, other=0.0)
-    loss = tl.sum(total, 0)
+    loss = sum_of(losses_ptr, M, BLOCK_M)
     if count_ptr is not None:
         loss = loss / tl.load(count_ptr)
     tl.store(out_ptr, loss.to(out_ptr.dtype.element_ty))
@@ -248,57 +271,55 @@ def _scale_kernel(
             tl.store(out_ptr + first + offs, (x * factor).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def choose_part(v: int, itemsize: int) -> dict[str, int]:
-    """The rule of a kernel that calls `gradient_of_part`."""
-    bytes_of_row = triton.next_power_of_2(v) * itemsize
-    parts = min(MOST_PARTS, max(1, bytes_of_row // PART_BYTES))
-    return {"PARTS": parts, "num_warps": max(2, min(16, bytes_of_row // parts // 2048))}
-
-
-def suits_part(candidate: dict[str, int], v: int, itemsize: int) -> bool:
-    length = triton.next_power_of_2(triton.cdiv(v, candidate["PARTS"]))
-    return 8 <= length // (32 * candidate["num_warps"]) <= 64
-
-
 def choose_walk(v: int, itemsize: int) -> dict[str, int]:
     """The rule of a kernel that calls `walk` alone."""
-    if v <= 4096:
-        return {"UNROLL": 1, "BLOCK_V": 1024, "num_warps": 4}
-    return {"UNROLL": 2, "BLOCK_V": 2048, "num_warps": 8}
+    return {"UNROLL": 1 if v <= 1024 else 4, "BLOCK_V": 1024, "num_warps": 4}
 
 
-def choose_walks(v: int, itemsize: int) -> dict[str, int]:
-    """The rule of a kernel that calls `gradient_by_walks`, PROGRAMS on each multiprocessor."""
-    return {"PROGRAMS": 2, "UNROLL": 2, "BLOCK_V": 4096, "num_warps": 16}
+def choose_row(v: int, itemsize: int) -> dict[str, int]:
+    """The rule of a kernel that calls `gradient_of_row`."""
+    warps = 4
+    while warps < 32 and chunks_of(v, itemsize, warps) > 4:
+        warps *= 2
+    return {"KEPT": 4, "AHEAD": 4, "num_warps": warps}
 
 
-PART_CONFIGS = tuple(
-    {"PARTS": parts, "num_warps": warps}
-    for parts in (1, 2, 4, 8, 16, MOST_PARTS)
-    for warps in (2, 4, 8, 16, 32)
-)
+def suits_row(candidate: dict[str, int], v: int, itemsize: int) -> bool:
+    """Whether a candidate is no other's double: without a walk nothing is ahead."""
+    kept, warps = candidate["KEPT"], candidate["num_warps"]
+    chunks = chunks_of(v, itemsize, warps)
+    if chunks <= 4:
+        return (kept, candidate["AHEAD"]) == (4, 4) and (chunks > 1 or warps <= 4)
+    return warps >= 8 and (kept == 0 or (kept == 8) == (chunks <= 8))
+
+
+def chunks_of(v: int, itemsize: int, warps: int) -> int:
+    """Into how many chunks, of one access a thread, a row of v logits is divided."""
+    return -(-v * itemsize // (32 * warps * ACCESS_BYTES))
+
+
+def row_plan(m: int, v: int, logits: torch.Tensor, config: dict[str, int]) -> tuple:
+    """The grid of a kernel that calls `gradient_of_row`, `walked`, and its constants by name. The
+    configuration's own KEPT is the most."""
+    itemsize, warps, ahead = logits.element_size(), config["num_warps"], config["AHEAD"]
+    chunks = chunks_of(v, itemsize, warps)
+    kept = min(chunks, config["KEPT"])
+    sizes = {"KEPT": kept, "LANES": 32 * warps, "WIDTH": ACCESS_BYTES // itemsize}
+    walked = -((kept - chunks) // ahead)
+    programs = min(m, sm_count(logits.device) * (RESIDENT_WARPS // warps))
+    return (programs,), walked, {"WALKS": walked > 0, **config, **sizes}
+
+
 WALK_CONFIGS = tuple(
     {"UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
     for unroll in (1, 2, 4)
     for warps in (4, 8, 16)
 )
-WALKS_CONFIGS = tuple(
-    {"PROGRAMS": programs, "UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
-    for programs, warps in ((1, 16), (1, 32), (2, 8), (2, 16), (4, 8))
-    for unroll in (2, 4)
+ROW_CONFIGS = tuple(
+    {"KEPT": kept, "AHEAD": ahead, "num_warps": warps}
+    for warps in (2, 4, 8, 16, 32)
+    for kept, ahead in ((0, 4), (4, 2), (4, 4), (8, 2))
 )
-
-
-def in_parts(x: torch.Tensor, v: int) -> bool:
-    """Whether the registers of one program, or of several that meet, hold a row of v logits."""
-    if choose_part(v, x.element_size())["PARTS"] == 1:
-        return True
-    return v <= PARTS_LIMIT and holds_parts(x.device)
-
-
-def parts_of(rows: int, v: int, config: dict[str, int], smoothing: float, device: torch.device):
-    """What `kernels._parts.divide` says of rows whose parts meet in `gradient_of_part`."""
-    return divide(rows, v, config["PARTS"], 3 if smoothing else 2, device)
 
 
 def together(first: torch.Tensor, **others: torch.Tensor | None) -> None:
@@ -353,8 +374,8 @@ def scaled(
         if factor.dim():
             rows, length = x.shape
         else:
-            length = triton.cdiv(n, SCALERS * sm_count(x.device) * SCALED) * SCALED
-            rows = triton.cdiv(n, length)
+            length = -(-n // (SCALERS * sm_count(x.device) * SCALED)) * SCALED
+            rows = -(-n // length)
         launch(
             _scale_kernel, (rows,), x_ptr=x, out_ptr=out, factor_ptr=factor,
             stride_factor=factor.stride(0) if factor.dim() else 0, count_ptr=count, N=n,

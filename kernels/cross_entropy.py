@@ -7,10 +7,10 @@ costs one read and one write of the logits where a backward pass of its own cost
 (Liger-Kernel, Hsu et al., 2024, has the idea, and writes over the logits, which this op does not).
 FLOPs: about 10 an item, so memory decides.
 
-The loss alone is one walk with a running maximum and sum in each lane. For the gradient the
-registers of a program, or of several that meet (kernels/_parts.py), hold a row, which is read once.
-A still longer row is walked a second time, from its end to its beginning: what was read last is
-near, in the L1 cache or, as few rows are under way at a time, in the L2.
+The loss alone is one walk with a running maximum and sum in each lane. For the gradient a row stays
+in the registers of a program, in the dtype in which it came, and is read once. Of a row that is too
+long for them the beginning is walked twice, the second time out of the L2, which it does not leave
+while few rows are under way. The last program to finish adds up the losses (kernels/_ticket.py).
 """
 
 import torch
@@ -21,22 +21,21 @@ from kernels import _cross_entropy as shared
 from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
-    PART_CONFIGS,
+    ROW_CONFIGS,
     WALK_CONFIGS,
-    WALKS_CONFIGS,
-    choose_part,
+    choose_row,
     choose_walk,
-    choose_walks,
-    gradient_by_walks,
-    gradient_of_part,
+    count_of,
+    gradient_of_row,
     own_logit,
     row_loss,
-    suits_part,
+    suits_row,
+    sum_of,
     walk,
 )
-from kernels._device import sm_count
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
+from kernels._ticket import ticket
 from kernels._tuned import Configs
 
 
@@ -101,13 +100,36 @@ CROSS_ENTROPY = Op(
     },
 )
 ACCUMULATES = {"cross_entropy": "float32"}
+# Losses that the last program adds up at a time, and targets that each program counts at a time.
+SUMMED, COUNTED = tl.constexpr(2048), tl.constexpr(2048)
+
+
+@triton.jit
+def _finish(
+    losses_ptr, out_ptr, ticket_ptr, targets_ptr, count_ptr, M, ignore_index, MEAN: tl.constexpr
+):  # fmt: skip
+    """Called by each program after its last loss; the last one adds up all."""
+    # Release: the losses are in memory before the number is drawn. Acquire: the last sees all.
+    tl.debug_barrier()
+    if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        loss = sum_of(losses_ptr, M, SUMMED)
+        if MEAN:
+            count = count_of(targets_ptr, M, ignore_index, SUMMED)
+            loss = loss / count
+            if count_ptr is not None:
+                tl.store(count_ptr, count)
+        tl.store(out_ptr, loss.to(out_ptr.dtype.element_ty))
+        tl.store(ticket_ptr, 0)
 
 
 @triton.jit
 def _loss_kernel(
-    logits_ptr, targets_ptr, losses_ptr, stride_m, V, ignore_index, smoothing, z_loss,
-    SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, stride_m, M, V, ignore_index,
+    smoothing, z_loss, SMOOTH: tl.constexpr, MEAN: tl.constexpr,
+    UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    # A traced graph hands floats over as float64.
+    smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride_m
     target = tl.load(targets_ptr + row)
@@ -117,49 +139,35 @@ def _loss_kernel(
         top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
         loss, _ = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty))
+    if out_ptr is not None:
+        _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, None, M, ignore_index, MEAN)
 
 
 @triton.jit
-def _gradient_row_kernel(
-    logits_ptr, targets_ptr, losses_ptr, dlogits_ptr, kept_ptr, known_ptr, count_ptr,
-    stride_m, V, LENGTH, ignore_index, smoothing, z_loss,
-    SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+def _gradient_kernel(
+    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, dlogits_ptr, count_ptr,
+    stride_m, M, V, walked, ignore_index, smoothing, z_loss,
+    SMOOTH: tl.constexpr, MEAN: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr,
+    AHEAD: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
+    smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     scale = 1.0
-    if kept_ptr is not None:
-        scale /= tl.load(kept_ptr)
-    if PARTS > 1:
-        known_ptr += row * (PARTS * (2 + SMOOTH))
-        count_ptr += row
-    gradient_of_part(
-        logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row, known_ptr, count_ptr,
-        tl.load(targets_ptr + row), tl.program_id(0) % PARTS, V, LENGTH, ignore_index,
-        smoothing, z_loss, scale, SMOOTH, BLOCK_V, PARTS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _gradient_loop_kernel(
-    logits_ptr, targets_ptr, losses_ptr, dlogits_ptr, kept_ptr,
-    stride_m, M, V, ignore_index, smoothing, z_loss, SMOOTH: tl.constexpr,
-    PROGRAMS: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    scale = 1.0
-    if kept_ptr is not None:
-        scale /= tl.load(kept_ptr)
+    # Each program counts anew, out of the L2, which takes less time than a launch before this one.
+    if MEAN and count_ptr is None:
+        scale /= count_of(targets_ptr, M, ignore_index, COUNTED)
     for index in range(tl.program_id(0), M, tl.num_programs(0)):
         row = tl.cast(index, tl.int64)
-        gradient_by_walks(
+        gradient_of_row(
             logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row,
-            tl.load(targets_ptr + row), V, ignore_index, smoothing, z_loss, scale,
-            SMOOTH, UNROLL, BLOCK_V,
+            tl.load(targets_ptr + row), V, walked, ignore_index, smoothing, z_loss, scale,
+            SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
         )  # fmt: skip
+    if out_ptr is not None:
+        _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, count_ptr, M, ignore_index, MEAN)
 
 
 LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
-GRADIENT_ROW = Configs(_gradient_row_kernel, PART_CONFIGS, choose_part, suits_part)
-GRADIENT_LOOP = Configs(_gradient_loop_kernel, WALKS_CONFIGS, choose_walks)
+GRADIENT = Configs(_gradient_kernel, ROW_CONFIGS, choose_row, suits_row)
 
 
 def cross_entropy_fwd(
@@ -176,51 +184,38 @@ def cross_entropy_fwd(
     Returns the loss in the dtype of the logits; their gradient, contiguous, where it is wanted;
     and the count that the gradient is still to be divided by, if it is.
     """
-    m, v = logits.shape
-    exact = logits.dtype if reduction == "none" else torch.float32
-    losses = torch.empty(m, dtype=exact, device=logits.device)
-    dlogits = None
+    (m, v), dtype, device = logits.shape, logits.dtype, logits.device
+    each, mean = reduction == "none", reduction == "mean"
+    losses = torch.empty(m, dtype=dtype if each else torch.float32, device=device)
+    out = drawn = dlogits = later = None
     if wants_gradient:
-        dlogits = torch.empty((m, v), dtype=logits.dtype, device=logits.device)
-    count = shared.count_kept(targets, ignore_index) if reduction == "mean" else None
-    later = count if shared.kept_for_later(logits.dtype, reduction) else None
-    if m:
-        _fill(logits, targets, losses, dlogits, None if later is not None else count,
-              ignore_index, float(smoothing), float(z_loss))  # fmt: skip
-    if reduction == "none":
-        return losses, dlogits, later
-    return shared.reduced(losses, count, logits.dtype), dlogits, later
-
-
-def _fill(logits, targets, losses, dlogits, kept, ignore_index, smoothing, z_loss):
-    """Writes the loss of each row and, where `dlogits` is given, the gradients."""
-    m, v = logits.shape
+        dlogits = torch.empty((m, v), dtype=dtype, device=device)
+        if shared.kept_for_later(dtype, reduction):
+            later = torch.empty((), dtype=torch.float32, device=device)
+    if m == 0:
+        out = losses if each else losses.sum(dtype=dtype)
+        return out / 0 if mean else out, dlogits, None
+    if not each:
+        out, drawn = torch.empty((), dtype=dtype, device=device), ticket(device)
     key = {"v": v, "itemsize": logits.element_size()}
-    smooth, stride = smoothing > 0, logits.stride(0)
-    if dlogits is None:
+    if wants_gradient:
+        config = GRADIENT.pick(device, **key)
+        grid, walked, config = shared.row_plan(m, v, logits, config)
         launch(
-            _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            stride_m=stride, V=v, ignore_index=ignore_index, smoothing=smoothing,
-            z_loss=z_loss, SMOOTH=smooth, **LOSS.pick(logits.device, **key),
-        )  # fmt: skip
-    elif shared.in_parts(logits, v):
-        config = GRADIENT_ROW.pick(logits.device, **key)
-        length, block, known, count = shared.parts_of(m, v, config, smoothing, logits.device)
-        launch(
-            _gradient_row_kernel, (m * config["PARTS"],), logits_ptr=logits, targets_ptr=targets,
-            losses_ptr=losses, dlogits_ptr=dlogits, kept_ptr=kept, known_ptr=known,
-            count_ptr=count, stride_m=stride, V=v, LENGTH=length, ignore_index=ignore_index,
-            smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth, BLOCK_V=block, **config,
+            _gradient_kernel, grid, logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, count_ptr=later,
+            stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
+            smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
+            **config,
         )  # fmt: skip
     else:
-        config = GRADIENT_LOOP.pick(logits.device, **key)
-        grid = (min(m, config["PROGRAMS"] * sm_count(logits.device)),)
         launch(
-            _gradient_loop_kernel, grid, logits_ptr=logits, targets_ptr=targets,
-            losses_ptr=losses, dlogits_ptr=dlogits, kept_ptr=kept, stride_m=stride,
-            M=m, V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            SMOOTH=smooth, **config,
+            _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            out_ptr=out, ticket_ptr=drawn, stride_m=logits.stride(0), M=m, V=v,
+            ignore_index=ignore_index, smoothing=float(smoothing), z_loss=float(z_loss),
+            SMOOTH=smoothing > 0, MEAN=mean, **LOSS.pick(device, **key),
         )  # fmt: skip
+    return losses if each else out, dlogits, later
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -20,20 +20,16 @@ from kernels import _cross_entropy as shared
 from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
-    PART_CONFIGS,
+    ROW_CONFIGS,
     WALK_CONFIGS,
-    WALKS_CONFIGS,
-    choose_part,
+    choose_row,
     choose_walk,
-    choose_walks,
-    gradient_by_walks,
-    gradient_of_part,
+    gradient_of_row,
     own_logit,
     row_loss,
-    suits_part,
+    suits_row,
     walk,
 )
-from kernels._device import sm_count
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
 from kernels._tuned import Configs
@@ -115,6 +111,8 @@ def _loss_kernel(
     logits_ptr, targets_ptr, losses_ptr, V, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
+    # A traced graph hands floats over as float64.
+    smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * V
     target = tl.load(targets_ptr + row)
@@ -127,51 +125,32 @@ def _loss_kernel(
 
 
 @triton.jit
-def _chunk_row_kernel(
-    logits_ptr, targets_ptr, losses_ptr, kept_ptr, known_ptr, count_ptr, V, LENGTH, ignore_index,
-    smoothing, z_loss, SMOOTH: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr,
+def _chunk_kernel(
+    logits_ptr, targets_ptr, losses_ptr, count_ptr, M, V, walked, ignore_index, smoothing, z_loss,
+    SMOOTH: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr, AHEAD: tl.constexpr,
+    LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) // PARTS).to(tl.int64)
-    row_ptr = logits_ptr + row * V
+    smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     scale = 1.0
-    if kept_ptr is not None:
-        scale /= tl.load(kept_ptr)
-    if PARTS > 1:
-        known_ptr += row * (PARTS * (2 + SMOOTH))
-        count_ptr += row
-    gradient_of_part(
-        row_ptr, row_ptr, losses_ptr + row, known_ptr, count_ptr, tl.load(targets_ptr + row),
-        tl.program_id(0) % PARTS, V, LENGTH, ignore_index, smoothing, z_loss, scale,
-        SMOOTH, BLOCK_V, PARTS,
-    )  # fmt: skip
-
-
-@triton.jit
-def _chunk_loop_kernel(
-    logits_ptr, targets_ptr, losses_ptr, kept_ptr, M, V, ignore_index, smoothing, z_loss,
-    SMOOTH: tl.constexpr, PROGRAMS: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
-):  # fmt: skip
-    scale = 1.0
-    if kept_ptr is not None:
-        scale /= tl.load(kept_ptr)
+    if count_ptr is not None:
+        scale /= tl.load(count_ptr)
     for index in range(tl.program_id(0), M, tl.num_programs(0)):
         row = tl.cast(index, tl.int64)
         row_ptr = logits_ptr + row * V
-        gradient_by_walks(
-            row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, ignore_index,
-            smoothing, z_loss, scale, SMOOTH, UNROLL, BLOCK_V,
+        gradient_of_row(
+            row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, walked,
+            ignore_index, smoothing, z_loss, scale, SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
         )  # fmt: skip
 
 
 LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
-CHUNK_ROW = Configs(_chunk_row_kernel, PART_CONFIGS, choose_part, suits_part)
-CHUNK_LOOP = Configs(_chunk_loop_kernel, WALKS_CONFIGS, choose_walks)
+CHUNK = Configs(_chunk_kernel, ROW_CONFIGS, choose_row, suits_row)
 
 
 def _rows_of_chunk(m: int) -> int:
     """Rows of all chunks but the last, which may be shorter."""
     chunks = min(MOST_CHUNKS, max(1, m // LEAST_ROWS))
-    return max(1, triton.cdiv(triton.cdiv(m, chunks), ROW_STEP)) * ROW_STEP
+    return max(1, -(-m // (chunks * ROW_STEP))) * ROW_STEP
 
 
 def linear_cross_entropy_fwd(
@@ -235,22 +214,12 @@ def _finish(logits, targets, losses, kept, ignore_index, smoothing, z_loss, want
             V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
             SMOOTH=smooth, **LOSS.pick(logits.device, **key),
         )  # fmt: skip
-    elif shared.in_parts(logits, v):
-        config = CHUNK_ROW.pick(logits.device, **key)
-        length, block, known, count = shared.parts_of(m, v, config, smoothing, logits.device)
-        launch(
-            _chunk_row_kernel, (m * config["PARTS"],), logits_ptr=logits, targets_ptr=targets,
-            losses_ptr=losses, kept_ptr=kept, known_ptr=known, count_ptr=count, V=v,
-            LENGTH=length, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            SMOOTH=smooth, BLOCK_V=block, **config,
-        )  # fmt: skip
     else:
-        config = CHUNK_LOOP.pick(logits.device, **key)
+        grid, walked, config = shared.row_plan(m, v, logits, CHUNK.pick(logits.device, **key))
         launch(
-            _chunk_loop_kernel, (min(m, config["PROGRAMS"] * sm_count(logits.device)),),
-            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, kept_ptr=kept, M=m, V=v,
-            ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth,
-            **config,
+            _chunk_kernel, grid, logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            count_ptr=kept, M=m, V=v, walked=walked, ignore_index=ignore_index,
+            smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth, **config,
         )  # fmt: skip
 
 

@@ -36,7 +36,8 @@ def classes(m, v, dtype=torch.int64, seed=1, ignored=True):
 
 def close(ours, exact, bound):
     assert torch.equal(ours.isnan(), exact.isnan())
-    scale = max(exact.nan_to_num().abs().max().item(), 1e-30) if exact.numel() else 1.0
+    # What should be zero is as much in the formula as float64 has rounded off.
+    scale = max(exact.nan_to_num().abs().max().item(), 1e-9) if exact.numel() else 1.0
     assert torch.allclose(ours.double(), exact, rtol=0, atol=bound * scale, equal_nan=True)
 
 
@@ -132,7 +133,7 @@ def test_the_formulas_have_the_gradients_of_their_differences(chosen):
     )
 
 
-@pytest.mark.parametrize("v", [300, shared.PARTS_LIMIT + 1])
+@pytest.mark.parametrize("v", [300, 40000, 270000])
 def test_a_graph_that_is_kept_gives_its_gradient_again(v):
     logits, targets = randn(2, v).requires_grad_(), classes(2, v, ignored=False)
     loss = cross_entropy(logits, targets)

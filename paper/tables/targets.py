@@ -45,7 +45,7 @@ QUANTITIES = {
     "peer_ratio": Quantity("of the best baseline's rate", 3),
     "eager_ratio": Quantity("of eager's rate"),
     "call_ratio": Quantity("of eager's host time", less=True),
-    "memory_share": Quantity("of eager's memory", less=True),
+    "memory_share": Quantity("of eager's memory beside inputs and results", 3, less=True),
 }
 
 
@@ -133,16 +133,17 @@ def _cells(folder):
     eager = rivals[rivals["impl"] == "torch_eager"].reindex(ours.index)
     best = rivals[~rivals.index.duplicated()].reindex(ours.index)
     limits = _limits(folder, ours)
-    own, other = (_quantities(frame, eager, limits) for frame in (ours, best))
+    # All implementations of a cell move the same bytes, and one may have no time to tell.
+    moved = (rows["gbps"] * rows["device_us"] * 1e3).groupby(level=CELL).max().reindex(ours.index)
+    own, other = (_quantities(frame, eager, limits, moved) for frame in (ours, best))
     own["peer_ratio"] = best["device_us"] / ours["device_us"]
     found = own.join(other.add_prefix("best_")).reset_index()
-    # All implementations of a cell move the same bytes, and one may have no time to tell.
-    moved = (rows["gbps"] * rows["device_us"] * 1e3 / MIB).groupby(level=CELL).max()
-    found["mib"] = moved.reindex(ours.index).to_numpy()
+    found["mib"] = moved.to_numpy() / MIB
     return found.assign(best=best["impl"].fillna("").to_numpy(), timed=timed.to_numpy())
 
 
-def _quantities(frame, eager, limits):
+def _quantities(frame, eager, limits, moved):
+    """moved: the bytes of inputs and results, each once, which every implementation holds."""
     return pd.DataFrame(
         {
             "tb_s": frame["gbps"] / 1e3,
@@ -152,7 +153,7 @@ def _quantities(frame, eager, limits):
             "write_share": frame["gbps"] / limits["write"],
             "eager_ratio": eager["device_us"] / frame["device_us"],
             "call_ratio": frame["call_us"] / eager["call_us"],
-            "memory_share": frame["peak_mem_bytes"] / eager["peak_mem_bytes"],
+            "memory_share": (frame["peak_mem_bytes"] - moved) / (eager["peak_mem_bytes"] - moved),
         }
     )
 
