@@ -229,6 +229,15 @@ class Study:
             *(f"verify/{op}/{impl}.json" for op in self.ops for impl in self.impls(op))
         )
 
+    @property
+    def sanitized(self) -> list[str]:
+        """What the sanitizer said of the kernel files, in this run or as recorded, where it did."""
+        paths = (f"sanitize/{family}.json" for family in self.families)
+        here = (f"{self.run}/{path}" for path in paths)
+        return [p for p in here if (self.root / p).is_file()] + self._recorded(
+            *(f"sanitize/{family}.json" for family in self.families)
+        )
+
     def _recorded(self, *names: str) -> list[str]:
         """Files of the recorded run, as far as they exist: the commands name a missing one."""
         paths = (f"{self.config['recorded']}/{name}" for name in names)

@@ -55,6 +55,18 @@ def _worst(offered: Sequence[Mapping]) -> tuple[float | str, str]:
     return max(found, key=lambda pair: pair[0], default=("", ""))
 
 
+def sanitizer(folder: Path, recorded: Path, families: Iterable[str]) -> Iterator[dict]:
+    """The rows of sanitizer.csv: what the tools said of a kernel file, here or else as recorded."""
+    for family in sorted(set(families)):
+        paths = (place / "sanitize" / f"{family}.json" for place in (folder, recorded))
+        for path in [path for path in paths if path.is_file()][:1]:
+            report = read_json(path, REMEDY)
+            for tool in report["tools"]:
+                row = {"file": family, "version": report["version"]} | tool
+                counts = {key: sum(tool.get(key, {}).values()) for key in ("findings", "elsewhere")}
+                yield row | counts
+
+
 def resources(builds: Iterable[Mapping]) -> Iterator[dict]:
     for build in builds:
         for kernel in build["kernels"]:

@@ -39,6 +39,7 @@ LEDGER = (
     "workspace_bytes,launches,memory_ops,copies,casts,float32_precision,accumulates,deterministic,"
     "timed_by,kernels,status,reason"
 )
+SANITIZER = "file,tool,version,cases,status,findings,elsewhere,seconds,reason"
 KERNL = "feature,kernl,source,ours,part,cells,passed,status"
 IR = "file,kernel,stage,bytes,lines"
 RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
@@ -74,6 +75,8 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     _write(folder / "gaps.csv", GAPS, capabilities.gaps(found, families))
     _write(folder / "ledger.csv", LEDGER, ledger.rows(found, families, rows))
     _write(folder / "kernl.csv", KERNL, kernl.rows(found, rows))
+    sanitized = reports.sanitizer(folder, recorded, families.values())
+    _write(folder / "sanitizer.csv", SANITIZER, sanitized)
     builds = [
         _json(path)
         for path in sorted((folder / "build").glob("*.json"))

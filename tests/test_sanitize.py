@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from harness import sanitize
+from harness import reports, sanitize
 
 OURS = {"_forward_kernel", "_other_kernel"}
 CLEAN = "sanitized 12 cases\n========= ERROR SUMMARY: 0 errors\n"
@@ -101,3 +101,16 @@ def test_the_report_holds_each_tool(tmp_path, monkeypatch, finding, code):
     report = json.loads(out.read_text())
     assert report["version"] == "2025.1.0.0" and report["ops"] == ["softmax"]
     assert [tool["tool"] for tool in report["tools"]] == list(sanitize.TOOLS)
+
+
+def test_what_is_of_this_run_goes_before_what_is_recorded(tmp_path):
+    tool = {"tool": "memcheck", "status": "ok", "cases": 9, "findings": {}, "elsewhere": {"k": 2}}
+    for folder, files in (("run", ["softmax"]), ("recorded", ["softmax", "matmul"])):
+        for file in files:
+            path = tmp_path / folder / "sanitize" / f"{file}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"version": folder, "tools": [tool]}))
+    families = ["softmax", "matmul", "vector", "softmax"]
+    rows = list(reports.sanitizer(tmp_path / "run", tmp_path / "recorded", families))
+    found = [(row["file"], row["version"], row["findings"], row["elsewhere"]) for row in rows]
+    assert found == [("matmul", "recorded", 0, 2), ("softmax", "run", 0, 2)]

@@ -5,6 +5,7 @@ rule summarize:
     input:
         study.sources("harness/summarize.py"),
         study.recorded_reports,
+        study.sanitized,
         expand("<run>/build/{family}.json", family=study.families),
         [study.reports(op) for op in study.ops],
         expand("<run>/raw/{op}.{kind}", op=study.ops, kind=["csv", "json"]),
@@ -22,6 +23,7 @@ rule summarize:
         "<run>/gaps.csv",
         "<run>/ledger.csv",
         "<run>/kernl.csv",
+        "<run>/sanitizer.csv",
         "<run>/resources.csv",
         "<run>/ir.csv",
         "<run>/runs.csv",

@@ -1,0 +1,43 @@
+"""What compute-sanitizer said of our kernels: cases run and findings, by kernel file and tool."""
+
+import _table
+from _data import rank, read, run
+
+CAPTION = (
+    "Our kernels under compute-sanitizer{version}: edge cases run by each tool and, after the "
+    "slash, findings. Findings in kernels of PyTorch, which made the inputs, are not counted."
+)
+TITLES = {"memcheck": "out of bounds", "initcheck": "never written", "racecheck": "hazards"}
+
+
+def main(arguments):
+    found = read(arguments.run, "sanitizer")
+    if found.empty:
+        _table.save(arguments.out, "No sanitizer has looked at these kernels.\n")
+        return
+    order = rank(arguments.run)
+    rows = []
+    for file in sorted(found["file"].unique(), key=lambda file: (order.get(file, 99), file)):
+        tools = found[found["file"] == file].set_index("tool")
+        rows.append([_table.code(file), *(_cell(tools, tool) for tool in TITLES)])
+    versions = " and ".join(sorted(found["version"].dropna().unique()))
+    caption = CAPTION.format(version=f" {versions}" if versions else "")
+    head = [
+        "kernel file & "
+        + " & ".join(f"{title} ({_table.code(tool)})" for tool, title in TITLES.items())
+    ]
+    table = _table.captioned("l" + "r" * len(TITLES), head, rows, caption, "tab:sanitizer")
+    _table.save(arguments.out, table)
+
+
+def _cell(tools, tool):
+    if tool not in tools.index:
+        return ""
+    row = tools.loc[tool]
+    if row["status"] in ("ok", "findings"):
+        return f"{row['cases']} / {row['findings']}"
+    return row["status"]
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
