@@ -6,9 +6,9 @@ ds is the gradient of the fused sum. Rows of up to ROW_BYTES: a fixed number of 
 rows that lie together, read each once while the next are on their way to shared memory, and keep
 their share of dw and db in registers. Longer rows: one kernel takes mean(g h) and mean g of all
 rows, a second one computes dx, dw and db tile by tile, so x and dy are read twice: 10 bytes an
-element of 16 bits where 6 are needed, unless the rows of a group still lie in the L2 at the second
-reading. A last kernel adds the shares in a fixed order, so the result is the same in each run. The
-two-stage sum follows the layer norm tutorial of Triton, without its locks.
+element of 16 bits where 6 are needed. A last kernel adds the shares in a fixed order, so the result
+is the same in each run. The two-stage sum follows the layer norm tutorial of Triton, without its
+locks.
 """
 
 import torch
@@ -17,20 +17,17 @@ import triton.language as tl
 
 from kernels._device import shared_bytes, sm_count
 from kernels._launch import launch
-from kernels._layout import rows_of
-from kernels._norm_forward import add_pairs
+from kernels._norm_forward import add_pairs, spaced
 from kernels._tile import load_f32, store_as, widened, zero_after
-from kernels._tuned import Configs
+from kernels._tuned import Config, Configs
 
 # The longest row whose share of dw and db one program keeps in its registers.
 ROW_BYTES = 32768
-# The longest row of which one block is made, whatever its length.
+# The longest row that is kept whatever its length, in one block.
 UNDIVIDED = 8192
-# Bytes of x and dy that are walked twice before the next group of rows; 0: all rows are one group.
-GROUP_BYTES = 0
 # Programs that share the columns of a row where sums along it are taken.
 SPLITS = 8
-# Programs for each multiprocessor that share the columns and the rows of a group.
+# Programs for each multiprocessor that share the columns and the rows.
 TILE_PROGRAMS = 8
 # (longest row, rows of a tile, warps, stages, programs a multiprocessor)
 ROW_TILES = (
@@ -44,13 +41,18 @@ ROW_TILES = (
 )
 ROW_CANDIDATES = tuple(
     {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
-    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8))
-    for stages, programs in ((1, 4), (2, 2), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2))
+    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8), (8, 4))
+    for stages, programs in ((1, 4), (3, 1), (3, 2))
 )
 TILE_CANDIDATES = tuple(
     {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
-    for rows, columns in ((4, 512), (8, 256), (4, 1024), (8, 512), (16, 256))
+    for rows, columns in ((4, 512), (8, 256), (8, 512), (16, 256))
     for stages in (1, 3)
+)
+# The fastest of them for a layer norm, and for an RMS norm, whose sums take fewer registers.
+TILE, RMS_TILE = (
+    {"BLOCK_M": 8, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
+    for columns, stages in ((256, 3), (512, 1))
 )
 SUM_CANDIDATES = tuple(
     {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
@@ -60,12 +62,17 @@ SUM_CANDIDATES = tuple(
 SHARED_BYTES = 220000
 
 
-def backward_configs(family: str) -> tuple[Configs, Configs, Configs, Configs]:
-    """The tiles of rows, of the sums along rows, of tiles and of shares, for a family's table."""
+def backward_configs(family: str, tile: Config = TILE) -> tuple[Configs, Configs, Configs, Configs]:
+    """The tiles of rows, of the sums along rows, of tiles and of shares, for a family's table;
+    `tile` is the rule of the second and the third."""
+
+    def choose_tile(n, itemsize):
+        return tile
+
     return (
         Configs(_norm_backward_row_kernel, ROW_CANDIDATES, _choose_row, _suits_row, family),
-        Configs(_norm_backward_sums_kernel, TILE_CANDIDATES, _choose_tile, family=family),
-        Configs(_norm_backward_tile_kernel, TILE_CANDIDATES, _choose_tile, family=family),
+        Configs(_norm_backward_sums_kernel, TILE_CANDIDATES, choose_tile, family=family),
+        Configs(_norm_backward_tile_kernel, TILE_CANDIDATES, choose_tile, family=family),
         Configs(_norm_sum_parts_kernel, SUM_CANDIDATES, _choose_sum, family=family),
     )
 
@@ -77,15 +84,11 @@ def _choose_row(n, itemsize):
 
 def _suits_row(candidate, n, itemsize):
     """Whether a thread has 8 to 32 elements of a tile, and what is on its way fits: x, dy, ds."""
-    elements = candidate["BLOCK_M"] * triton.next_power_of_2(n)
+    elements = candidate["BLOCK_M"] * (1 << (n - 1).bit_length())
     on_the_way = 3 * (candidate["STAGES"] - 1) * elements * itemsize
     several = candidate["BLOCK_M"] == 1 or elements <= 4096
     full = 8 <= elements // (32 * candidate["num_warps"]) <= 32
     return several and full and on_the_way <= SHARED_BYTES
-
-
-def _choose_tile(n, itemsize):
-    return {"BLOCK_M": 4, "BLOCK_N": 512, "STAGES": 3, "num_warps": 4}
 
 
 def _choose_sum(n, itemsize):
@@ -132,7 +135,7 @@ def _norm_backward_row_kernel(
         for chunk in tl.static_range(CHUNKS):
             hat = (xs[chunk].to(tl.float32) - mean) * rstd
             dy = dys[chunk].to(tl.float32)
-            g = widened(weights[chunk], zero_after(start.to(tl.int32))) * dy
+            g = widened(weights[chunk], zero_after(tl.cast(start, tl.int32))) * dy
             lane_along += g * hat
             dw += (old_dw[chunk] + dy * hat,)
             if CENTRED:
@@ -155,7 +158,8 @@ def _norm_backward_row_kernel(
             g = widened(weights[chunk], zero) * widened(dys[chunk], zero)
             dx = (g - level - hat * along) * rstd
             if ds_ptr is not None:
-                dx += load_f32(ds_ptr + rows * stride_dsm + offs, mask)
+                ds = tl.load(ds_ptr + rows * stride_dsm + offs, mask=mask, other=0.0)
+                dx += widened(ds, zero)
             store_as(dx_ptr + rows * N + offs, dx, mask)
     for chunk in tl.static_range(CHUNKS):
         offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
@@ -166,14 +170,14 @@ def _norm_backward_row_kernel(
             tl.store(parts_ptr + (programs + program) * N + offs, total, mask=mask)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def _norm_backward_sums_kernel(
-    x_ptr, dy_ptr, weight_ptr, stats_ptr, sums_ptr, stride_xm, stride_dym, M, N, first,
+    x_ptr, dy_ptr, weight_ptr, stats_ptr, sums_ptr, stride_xm, stride_dym, M, N,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(1)
-    offs_m = first + tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < M
     rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
     along = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -199,10 +203,10 @@ def _norm_backward_sums_kernel(
         tl.store(sums_ptr + offs, tl.sum(level, 1), mask=mask_m)
 
 
-@triton.jit(do_not_specialize=["first", "last", "part"])
+@triton.jit
 def _norm_backward_tile_kernel(
     x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, sums_ptr, dx_ptr, parts_ptr,
-    stride_xm, stride_dym, stride_dsm, M, N, first, last, part, parts,
+    stride_xm, stride_dym, stride_dsm, M, N,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -212,9 +216,9 @@ def _norm_backward_tile_kernel(
     weight = load_f32(weight_ptr + offs_n, mask_n)[None, :]
     dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    share = tl.cdiv(tl.cdiv(last - first, BLOCK_M), tl.num_programs(1)) * BLOCK_M
-    begin = first + tl.program_id(1).to(tl.int64) * share
-    end = tl.minimum(begin + share, last)
+    share = tl.cdiv(tl.cdiv(M, BLOCK_M), tl.num_programs(1)) * BLOCK_M
+    begin = tl.program_id(1).to(tl.int64) * share
+    end = tl.minimum(begin + share, M)
     for start in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
         offs_m = start + tl.arange(0, BLOCK_M)
         rows = offs_m[:, None]
@@ -238,10 +242,10 @@ def _norm_backward_tile_kernel(
             dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
         store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
         dw += dy * hat
-    parts_ptr += (part + tl.program_id(1)).to(tl.int64) * N + offs_n
+    parts_ptr += tl.program_id(1).to(tl.int64) * N + offs_n
     tl.store(parts_ptr, tl.sum(dw, 0), mask=mask_n)
     if CENTRED:
-        tl.store(parts_ptr + tl.cast(parts, tl.int64) * N, tl.sum(db, 0), mask=mask_n)
+        tl.store(parts_ptr + tl.num_programs(1).to(tl.int64) * N, tl.sum(db, 0), mask=mask_n)
 
 
 @triton.jit
@@ -263,81 +267,73 @@ def _norm_sum_parts_kernel(
         store_as(db_ptr + offs_n, total, mask_n)
 
 
-def norm_backward(tiles, x, weight, bias, stats, dy, ds):
+def norm_backward(configs, x, weight, bias, stats, dy, ds):
     """The gradients of `norm_forward`, of the same dtypes as what they belong to.
 
-    tiles: as `backward_configs` returns them. x: what was normalized, [..., N]; weight: [N]; bias:
-    [N] or None; stats: as the forward pass left them; dy: the gradient of y; ds: that of the sum,
-    or None. Returns dx (that of the residual too), dw, and db or None.
+    configs: as `backward_configs` returns them. x: what was normalized, [..., N]; weight: [N];
+    bias: [N] or None; stats: as the forward pass left them; dy: the gradient of y; ds: that of the
+    sum, or None. Returns dx (that of the residual too), dw, and db or None.
     """
-    shape, n, centred = x.shape, x.shape[-1], bias is not None
-    x, dy = rows_of(x), rows_of(dy)
-    ds = None if ds is None else rows_of(ds)
-    m = x.shape[0]
-    dx = torch.empty(shape, dtype=x.dtype, device=x.device)
+    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
     dw = torch.empty_like(weight)
+    centred = bias is not None
     db = torch.empty_like(bias) if centred else None
-    if m == 0 or n == 0:
+    n, elements = x.shape[-1], x.numel()
+    if elements == 0:
         return dx, dw.zero_(), db.zero_() if centred else None
-    size = n * x.element_size()
+    m, itemsize, device = elements // n, x.element_size(), x.device
+    x, stride_xm = spaced(x, n)
+    dy, stride_dym = spaced(dy, n)
+    stride_dsm = 0
+    if ds is not None:
+        ds, stride_dsm = spaced(ds, n)
+    rows, sums_of_rows, tiles, sum_parts = configs
     # By the rule two rows of each tensor are on their way.
-    fits = size <= ROW_BYTES and 6 * size <= shared_bytes(x.device)
-    walk = _rows if fits else _tiles
-    parts = walk(tiles, x, weight, stats, dy, ds, dx, m, n, centred)
-    config = tiles[3].pick(x.device, n=n, itemsize=x.element_size())
+    whole, block = _blocks(n)
+    if n * itemsize <= ROW_BYTES and whole and 6 * n * itemsize <= shared_bytes(device):
+        config = rows.pick(device, n=n, itemsize=itemsize)
+        programs = min(-(-m // config["BLOCK_M"]), config["PER_SM"] * sm_count(device))
+        parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=device)
+        launch(
+            _norm_backward_row_kernel, (programs,),
+            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
+            parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym, stride_dsm=stride_dsm,
+            M=m, N=n, CENTRED=centred, EVEN=n % block == 0, CHUNKS=-(-n // block), BLOCK_N=block,
+            **config,
+        )  # fmt: skip
+    else:
+        config = sums_of_rows.pick(device, n=n, itemsize=itemsize)
+        sums = torch.empty((1 + centred, m, SPLITS), dtype=torch.float32, device=device)
+        launch(
+            _norm_backward_sums_kernel, (-(-m // config["BLOCK_M"]), SPLITS),
+            x_ptr=x, dy_ptr=dy, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
+            stride_xm=stride_xm, stride_dym=stride_dym, M=m, N=n,
+            CENTRED=centred, EVEN=n % config["BLOCK_N"] == 0, SPLITS=SPLITS, **config,
+        )  # fmt: skip
+        config = tiles.pick(device, n=n, itemsize=itemsize)
+        columns = -(-n // config["BLOCK_N"])
+        programs = -(-TILE_PROGRAMS * sm_count(device) // columns)
+        programs = min(programs, -(-m // config["BLOCK_M"]))
+        parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=device)
+        launch(
+            _norm_backward_tile_kernel, (columns, programs),
+            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
+            dx_ptr=dx, parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym,
+            stride_dsm=stride_dsm, M=m, N=n, CENTRED=centred, EVEN=n % config["BLOCK_N"] == 0,
+            SPLITS=SPLITS, **config,
+        )  # fmt: skip
+    config = sum_parts.pick(device, n=n, itemsize=itemsize)
     launch(
-        _norm_sum_parts_kernel, (triton.cdiv(n, config["BLOCK_N"]), 1 + centred),
-        parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=parts.shape[1], N=n, **config,
+        _norm_sum_parts_kernel, (-(-n // config["BLOCK_N"]), 1 + centred),
+        parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=programs, N=n, **config,
     )  # fmt: skip
     return dx, dw, db
 
 
-def _rows(tiles, x, weight, stats, dy, ds, dx, m, n, centred):
-    config = tiles[0].pick(x.device, n=n, itemsize=x.element_size())
-    most = config["PER_SM"] * sm_count(x.device)
-    programs = min(triton.cdiv(m, config["BLOCK_M"]), most)
-    parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=x.device)
-    # Of a row that fills no power of two, three or four blocks leave less of the last one empty.
-    whole = triton.next_power_of_2(n)
-    block = whole if n <= UNDIVIDED or n == whole else whole // 4
-    launch(
-        _norm_backward_row_kernel, (programs,),
-        x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
-        parts_ptr=parts, stride_xm=x.stride(0), stride_dym=dy.stride(0),
-        stride_dsm=0 if ds is None else ds.stride(0), M=m, N=n,
-        CENTRED=centred, EVEN=n % block == 0, CHUNKS=triton.cdiv(n, block), BLOCK_N=block, **config,
-    )  # fmt: skip
-    return parts
-
-
-def _tiles(tiles, x, weight, stats, dy, ds, dx, m, n, centred):
-    key = {"n": n, "itemsize": x.element_size()}
-    sums_config, tile = tiles[1].pick(x.device, **key), tiles[2].pick(x.device, **key)
-    group = m
-    if GROUP_BYTES:
-        group = min(m, max(64, GROUP_BYTES // (2 * n * x.element_size())))
-    columns = triton.cdiv(n, tile["BLOCK_N"])
-    across = triton.cdiv(TILE_PROGRAMS * sm_count(x.device), columns)
-    across = min(across, triton.cdiv(group, tile["BLOCK_M"]))
-    count = triton.cdiv(m, group) * across
-    parts = torch.empty((1 + centred, count, n), dtype=torch.float32, device=x.device)
-    sums = torch.empty((1 + centred, m, SPLITS), dtype=torch.float32, device=x.device)
-    stride_dsm = 0 if ds is None else ds.stride(0)
-    for index in range(triton.cdiv(m, group)):
-        first = index * group
-        last = min(m, first + group)
-        launch(
-            _norm_backward_sums_kernel,
-            (triton.cdiv(last - first, sums_config["BLOCK_M"]), SPLITS),
-            x_ptr=x, dy_ptr=dy, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
-            stride_xm=x.stride(0), stride_dym=dy.stride(0), M=m, N=n, first=first,
-            CENTRED=centred, EVEN=n % sums_config["BLOCK_N"] == 0, SPLITS=SPLITS, **sums_config,
-        )  # fmt: skip
-        launch(
-            _norm_backward_tile_kernel, (columns, across),
-            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
-            dx_ptr=dx, parts_ptr=parts, stride_xm=x.stride(0), stride_dym=dy.stride(0),
-            stride_dsm=stride_dsm, M=m, N=n, first=first, last=last, part=index * across,
-            parts=count, CENTRED=centred, EVEN=n % tile["BLOCK_N"] == 0, SPLITS=SPLITS, **tile,
-        )  # fmt: skip
-    return parts
+def _blocks(n):
+    """Whether a program may keep a row of n elements, and the elements of a block of it. Of a long
+    row that fills no power of two, three blocks do; masks take the registers it would need."""
+    power = 1 << (n - 1).bit_length()
+    if n <= UNDIVIDED or n == power:
+        return True, power
+    return n % (power // 4) == 0, power // 4

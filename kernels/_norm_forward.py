@@ -1,10 +1,12 @@
 """Forward pass of layer norm and RMS norm, with or without a residual, for rows of any length.
 
-A row of up to ROW_BYTES stays in registers in the dtype in which it came, in chunks, and is
-widened anew for each use: a second copy in float32 would double the registers. The weights are
-loaded after the statistics, so that they hold no registers before. Longer rows are walked twice,
-the second time out of a cache; their means and squares run along lane by lane by the rule of
-Welford (1962) and meet by that of Chan, Golub and LeVeque (1979).
+A row is either kept in registers or walked twice, the second time out of a cache; KEEP of the
+configuration decides, since which is faster depends on the length. Kept rows stay in the dtype in
+which they came, in chunks, and are widened anew for each use: a second copy in float32 would
+double the registers. The weights are loaded after the statistics, so that they hold no registers
+before. The mean and the variance come from one pass over the deviations from the mean of the first
+chunk, taken while the others are on their way: that mean is near enough for nothing to cancel, and
+where it is far, the variance is large (Chan, Golub and LeVeque, 1983, on shifted data).
 """
 
 import torch
@@ -18,57 +20,80 @@ from kernels._tuned import Configs
 
 # The longest row that one program keeps in its registers.
 ROW_BYTES = 131072
+# The shortest row that is worth walking twice.
+LOOP_BYTES = 16384
 ACCESS_BYTES = 16
-MOST_CHUNKS = 16
-# (longest row, rows of a program, most elements of a chunk, warps)
-ROW_TILES = (
-    (128, 8, 128, 4),
-    (256, 4, 256, 4),
-    (512, 2, 512, 4),
-    (1024, 2, 1024, 4),
-    (8192, 1, 2048, 4),
-    (16384, 1, 4096, 8),
-    (32768, 1, 8192, 16),
-    (65536, 1, 8192, 32),
+MOST_CHUNKS = 8
+# (longest row in bytes, rows of a program, most elements of a chunk, whether kept, warps)
+TILES = (
+    (256, 8, 128, 1, 4),
+    (512, 4, 256, 1, 4),
+    (1024, 2, 512, 1, 4),
+    (2048, 2, 1024, 1, 4),
+    (16384, 1, 2048, 1, 4),
+    (32768, 1, 4096, 1, 8),
+    (65536, 1, 8192, 1, 16),
+    (ROW_BYTES, 1, 8192, 1, 32),
+    (float("inf"), 1, 8192, 0, 16),
 )
-ROW_CANDIDATES = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": warps}
-    for rows, blocks in ((1, (512, 1024, 2048, 4096, 8192, 16384)), (2, (1024, 2048)))
-    for block in blocks
-    for warps in (2, 4, 8, 16, 32)
-    if 8 <= rows * block // (32 * warps) <= 32
-)
-LOOP_CANDIDATES = tuple(
-    {"BLOCK_N": block, "num_warps": warps}
-    for block in (2048, 4096, 8192, 16384)
-    for warps in (4, 8, 16, 32)
-    if 4 <= block // (32 * warps) <= 32
+# An RMS norm reads one vector less, so its second walk costs less.
+RMS_TILES = (
+    *TILES[:5],
+    (32768, 1, 4096, 0, 16),
+    TILES[6],
+    (ROW_BYTES, 1, 16384, 1, 32),
+    (float("inf"), 1, 8192, 0, 32),
 )
 
 
-def forward_configs(family: str) -> tuple[Configs, Configs]:
-    """The tiles of rows in registers and of rows walked in blocks, for the table of a family."""
-    row = Configs(_norm_row_kernel, ROW_CANDIDATES, _choose_row, _suits_row, family)
-    return row, Configs(_norm_loop_kernel, LOOP_CANDIDATES, _choose_loop, family=family)
+def _config(rows, block, keep, warps):
+    return {"BLOCK_M": rows, "BLOCK_N": block, "KEEP": keep, "num_warps": warps}
 
 
-def _choose_row(n, itemsize):
-    rows, block, warps = next(tile for limit, *tile in ROW_TILES if n <= limit)
-    block = min(block, max(16, triton.next_power_of_2(n)))
-    return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": warps}
+CANDIDATES = (
+    *(
+        _config(rows, block, 1, warps)
+        for rows in (1, 2, 4, 8)
+        for block in (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+        for warps in (1, 2, 4, 8, 16, 32)
+        if 8 <= rows * block // (32 * warps) <= (64 if block > 1024 else 32)
+        and (rows == 1 or rows * block <= (2048 if block <= 1024 else 8192))
+    ),
+    *(
+        _config(1, block, 0, warps)
+        for block, warps in ((2048, 8), (2048, 16), (4096, 16), (8192, 16), (8192, 32))
+    ),
+)
 
 
-def _choose_loop(n, itemsize):
-    return {"BLOCK_N": 8192, "num_warps": 16}
+def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
+    """The tiles of rows, kept or walked, for the table of a family; `tiles` is its rule."""
+
+    def choose(n, itemsize):
+        # Masks take the registers that the longest rows would need.
+        rows, block, keep, warps = next(
+            tile
+            for limit, *tile in tiles
+            if n * itemsize <= limit and (limit != ROW_BYTES or n % tile[1] == 0)
+        )
+        return _config(rows, min(block, max(16, 1 << (n - 1).bit_length())), keep, warps)
+
+    return Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
 
 
-def _suits_row(candidate, n, itemsize):
-    """Whether the tiles are full, and a thread holds 4 to 128 bytes a row: 32 registers."""
-    rows, block = candidate["BLOCK_M"], candidate["BLOCK_N"]
+def _suits(candidate, n, itemsize):
+    """Whether blocks are full, and a thread holds up to 128 bytes: of long rows half that at
+    least, of short ones an access."""
+    rows, block, keep, warps = candidate.values()
+    size, whole = n * itemsize, max(128, 1 << (n - 1).bit_length())
+    if not keep:
+        return size > LOOP_BYTES and 2 * block <= n
     chunks = -(-n // block)
-    held = rows * chunks * block * itemsize / (32 * candidate["num_warps"])
-    whole = block <= max(128, triton.next_power_of_2(n)) and (rows == 1 or chunks == 1)
-    return whole and chunks <= MOST_CHUNKS and ACCESS_BYTES <= held <= 128
+    held = rows * chunks * block * itemsize / (32 * warps)
+    full = block == whole if n <= 2048 else 2048 <= block <= whole
+    shared = rows == 1 or (chunks == 1 and size <= 8192)
+    least = ACCESS_BYTES if size <= 4096 else 64
+    return size <= ROW_BYTES and full and shared and chunks <= MOST_CHUNKS and least <= held <= 128
 
 
 @triton.jit
@@ -77,7 +102,17 @@ def add_pairs(a, b, c, d):
 
 
 @triton.jit
-def _norm_row_kernel(
+def _arrived(x_ptr, residual_ptr, offs_x, offs_r, mask, POLICY: tl.constexpr):
+    """x, or x + residual where there is one, in the dtype of x."""
+    x = tl.load(x_ptr + offs_x, mask=mask, other=0.0, eviction_policy=POLICY)
+    if residual_ptr is not None:
+        residual = load_f32_hinted(residual_ptr + offs_r, mask, "evict_first")
+        x = (x.to(tl.float32) + residual).to(x_ptr.dtype.element_ty)
+    return x
+
+
+@triton.jit
+def _norm_kept(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
@@ -90,42 +125,35 @@ def _norm_row_kernel(
     for chunk in tl.static_range(CHUNKS):
         offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask = mask_m[:, None] & ((offs < N) | EVEN)
-        x = tl.load(
-            x_ptr + rows * stride_xm + offs, mask=mask, other=0.0, eviction_policy="evict_first"
-        )
+        x = _arrived(
+            x_ptr, residual_ptr, rows * stride_xm + offs, rows * stride_rm + offs, mask,
+            "evict_first",
+        )  # fmt: skip
         if residual_ptr is not None:
-            x = x.to(tl.float32) + load_f32_hinted(
-                residual_ptr + rows * stride_rm + offs, mask, "evict_first"
-            )
-            x = x.to(x_ptr.dtype.element_ty)
             tl.store(total_ptr + rows * N + offs, x, mask=mask)
         chunks = chunks + (x,)  # noqa: RUF005
-    first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if CENTRED:
-        for chunk in tl.static_range(CHUNKS):
-            first += chunks[chunk].to(tl.float32)
-        mean = tl.sum(first, 1) / N
-        zero = zero_after(mean)[:, None]
+        shift = tl.sum(chunks[0].to(tl.float32), 1) / tl.minimum(N, BLOCK_N)
+        zero = zero_after(shift)[:, None]
         first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for chunk in tl.static_range(CHUNKS):
             offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-            centred = widened(chunks[chunk], zero) - mean[:, None]
-            centred = tl.where((offs < N) | EVEN, centred, 0.0)
-            first += centred
-            second += centred * centred
-        # What rounding took from the mean would be a deviation in a row that hardly varies.
-        lost, squares = tl.reduce((first, second), 1, add_pairs)
-        lost /= N
-        mean += lost
-        square = squares / N - lost * lost
+            apart = widened(chunks[chunk], zero) - shift[:, None]
+            apart = tl.where((offs < N) | EVEN, apart, 0.0)
+            first += apart
+            second += apart * apart
+        off, square = tl.reduce((first, second), 1, add_pairs)
+        off /= N
+        mean = shift + off
+        square = square / N - off * off
         if stats_ptr is not None:
             tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
     else:
         for chunk in tl.static_range(CHUNKS):
             x = chunks[chunk].to(tl.float32)
-            first += x * x
-        square = tl.sum(first, 1) / N
+            second += x * x
+        square = tl.sum(second, 1) / N
     rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
     if stats_ptr is not None:
         tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
@@ -144,7 +172,7 @@ def _norm_row_kernel(
 
 
 @triton.jit
-def _norm_loop_kernel(
+def _norm_walked(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -156,35 +184,33 @@ def _norm_loop_kernel(
         residual_ptr += row * stride_rm
         total_ptr += row * N
     offs_n = tl.arange(0, BLOCK_N)
-    # A mean and a sum of squares for each lane; the lanes meet once, after the walk.
-    lane_mean = tl.zeros((BLOCK_N,), tl.float32)
-    lane_squares = tl.zeros((BLOCK_N,), tl.float32)
-    count = 0.0
+    # Sums for each lane; the lanes meet once, after the walk.
+    first = tl.zeros((BLOCK_N,), tl.float32)
+    second = tl.zeros((BLOCK_N,), tl.float32)
+    if CENTRED:
+        head = _arrived(x_ptr, residual_ptr, offs_n, offs_n, (offs_n < N) | EVEN, "evict_last")
+        shift = tl.sum(head.to(tl.float32), 0) / tl.minimum(N, BLOCK_N)
     for start in range(0, N, BLOCK_N):
         offs = start + offs_n
         mask = (offs < N) | EVEN
-        x = load_f32_hinted(x_ptr + offs, mask, "evict_last")
+        x = _arrived(x_ptr, residual_ptr, offs, offs, mask, "evict_last")
         if residual_ptr is not None:
-            x += load_f32_hinted(residual_ptr + offs, mask, "evict_first")
-            x = x.to(x_ptr.dtype.element_ty)
             tl.store(total_ptr + offs, x, mask=mask)
-            x = x.to(tl.float32)
+        apart = x.to(tl.float32)
         if CENTRED:
-            count += 1.0
-            delta = tl.where(mask, x - lane_mean, 0.0)
-            lane_mean += delta * (1.0 / count)
-            lane_squares += delta * (x - lane_mean)
-        else:
-            lane_squares += x * x
+            apart = tl.where(mask, apart - shift, 0.0)
+            first += apart
+        second += apart * apart
     if CENTRED:
-        lane_count = (N - offs_n + BLOCK_N - 1) // BLOCK_N
-        mean = tl.sum(lane_mean * lane_count, 0) / N
-        mean += tl.sum((lane_mean - mean) * lane_count, 0) / N
-        apart = lane_mean - mean
-        lane_squares += apart * apart * lane_count
+        off, square = tl.reduce((first, second), 0, add_pairs)
+        off /= N
+        mean = shift + off
+        square = square / N - off * off
         if stats_ptr is not None:
             tl.store(stats_ptr + M + row, mean)
-    rstd = tl.rsqrt(tl.sum(lane_squares, 0) / N + tl.cast(eps, tl.float32))
+    else:
+        square = tl.sum(second, 0) / N
+    rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
     if stats_ptr is not None:
         tl.store(stats_ptr + row, rstd)
     if residual_ptr is not None:
@@ -204,45 +230,60 @@ def _norm_loop_kernel(
         store_as(y_ptr + offs, y, mask)
 
 
-def norm_forward(tiles, x, residual, weight, bias, eps, keep):
-    """Normalizes the rows of x, or of x + residual where there is one.
-
-    tiles: as `forward_configs` returns them. x, residual: [..., N]; weight: [N]; bias: [N] for a
-    layer norm, None for an RMS norm. keep: whether the statistics are wanted. Returns y, the sum
-    (None without a residual), both contiguous, and the statistics: rstd, then mean of a layer
-    norm, float32 [1 or 2, M], None where not kept.
-    """
-    n, shape, centred = x.shape[-1], x.shape, bias is not None
-    x = rows_of(x)
-    m = x.shape[0]
-    y = torch.empty(shape, dtype=x.dtype, device=x.device)
-    total = stats = None
-    stride_rm = 0
-    if residual is not None:
-        residual = rows_of(residual)
-        stride_rm = residual.stride(0)
-        total = torch.empty(shape, dtype=x.dtype, device=x.device)
-    if keep:
-        stats = torch.empty((1 + centred, m), dtype=torch.float32, device=x.device)
-    if m == 0 or n == 0:
-        return y, total, stats
-    in_registers = n * x.element_size() <= ROW_BYTES
-    row, loop = tiles
-    config = (row if in_registers else loop).pick(x.device, n=n, itemsize=x.element_size())
-    even = n % config["BLOCK_N"] == 0
-    if in_registers:
-        launch(
-            _norm_row_kernel, (triton.cdiv(m, config["BLOCK_M"]),),
-            x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
-            total_ptr=total, stats_ptr=stats, stride_xm=x.stride(0), stride_rm=stride_rm,
-            M=m, N=n, eps=eps, CENTRED=centred, EVEN=even,
-            CHUNKS=triton.cdiv(n, config["BLOCK_N"]), **config,
+@triton.jit
+def _norm_forward_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
+    stride_xm, stride_rm, M, N, eps,
+    CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
+    if KEEP:
+        _norm_kept(
+            x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
+            stride_xm, stride_rm, M, N, eps, CENTRED, EVEN, CHUNKS, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     else:
-        launch(
-            _norm_loop_kernel, (m,),
-            x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
-            total_ptr=total, stats_ptr=stats, stride_xm=x.stride(0), stride_rm=stride_rm,
-            M=m, N=n, eps=eps, CENTRED=centred, EVEN=even, **config,
+        _norm_walked(
+            x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
+            stride_xm, stride_rm, M, N, eps, CENTRED, EVEN, BLOCK_N,
         )  # fmt: skip
+
+
+def norm_forward(configs, x, residual, weight, bias, eps, keep):
+    """Normalizes the rows of x, or of x + residual where there is one.
+
+    configs: as `forward_configs` returns them. x, residual: [..., N]; weight: [N]; bias: [N] for a
+    layer norm, None for an RMS norm. keep: whether the statistics are wanted. Returns y, the sum
+    (None without a residual), both contiguous, and the statistics: rstd, then mean of a layer
+    norm, float32 [1 or 2, M], None where not kept or nothing is normalized.
+    """
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    total = stats = None
+    n, elements, centred, stride_rm = x.shape[-1], x.numel(), bias is not None, 0
+    if residual is not None:
+        total = torch.empty_like(y)
+        residual, stride_rm = spaced(residual, n)
+    if elements == 0:
+        return y, total, stats
+    m = elements // n
+    x, stride_xm = spaced(x, n)
+    if keep:
+        stats = torch.empty((1 + centred, m), dtype=torch.float32, device=x.device)
+    config = configs.pick(x.device, n=n, itemsize=x.element_size())
+    block = config["BLOCK_N"]
+    launch(
+        _norm_forward_kernel, (-(-m // config["BLOCK_M"]),),
+        x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
+        total_ptr=total, stats_ptr=stats, stride_xm=stride_xm, stride_rm=stride_rm,
+        M=m, N=n, eps=eps, CENTRED=centred, EVEN=n % block == 0,
+        CHUNKS=-(-n // block) if config["KEEP"] else 0, **config,
+    )  # fmt: skip
     return y, total, stats
+
+
+def spaced(x: torch.Tensor, n: int) -> tuple[torch.Tensor, int]:
+    """x of shape [..., n], as it is or as `rows_of` gives it, and how far apart its rows are."""
+    if x.is_contiguous():
+        return x, n
+    x = rows_of(x)
+    return x, x.stride(0)

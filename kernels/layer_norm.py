@@ -49,7 +49,7 @@ LAYER_NORM = Op(
 )
 ACCUMULATES = {"layer_norm": "float32"}
 
-FORWARD = FORWARD_ROW, FORWARD_LOOP = forward_configs("layer_norm")
+FORWARD = forward_configs("layer_norm")
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("layer_norm")
 
 
@@ -82,7 +82,8 @@ def layer_norm(
     Differentiable in x, weight, bias and residual.
     """
     check_norm(x, residual, weight=weight, bias=bias)
-    weight, bias = weight.contiguous(), bias.contiguous()
+    if not (weight.is_contiguous() and bias.is_contiguous()):
+        weight, bias = weight.contiguous(), bias.contiguous()
     if needs_grad(x, weight, bias, residual):
         return _LayerNorm.apply(x, weight, bias, residual, eps)
     y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, keep=False)

@@ -15,8 +15,8 @@ import torch
 from kernels._contract import Op, Tensor, case
 from kernels._launch import needs_grad
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, check_norm, norm_cost
-from kernels._norm_backward import backward_configs, norm_backward
-from kernels._norm_forward import forward_configs, norm_forward
+from kernels._norm_backward import RMS_TILE, backward_configs, norm_backward
+from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
 
 
 def rms_norm_reference(x, weight, eps, residual=None):
@@ -48,8 +48,10 @@ RMS_NORM = Op(
 )
 ACCUMULATES = {"rms_norm": "float32"}
 
-FORWARD = FORWARD_ROW, FORWARD_LOOP = forward_configs("rms_norm")
-BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("rms_norm")
+FORWARD = forward_configs("rms_norm", RMS_TILES)
+BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
+    "rms_norm", RMS_TILE
+)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -80,7 +82,8 @@ def rms_norm(
     Differentiable in x, weight and residual.
     """
     check_norm(x, residual, weight=weight)
-    weight = weight.contiguous()
+    if not weight.is_contiguous():
+        weight = weight.contiguous()
     if needs_grad(x, weight, residual):
         return _RMSNorm.apply(x, weight, residual, eps)
     y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, keep=False)

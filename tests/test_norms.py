@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import nvml
-from kernels import _norm_backward, _norm_forward
+from harness.launches import choosing
+from kernels import _norm_backward
+from kernels import layer_norm as ln
+from kernels import rms_norm as rms
 from kernels.layer_norm import layer_norm, layer_norm_reference
 from kernels.rms_norm import rms_norm, rms_norm_reference
 
@@ -19,6 +22,8 @@ NORMS = {
     "layer_norm": (layer_norm, layer_norm_reference),
     "rms_norm": (rms_norm, rms_norm_reference),
 }
+FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
+BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
 
 
@@ -67,23 +72,34 @@ def test_random_shapes(name, data):
     agree(name, tensors(name, shape, dtype, data.draw(st.booleans())))
 
 
+def forward(name, rows, block, keep, warps=4):
+    """Within the body of it the forward pass of a norm has this configuration."""
+    config = {"BLOCK_M": rows, "BLOCK_N": block, "KEEP": keep, "num_warps": warps}
+    return choosing(FORWARD[name], lambda **key: config)
+
+
 @both
-@pytest.mark.parametrize(("fused", "group"), [(False, 0), (True, 0), (True, 1)])
-def test_long_rows_in_one_group_and_in_several(name, fused, group, monkeypatch):
-    monkeypatch.setattr(_norm_forward, "ROW_BYTES", 64)
+@pytest.mark.parametrize("fused", [False, True])
+def test_rows_that_are_walked(name, fused, monkeypatch):
     monkeypatch.setattr(_norm_backward, "ROW_BYTES", 64)
-    monkeypatch.setattr(_norm_backward, "GROUP_BYTES", group)
     monkeypatch.setattr(_norm_backward, "SPLITS", 2)
-    # The last of three groups is short, and so is the last block of a row.
-    agree(name, tensors(name, (130 if group else 5, 600), torch.float32, fused))
+    # The last block of a row is short.
+    with forward(name, 1, 256, 0):
+        agree(name, tensors(name, (5, 600), torch.float32, fused))
 
 
 @both
-def test_a_row_in_several_chunks_equals_one_in_a_single_chunk(name, monkeypatch):
+def test_uneven_rows_beyond_one_block(name):
+    agree(name, tensors(name, (3, 9001), torch.float16, True))
+
+
+@both
+def test_a_row_in_several_chunks_equals_one_in_a_single_chunk(name):
     given = tensors(name, (3, 1500), torch.bfloat16, True)
     whole = results(NORMS[name][0], given)
-    monkeypatch.setattr(_norm_forward, "ROW_TILES", ((2048, 1, 256, 4),))
-    for one, other in zip(whole, results(NORMS[name][0], given), strict=True):
+    with forward(name, 1, 256, 1):
+        chunked = results(NORMS[name][0], given)
+    for one, other in zip(whole, chunked, strict=True):
         assert (one.double() - other.double()).norm() <= 1e-2 * one.double().norm()
 
 
@@ -117,13 +133,36 @@ def test_the_sum_is_that_of_pytorch_to_the_bit():
     assert torch.equal(rms_norm(**given)[1], given["x"] + given["residual"])
 
 
-@pytest.mark.parametrize("limit", [64, _norm_forward.ROW_BYTES])
-def test_equal_entries_far_from_zero_have_no_deviation(limit, monkeypatch):
-    monkeypatch.setattr(_norm_forward, "ROW_BYTES", limit)
+@pytest.mark.parametrize("keep", [0, 1])
+def test_equal_entries_far_from_zero_have_no_deviation(keep):
     n = 3001
     x = torch.full((2, n), 1234.567, device=DEVICE)
-    y = layer_norm(x, torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE), 1e-5)
+    with forward("layer_norm", 1, 1024, keep):
+        y = layer_norm(x, torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE), 1e-5)
     assert y.abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("where", [0, 1500, slice(0, 1024), slice(1024, 3000)])
+def test_what_lies_far_from_the_rest_takes_no_digits(keep, where):
+    x = randn(2, 3000)
+    x[:, where] += 1e4
+    one, zero = torch.ones(3000, device=DEVICE), torch.zeros(3000, device=DEVICE)
+    with forward("layer_norm", 1, 1024, keep):
+        y = layer_norm(x, one, zero, 1e-5)
+    truth = layer_norm_reference(x.double(), one.double(), zero.double(), 1e-5)
+    assert (y - truth).abs().max().item() <= 1e-5 * truth.abs().max().item()
+
+
+@both
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_the_tuner_has_few_candidates(name, itemsize):
+    for configs in (FORWARD[name], BACKWARD[name][0]):
+        for n in (256, 1000, 1024, 2048, 4096, 8192, 12288, 16384, 65536):
+            key = {"n": n, "itemsize": itemsize}
+            if configs is FORWARD[name] or n * itemsize <= _norm_backward.ROW_BYTES:
+                suited = [c for c in configs.candidates if configs.suits(c, **key)]
+                assert 1 <= len(suited) <= 12, (n, suited)
 
 
 @both
