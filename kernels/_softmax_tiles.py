@@ -46,9 +46,16 @@ LOOP_CANDIDATES = tuple(
 
 
 def choose_row(n, itemsize, causal, wide=False, tiles=ROW_TILES):
-    held = n * (4 if wide else itemsize)
-    rows, block, warps = next(tile for limit, *tile in tiles if held <= limit)
-    return {"BLOCK_M": rows, "BLOCK_N": min(block, 1 << (n - 1).bit_length()), "num_warps": warps}
+    held, row = n * (4 if wide else itemsize), 1 << (n - 1).bit_length()
+    # Faster than a generator, in each call for which nothing is tuned.
+    for limit, rows, block, warps in tiles:
+        if held <= limit:
+            return {
+                "BLOCK_M": rows,
+                "BLOCK_N": row if row < block else block,
+                "num_warps": warps,
+            }
+    raise ValueError(f"n: {n}, expected a row that registers hold")
 
 
 def choose_backward_row(n, itemsize, causal):
