@@ -250,6 +250,21 @@ def _walked(n, itemsize, causal):
     return n * itemsize > (PAIR_BYTES if causal else ROW_BYTES)
 
 
+def _rows(x):
+    """x, or a view or copy whose rows are contiguous and equally far apart, and that distance."""
+    if x.is_contiguous():
+        return x, x.shape[-1]
+    rows = rows_of(x)
+    return rows, rows.stride(0)
+
+
+def _like(x):
+    """A contiguous tensor of the shape of x; made from a shape it takes three times as long."""
+    if x.is_contiguous():
+        return torch.empty_like(x)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None):
     """x: [..., N]. Returns y, contiguous, of its shape.
 
@@ -257,15 +272,11 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
     strides but the last.
     """
     n, elements, itemsize = x.shape[-1], x.numel(), x.element_size()
-    if x.is_contiguous():
-        y, stride = torch.empty_like(x), n
-    else:
-        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        x = rows_of(x)
-        stride = x.stride(0)
+    y = _like(x)
     if elements == 0:
         return y
     m = elements // n
+    x, stride = _rows(x)
     kb, kh, kq = (None, None, None) if mask is None else mask.stride()[:3]
     # Only then the scores are what was read, and are kept as they came.
     fold = mask is None and scale >= SMALLEST
@@ -293,12 +304,11 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
 def softmax_bwd(y, dy, scale=1.0, causal=False, queries=None):
     """y, dy: [..., N]. Returns dx, contiguous, of their shape. queries: as in `softmax_fwd`."""
     n, elements, itemsize = y.shape[-1], y.numel(), y.element_size()
-    dx = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    dx = _like(y)
     if elements == 0:
         return dx
     m = elements // n
-    y, dy = rows_of(y), rows_of(dy)
-    stride_ym, stride_dym = y.stride(0), dy.stride(0)
+    (y, stride_ym), (dy, stride_dym) = _rows(y), _rows(dy)
     if _walked(n, itemsize, causal):
         config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=itemsize)
         launch(
