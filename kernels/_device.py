@@ -1,6 +1,7 @@
 """What a launcher may ask of the device, with an answer where there is none."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -9,18 +10,29 @@ import torch
 _plan = {"sm_count": 132, "shared_bytes": 232448, "hip": torch.version.hip is not None}
 
 
+# PyTorch looks the device up anew each time, which takes a tenth of a launch.
+_remembered = functools.cache(torch.cuda.get_device_properties)
+
+
+def _properties(device: torch.device):
+    # A graph is traced once, and cannot look into what remembers.
+    if torch.compiler.is_dynamo_compiling():
+        return torch.cuda.get_device_properties(device)
+    return _remembered(device)
+
+
 def sm_count(device: torch.device) -> int:
     """Streaming multiprocessors of `device`."""
     if device.type != "cuda":
         return _plan["sm_count"]
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return _properties(device).multi_processor_count
 
 
 def shared_bytes(device: torch.device) -> int:
     """Shared memory, in bytes, that one program may have on `device`."""
     if device.type != "cuda":
         return _plan["shared_bytes"]
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return _properties(device).shared_memory_per_block_optin
 
 
 def float32_dot() -> str:

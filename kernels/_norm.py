@@ -1,7 +1,7 @@
 """What layer norm and RMS norm share of their declarations: cases, cost, check of arguments."""
 
 from kernels._cases import ROW_EDGE
-from kernels._checks import floating, require, same, shaped
+from kernels._checks import floating, same, shaped
 from kernels._contract import Cost, case
 
 NORM_EDGE = (
@@ -49,10 +49,13 @@ def norm_cost(a_case, direction, itemsize, vectors, flops):
 def check_norm(x, residual, **vectors):
     """TypeError or ValueError where the arguments of a norm do not belong together."""
     floating(x=x, **vectors)
-    require(x.dim() > 0, "x: has no dimension to normalize over, expected one at least")
+    if x.dim() == 0:
+        raise ValueError("x: has no dimension to normalize over, expected one at least")
+    n, device = x.shape[-1], x.device
     for name, tensor in vectors.items():
-        shaped(name, tensor, x.shape[-1:])
-        if tensor.device != x.device:
-            raise ValueError(f"{name}: on {tensor.device}, expected {x.device} as x")
+        if tensor.dim() != 1 or tensor.shape[0] != n:
+            shaped(name, tensor, (n,))
+        if tensor.device != device:
+            raise ValueError(f"{name}: on {tensor.device}, expected {device} as x")
     if residual is not None:
         same(x=x, residual=residual)

@@ -70,13 +70,12 @@ def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
     """The tiles of rows, kept or walked, for the table of a family; `tiles` is its rule."""
 
     def choose(n, itemsize):
-        # Masks take the registers that the longest rows would need.
-        rows, block, keep, warps = next(
-            tile
-            for limit, *tile in tiles
-            if n * itemsize <= limit and (limit != ROW_BYTES or n % tile[1] == 0)
-        )
-        return _config(rows, min(block, max(16, 1 << (n - 1).bit_length())), keep, warps)
+        size, whole = n * itemsize, max(16, 1 << (n - 1).bit_length())
+        for limit, rows, block, keep, warps in tiles:
+            # Masks take the registers that the longest rows would need.
+            if size <= limit and (limit != ROW_BYTES or n % block == 0):
+                return _config(rows, min(block, whole), keep, warps)
+        raise ValueError(f"tiles: none for {size} bytes, expected a last one without a limit")
 
     return Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
 
