@@ -18,8 +18,6 @@ from kernels._tile import widened, zero_after
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 ACCESS_BYTES = 16
-# Warps of 64 registers a thread that a multiprocessor holds.
-RESIDENT_WARPS = 32
 REDUCTIONS = ("mean", "sum", "none")
 # Programs a multiprocessor that pass over a gradient of which all is scaled alike.
 SCALERS = 4
@@ -298,16 +296,15 @@ def chunks_of(v: int, itemsize: int, warps: int) -> int:
     return -(-v * itemsize // (32 * warps * ACCESS_BYTES))
 
 
-def row_plan(m: int, v: int, logits: torch.Tensor, config: dict[str, int]) -> tuple:
-    """The grid of a kernel that calls `gradient_of_row`, `walked`, and its constants by name. The
-    configuration's own KEPT is the most."""
-    itemsize, warps, ahead = logits.element_size(), config["num_warps"], config["AHEAD"]
+def row_plan(v: int, itemsize: int, config: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """`walked` of `gradient_of_row`, and its constants by name; the configuration's KEPT is the
+    most."""
+    warps, ahead = config["num_warps"], config["AHEAD"]
     chunks = chunks_of(v, itemsize, warps)
     kept = min(chunks, config["KEPT"])
-    sizes = {"KEPT": kept, "LANES": 32 * warps, "WIDTH": ACCESS_BYTES // itemsize}
     walked = -((kept - chunks) // ahead)
-    programs = min(m, sm_count(logits.device) * (RESIDENT_WARPS // warps))
-    return (programs,), walked, {"WALKS": walked > 0, **config, **sizes}
+    sizes = {"KEPT": kept, "LANES": 32 * warps, "WIDTH": ACCESS_BYTES // itemsize}
+    return walked, {"WALKS": walked > 0, **config, **sizes}
 
 
 WALK_CONFIGS = tuple(

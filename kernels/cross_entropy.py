@@ -100,8 +100,8 @@ CROSS_ENTROPY = Op(
     },
 )
 ACCUMULATES = {"cross_entropy": "float32"}
-# Losses that the last program adds up at a time, and targets that each program counts at a time.
-SUMMED, COUNTED = tl.constexpr(2048), tl.constexpr(2048)
+# Losses that the last program adds up at a time.
+SUMMED = tl.constexpr(2048)
 
 
 @triton.jit
@@ -145,23 +145,21 @@ def _loss_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, dlogits_ptr, count_ptr,
+    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, dlogits_ptr, kept_ptr, count_ptr,
     stride_m, M, V, walked, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, MEAN: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr,
     AHEAD: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     scale = 1.0
-    # Each program counts anew, out of the L2, which takes less time than a launch before this one.
-    if MEAN and count_ptr is None:
-        scale /= count_of(targets_ptr, M, ignore_index, COUNTED)
-    for index in range(tl.program_id(0), M, tl.num_programs(0)):
-        row = tl.cast(index, tl.int64)
-        gradient_of_row(
-            logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row,
-            tl.load(targets_ptr + row), V, walked, ignore_index, smoothing, z_loss, scale,
-            SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
-        )  # fmt: skip
+    if kept_ptr is not None:
+        scale /= tl.load(kept_ptr)
+    row = tl.program_id(0).to(tl.int64)
+    gradient_of_row(
+        logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row,
+        tl.load(targets_ptr + row), V, walked, ignore_index, smoothing, z_loss, scale,
+        SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
+    )  # fmt: skip
     if out_ptr is not None:
         _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, count_ptr, M, ignore_index, MEAN)
 
@@ -187,11 +185,13 @@ def cross_entropy_fwd(
     (m, v), dtype, device = logits.shape, logits.dtype, logits.device
     each, mean = reduction == "none", reduction == "mean"
     losses = torch.empty(m, dtype=dtype if each else torch.float32, device=device)
-    out = drawn = dlogits = later = None
+    out = drawn = dlogits = kept = later = None
     if wants_gradient:
         dlogits = torch.empty((m, v), dtype=dtype, device=device)
         if shared.kept_for_later(dtype, reduction):
             later = torch.empty((), dtype=torch.float32, device=device)
+        elif mean:
+            kept = shared.count_kept(targets, ignore_index)
     if m == 0:
         out = losses if each else losses.sum(dtype=dtype)
         return out / 0 if mean else out, dlogits, None
@@ -199,13 +199,12 @@ def cross_entropy_fwd(
         out, drawn = torch.empty((), dtype=dtype, device=device), ticket(device)
     key = {"v": v, "itemsize": logits.element_size()}
     if wants_gradient:
-        config = GRADIENT.pick(device, **key)
-        grid, walked, config = shared.row_plan(m, v, logits, config)
+        walked, config = shared.row_plan(**key, config=GRADIENT.pick(device, **key))
         launch(
-            _gradient_kernel, grid, logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, count_ptr=later,
-            stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
-            smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
+            _gradient_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept,
+            count_ptr=later, stride_m=logits.stride(0), M=m, V=v, walked=walked,
+            ignore_index=ignore_index, smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
             **config,
         )  # fmt: skip
     else:

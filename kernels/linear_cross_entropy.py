@@ -126,7 +126,7 @@ def _loss_kernel(
 
 @triton.jit
 def _chunk_kernel(
-    logits_ptr, targets_ptr, losses_ptr, count_ptr, M, V, walked, ignore_index, smoothing, z_loss,
+    logits_ptr, targets_ptr, losses_ptr, count_ptr, V, walked, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr, AHEAD: tl.constexpr,
     LANES: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -134,13 +134,12 @@ def _chunk_kernel(
     scale = 1.0
     if count_ptr is not None:
         scale /= tl.load(count_ptr)
-    for index in range(tl.program_id(0), M, tl.num_programs(0)):
-        row = tl.cast(index, tl.int64)
-        row_ptr = logits_ptr + row * V
-        gradient_of_row(
-            row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, walked,
-            ignore_index, smoothing, z_loss, scale, SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
-        )  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * V
+    gradient_of_row(
+        row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, walked,
+        ignore_index, smoothing, z_loss, scale, SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
+    )  # fmt: skip
 
 
 LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
@@ -215,10 +214,10 @@ def _finish(logits, targets, losses, kept, ignore_index, smoothing, z_loss, want
             SMOOTH=smooth, **LOSS.pick(logits.device, **key),
         )  # fmt: skip
     else:
-        grid, walked, config = shared.row_plan(m, v, logits, CHUNK.pick(logits.device, **key))
+        walked, config = shared.row_plan(**key, config=CHUNK.pick(logits.device, **key))
         launch(
-            _chunk_kernel, grid, logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            count_ptr=kept, M=m, V=v, walked=walked, ignore_index=ignore_index,
+            _chunk_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            count_ptr=kept, V=v, walked=walked, ignore_index=ignore_index,
             smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth, **config,
         )  # fmt: skip
 
