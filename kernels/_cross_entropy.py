@@ -288,7 +288,7 @@ def suits_row(candidate: dict[str, int], v: int, itemsize: int) -> bool:
     chunks = chunks_of(v, itemsize, warps)
     if chunks <= 4:
         return (kept, candidate["AHEAD"]) == (4, 4) and (chunks > 1 or warps <= 4)
-    return warps >= 8 and (kept == 0 or (kept == 8) == (chunks <= 8))
+    return warps >= 8 and (kept < 8 or chunks <= 8)
 
 
 def chunks_of(v: int, itemsize: int, warps: int) -> int:

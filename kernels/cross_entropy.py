@@ -202,9 +202,9 @@ def cross_entropy_fwd(
         walked, config = shared.row_plan(**key, config=GRADIENT.pick(device, **key))
         launch(
             _gradient_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept,
-            count_ptr=later, stride_m=logits.stride(0), M=m, V=v, walked=walked,
-            ignore_index=ignore_index, smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
+            out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept, count_ptr=later,
+            stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
+            smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
             **config,
         )  # fmt: skip
     else:
