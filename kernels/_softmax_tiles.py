@@ -45,7 +45,7 @@ LOOP_CANDIDATES = tuple(
 )
 
 
-def choose_row(n, itemsize, causal, wide=False, tiles=ROW_TILES):
+def choose_row(n, itemsize, causal=False, wide=False, tiles=ROW_TILES):
     held, row = n * (4 if wide else itemsize), 1 << (n - 1).bit_length()
     # Faster than a generator, in each call for which nothing is tuned.
     for limit, rows, block, warps in tiles:
@@ -58,7 +58,7 @@ def choose_row(n, itemsize, causal, wide=False, tiles=ROW_TILES):
     raise ValueError(f"n: {n}, expected a row that registers hold")
 
 
-def choose_backward_row(n, itemsize, causal):
+def choose_backward_row(n, itemsize, causal=False):
     return choose_row(n, itemsize, causal, False, BACKWARD_TILES)
 
 
@@ -70,7 +70,7 @@ def choose_backward_loop(n, itemsize):
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 
-def suits_row(candidate, n, itemsize, causal, wide=False):
+def suits_row(candidate, n, itemsize, causal=False, wide=False):
     """Whether the chunks are full, and a thread holds 16 to 256 bytes of a row."""
     rows, block, warps = candidate.values()
     chunks = -(-n // block)
