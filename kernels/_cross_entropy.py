@@ -198,7 +198,7 @@ def gradient_of_row(
         total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
         loss, factor = row_loss(own, row_top, total, tl.sum(plain, 0), V, smoothing, z_loss, SMOOTH)
         share = factor * scale / total
-        zero = zero_after(share, tl.cast(V, tl.int32))
+        zero = zero_after(share)
         for chunk in tl.static_range(KEPT):
             x = widened(kept[chunk], zero)
             _put(out_ptr, x, head + chunk, row_top, share, place, V, smoothing, scale, SMOOTH)

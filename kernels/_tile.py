@@ -23,7 +23,7 @@ def store_as(ptrs, value, mask):
 
 
 @triton.jit
-def zero_after(value, N=0):
+def zero_after(value):
     """Zero in int32; the compiler does not know, and has to wait for `value`, of four bytes.
 
     No grid here has a third axis. A size would not do: one that is a constant, as 1 always is,

@@ -134,7 +134,7 @@ def _forward_row_kernel(
         # Weights that are not seen are zero, and so is the sum of a row that sees none.
         share = tl.where(end > 0, share, 0.0)
     # Half the registers: the row stays packed, and the exponentials are taken again.
-    zero = zero_after(share, N)
+    zero = zero_after(share)
     for chunk in tl.static_range(CHUNKS):
         columns = chunk * BLOCK_N + offs_n
         inside = (rows < M) & ((columns < N) | EVEN)
