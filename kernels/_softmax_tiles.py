@@ -46,15 +46,13 @@ LOOP_CANDIDATES = tuple(
 
 
 def choose_row(n, itemsize, causal=False, wide=False, tiles=ROW_TILES):
-    held, row = n * (4 if wide else itemsize), 1 << (n - 1).bit_length()
-    # Faster than a generator, in each call for which nothing is tuned.
+    held = n * (4 if wide else itemsize)
+    # Faster than a generator, and by comparisons alone, which a graph of any size can trace.
     for limit, rows, block, warps in tiles:
         if held <= limit:
-            return {
-                "BLOCK_M": rows,
-                "BLOCK_N": row if row < block else block,
-                "num_warps": warps,
-            }
+            while block >= 2 * n:
+                block //= 2
+            return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": warps}
     raise ValueError(f"n: {n}, expected a row that registers hold")
 
 
