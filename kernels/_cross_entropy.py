@@ -283,12 +283,13 @@ def choose_row(v: int, itemsize: int) -> dict[str, int]:
 
 
 def suits_row(candidate: dict[str, int], v: int, itemsize: int) -> bool:
-    """Whether a candidate is no other's double: without a walk nothing is ahead."""
+    """Whether a candidate is no other's double, as without a walk nothing is ahead, and does not
+    spill, as eight chunks with 32 warps do."""
     kept, warps = candidate["KEPT"], candidate["num_warps"]
     chunks = chunks_of(v, itemsize, warps)
     if chunks <= 4:
         return (kept, candidate["AHEAD"]) == (4, 4) and (chunks > 1 or warps <= 4)
-    return warps >= 8 and (kept < 8 or chunks <= 8)
+    return warps >= 8 and (kept < 8 or (chunks <= 8 and warps <= 16))
 
 
 def chunks_of(v: int, itemsize: int, warps: int) -> int:
