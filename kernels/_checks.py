@@ -34,6 +34,15 @@ def floating(**tensors: torch.Tensor) -> None:
             raise TypeError(f"{name}: {tensor.dtype}, expected float32, float16 or bfloat16")
 
 
+def pair(x: torch.Tensor, y: torch.Tensor) -> None:
+    """What `same` and `floating` ask of x and y, asked at once: a wrong one is looked for later."""
+    if not (
+        x.dtype is y.dtype and x.dtype in FLOATING and x.shape == y.shape and x.device == y.device
+    ):
+        same(x=x, y=y)
+        floating(x=x)
+
+
 def shaped(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
     """The tensor has this shape; else ValueError."""
     if tensor.shape != shape:

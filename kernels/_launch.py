@@ -44,10 +44,9 @@ def starter(_grid, {parameters}, num_warps=None, num_stages=None):
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
     """Whether a result of these tensors takes part in a backward pass."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad:
+            return torch.is_grad_enabled()
     return False
 
 

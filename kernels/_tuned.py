@@ -23,6 +23,8 @@ import triton
 
 MODE = "TILEWRIGHT_TUNED"
 COMMITTED = Path(__file__).parent / "tuned"
+# A size may be part of a key; a program that asks for ever new ones starts anew.
+MOST_KNOWN = 4096
 REMEDY = f"tune again (python -m harness.tune), remove the file, or set {MODE}= for no table"
 
 Config = Mapping[str, int]
@@ -51,6 +53,7 @@ class Configs:
     module: str = field(init=False)
     name: str = field(init=False)
     _tables: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    _known: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         object.__setattr__(self, "module", self.kernel.fn.__module__)
@@ -69,11 +72,22 @@ class Configs:
                 if _equal(known, tuple(key.items())):
                     return dict(config)
             return self.choose(**key)
+        # The rule is part of it, since a build may put another in its place.
+        known = self._known.get((device, self.choose, *key, *key.values()))
+        return self._decided(device, key) if known is None else known
+
+    def _decided(self, device: torch.device, key: Mapping[str, object]) -> Config:
+        """What `pick` answers to a key for the first time, which it remembers."""
         table = self._tables.get(device)
         if table is None:
             table = self._tables[device] = table_of(self.kernel, self.family, device)
         config = table.get(tuple(key.items()))
-        return self.choose(**key) if config is None else config
+        if config is None:
+            config = self.choose(**key)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[device, self.choose, *key, *key.values()] = config
+        return config
 
 
 def _equal(one: tuple, other: tuple) -> bool:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels._checks import floating, require
+from kernels._checks import FLOATING, floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
     BLOCKS,
@@ -249,7 +249,7 @@ def activation_fwd(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor
     if n:
         config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
-            _forward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+            _forward_kernel, (-(-n // config["BLOCK_N"]),),
             x_ptr=x, y_ptr=y, N=n, slope=slope, OP=op, **config,
         )  # fmt: skip
     return y
@@ -264,7 +264,7 @@ def activation_bwd(
     if n:
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
-            _backward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+            _backward_kernel, (-(-n // config["BLOCK_N"]),),
             x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=n, slope=slope, OP=op, **config,
         )  # fmt: skip
     return dx
@@ -285,7 +285,8 @@ class _Activation(torch.autograd.Function):
 
 
 def _activation(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor:
-    floating(x=x)
+    if x.dtype not in FLOATING:
+        floating(x=x)
     x = x.contiguous()
     return _Activation.apply(x, op, slope) if needs_grad(x) else activation_fwd(op, x, slope)
 
@@ -309,9 +310,8 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
     approximate: "none", or "tanh" for the form with tanh; else ValueError.
     """
-    require(
-        approximate in ("none", "tanh"), f"approximate: {approximate!r}, expected 'none' or 'tanh'"
-    )
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate: {approximate!r}, expected 'none' or 'tanh'")
     return _activation("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from kernels._cases import ROW_EDGE
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
-from kernels._layout import rows_of
+from kernels._layout import empty_rows, rows_of
 from kernels._rows import ACCESS_BYTES
 from kernels._tuned import Configs
 
@@ -208,17 +208,20 @@ BACKWARD = Configs(_backward_kernel, BLOCKS, _choose, _suits)
 
 def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
     """gate, up: [..., N]. act: "silu", "gelu_tanh" or "gelu_erf". Returns y, contiguous."""
-    y = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    y = empty_rows(gate)
     size = n = y.numel()
     if size == 0:
         return y
+    # A single row has no distance to the next.
+    stride_gate = stride_up = 0
     if not (gate.is_contiguous() and up.is_contiguous()):
         gate, up, n = rows_of(gate), rows_of(up), y.shape[-1]
+        stride_gate, stride_up = gate.stride(0), up.stride(0)
     config = FORWARD.pick(y.device, n=min(n, LONG), itemsize=y.element_size(), act=act)
     tiles = (n - 1) // config["BLOCK_N"] + 1
     launch(
         _forward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, y_ptr=y,
-        stride_gate=gate.stride(0), stride_up=up.stride(0), N=n, tiles=tiles,
+        stride_gate=stride_gate, stride_up=stride_up, N=n, tiles=tiles,
         ACT=act, FLAT=n == size, **config,
     )  # fmt: skip
     return y
@@ -229,15 +232,19 @@ def gated_bwd(gate, up, dy, dgate, dup, act: str) -> None:
     size = n = dy.numel()
     if size == 0:
         return
-    if not all(t.is_contiguous() for t in (gate, up, dy, dgate, dup)):
+    stride_gate = stride_up = stride_dy = stride_out = 0
+    read = gate.is_contiguous() and up.is_contiguous() and dy.is_contiguous()
+    if not (read and dgate.is_contiguous() and dup.is_contiguous()):
         n = dy.shape[-1]
         gate, up, dy, dgate, dup = map(rows_of, (gate, up, dy, dgate, dup))
+        stride_gate, stride_up = gate.stride(0), up.stride(0)
+        stride_dy, stride_out = dy.stride(0), dgate.stride(0)
     config = BACKWARD.pick(dy.device, n=min(n, LONG), itemsize=dy.element_size(), act=act)
     tiles = (n - 1) // config["BLOCK_N"] + 1
     launch(
         _backward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, dy_ptr=dy,
-        dgate_ptr=dgate, dup_ptr=dup, stride_gate=gate.stride(0), stride_up=up.stride(0),
-        stride_dy=dy.stride(0), stride_out=dgate.stride(0), N=n, tiles=tiles,
+        dgate_ptr=dgate, dup_ptr=dup, stride_gate=stride_gate, stride_up=stride_up,
+        stride_dy=stride_dy, stride_out=stride_out, N=n, tiles=tiles,
         ACT=act, FLAT=n == size, **config,
     )  # fmt: skip
 
@@ -256,12 +263,9 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         gate, up = ctx.saved_tensors
-        grads = [
-            t if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
-            for t in (gate, up)
-        ]
-        gated_bwd(*_halves(gate, up), dy, *_halves(*grads), ctx.act)
-        return *grads, None
+        dgate, dup = empty_rows(gate), None if up is None else empty_rows(up)
+        gated_bwd(*_halves(gate, up), dy, *_halves(dgate, dup), ctx.act)
+        return dgate, dup, None
 
 
 def _gated(gate, up, act):

@@ -25,7 +25,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._random import improbable, interleave, multiply_high, philox, philox_words, uneven
@@ -33,8 +32,8 @@ from kernels._tuned import Configs
 
 # Widest range that takes 32 bits.
 NARROW = 2**24
-# The upper bound is itself a number of int64, as in PyTorch.
-MOST_HIGH = 2**63 - 1
+# The least and the greatest bound; that from above is itself a number of int64, as in PyTorch.
+BOUNDS = {torch.int32: (-(2**31), 2**31), torch.int64: (-(2**63), 2**63 - 1)}
 # Numbers of 16 bits decide what dropout keeps.
 LEVELS = 2**16
 
@@ -278,14 +277,13 @@ def randint(
     dtype cannot hold, another dtype, an offset below zero.
     """
     span = high - low
-    require(dtype in (torch.int32, torch.int64), f"dtype: {dtype}, expected int32 or int64")
-    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
-    most = min(most + 1, MOST_HIGH)
-    require(
-        least <= low < high <= most,
-        f"low, high: {low}, {high}, expected {least} <= low < high <= {most}",
-    )
-    require(offset >= 0, f"offset: {offset}, expected 0 or more")
+    if dtype not in BOUNDS:
+        raise ValueError(f"dtype: {dtype}, expected int32 or int64")
+    least, most = BOUNDS[dtype]
+    if not least <= low < high <= most:
+        raise ValueError(f"low, high: {low}, {high}, expected {least} <= low < high <= {most}")
+    if offset < 0:
+        raise ValueError(f"offset: {offset}, expected 0 or more")
     out = torch.empty(size, dtype=dtype, device=_device(seed, device))
     n = out.numel()
     if n == 0:
@@ -306,12 +304,11 @@ def randint(
 def _device(seed: int | torch.Tensor, device: torch.device | str | None):
     """Where the result of a seed lies; ValueError for a seed that is none."""
     if not isinstance(seed, torch.Tensor):
-        require(-(2**63) <= seed < 2**63, f"seed: {seed}, expected a number of 64 bits")
+        if not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed: {seed}, expected a number of 64 bits")
         return device
-    require(
-        seed.dtype == torch.int64 and seed.numel() == 1,
-        f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64",
-    )
+    if seed.dtype != torch.int64 or seed.numel() != 1:
+        raise ValueError(f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
     return seed.device
 
 
@@ -356,7 +353,8 @@ def dropout(
     ValueError for another p. Returns the shape and dtype of x. Differentiable: only the seed is
     kept for the backward pass.
     """
-    require(0 <= p <= 1, f"p: {p}, expected a probability from 0 to 1")
+    if not 0 <= p <= 1:
+        raise ValueError(f"p: {p}, expected a probability from 0 to 1")
     _device(seed, None)
     dropped = _levels(p)
     if not (training and dropped):

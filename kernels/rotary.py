@@ -17,6 +17,7 @@ import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
+from kernels._layout import empty_rows
 from kernels._rows import ACCESS_BYTES
 from kernels._tuned import Configs
 
@@ -196,11 +197,11 @@ TURNS = Configs(_rotary_kernel, HEADS, _choose, _suits)
 
 def _rotate(q, k, cos, sin, interleaved: bool, inverse: bool):
     """Both tensors turned, contiguous. q: [B, S, H, D], k: [B, S, K, D]; cos, sin: [S, R]."""
-    q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
+    q_out, k_out = empty_rows(q), empty_rows(k)
     if q.numel() == 0 and k.numel() == 0:
         return q_out, k_out
-    q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
+    q = q if q.stride(3) == 1 else q.contiguous()
+    k = k if k.stride(3) == 1 else k.contiguous()
     (b, s, h, d), heads, r = q.shape, k.shape[2], cos.shape[1]
     config = TURNS.pick(
         q.device, heads=max(h, heads), r=r, itemsize=q.element_size(), interleaved=interleaved

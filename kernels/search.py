@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
 from kernels._launch import launch
@@ -217,23 +216,23 @@ def bucketize(
     2**31 - 1; unsorted ones give indices without a meaning. Returns the shape of x, int64, or
     int32 with `out_int32`. ValueError for boundaries of another dtype, device or rank.
     """
-    require(
-        boundaries.dim() == 1 and boundaries.dtype == x.dtype and boundaries.device == x.device,
-        f"boundaries: shape {tuple(boundaries.shape)} {boundaries.dtype} on {boundaries.device},"
-        f" expected one dimension, {x.dtype} on {x.device} as x",
-    )
+    if boundaries.dim() != 1 or boundaries.dtype != x.dtype or boundaries.device != x.device:
+        raise ValueError(
+            f"boundaries: shape {tuple(boundaries.shape)} {boundaries.dtype} on "
+            f"{boundaries.device}, expected one dimension, {x.dtype} on {x.device} as x"
+        )
     x, boundaries = x.contiguous(), boundaries.contiguous()
     n, count = x.numel(), boundaries.numel()
     dtype = torch.int32 if out_int32 else torch.int64
     if count == 0:
         return torch.zeros(x.shape, dtype=dtype, device=x.device)
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    out = torch.empty_like(x, dtype=dtype)
     if n == 0:
         return out
     search = {"LEVELS": (count - 1).bit_length(), "RIGHT": right}
     if n >= TABLE_FROM and x.dtype in (torch.bfloat16, torch.float16):
         entry = torch.int16 if count <= NARROW else torch.int32
-        table = torch.empty(VALUES, dtype=entry, device=x.device)
+        table = x.new_empty(VALUES, dtype=entry)
         launch(
             _table_kernel, (VALUES // TABLE_TILE["BLOCK"],),
             table_ptr=table, boundaries_ptr=boundaries, B=count, **search, **TABLE_TILE,

@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import require
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._tuned import Configs
@@ -143,7 +142,7 @@ def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     """x: [M, N], contiguous in N, its rows anywhere. Returns [N, M], contiguous."""
     m, n = x.shape
     itemsize = x.element_size()
-    out = torch.empty((n, m), dtype=x.dtype, device=x.device)
+    out = x.new_empty((n, m))
     if m == 0 or n == 0:
         return out
     pairs, large = itemsize == 2 and m % 2 == 0, m * n * itemsize >= LARGE
@@ -179,5 +178,6 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
     x: [M, N], any dtype, rows at any distance; ValueError with other than two dimensions. Returns
     [N, M], contiguous. Differentiable.
     """
-    require(x.dim() == 2, f"x: shape {tuple(x.shape)}, expected two dimensions")
+    if x.dim() != 2:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
     return _Transpose.apply(x) if needs_grad(x) else _turned(x)

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import floating, same
+from kernels._checks import FLOATING, floating, pair
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
     BLOCKS,
@@ -236,7 +236,7 @@ def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float = 0.0) ->
     tensors = 2 if op == "scale" else 3
     config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
     launch(
-        _forward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+        _forward_kernel, (-(-n // config["BLOCK_N"]),),
         x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config,
     )  # fmt: skip
     return out
@@ -253,7 +253,7 @@ def vector_bwd(
         tensors = 4 if op == "dot" else 5
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
         launch(
-            _backward_kernel, (triton.cdiv(n, config["BLOCK_N"]),),
+            _backward_kernel, (-(-n // config["BLOCK_N"]),),
             x_ptr=x, y_ptr=y, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=n, OP=op, **config,
         )  # fmt: skip
     return dx, dy
@@ -263,13 +263,13 @@ def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The dot product of two contiguous tensors of one shape, without dimensions."""
     n = x.numel()
     config = DOT_TILES.pick(x.device, n=n, itemsize=x.element_size())
-    programs = max(1, triton.cdiv(n, config["BLOCK_N"] * config["STEPS"]))
-    partial = torch.empty(programs, dtype=torch.float32, device=x.device)
-    out = torch.empty((), dtype=x.dtype, device=x.device)
+    programs = max(1, -(-n // (config["BLOCK_N"] * config["STEPS"])))
+    partial = x.new_empty(programs, dtype=torch.float32)
+    out = x.new_empty(())
     launch(
         _dot_kernel, (programs,),
         x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=ticket(x.device), out_ptr=out, N=n,
-        BLOCK_P=min(MOST_PARTIALS, triton.next_power_of_2(programs)), **config,
+        BLOCK_P=min(MOST_PARTIALS, 1 << (programs - 1).bit_length()), **config,
     )  # fmt: skip
     return out
 
@@ -321,8 +321,7 @@ class _Dot(torch.autograd.Function):
 
 
 def _binary(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    same(x=x, y=y)
-    floating(x=x)
+    pair(x, y)
     x, y = x.contiguous(), y.contiguous()
     return _Binary.apply(x, y, op) if needs_grad(x, y) else vector_fwd(op, x, y)
 
@@ -333,7 +332,8 @@ def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
     Differentiable in x.
     """
-    floating(x=x)
+    if x.dtype not in FLOATING:
+        floating(x=x)
     x, alpha = x.contiguous(), float(alpha)
     return _Scale.apply(x, alpha) if needs_grad(x) else vector_fwd("scale", x, x, alpha)
 
@@ -344,8 +344,7 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x, y: any shape, the same for both; float32, float16 or bfloat16, else TypeError. ValueError
     where shapes, dtypes or devices differ. Differentiable, as are mul, maximum, minimum and dot.
     """
-    same(x=x, y=y)
-    floating(x=x)
+    pair(x, y)
     x, y = x.contiguous(), y.contiguous()
     return _Add.apply(x, y) if needs_grad(x, y) else vector_fwd("add", x, y)
 
@@ -370,7 +369,6 @@ def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
     Tensors as `add` takes them. Returns a tensor without dimensions.
     """
-    same(x=x, y=y)
-    floating(x=x)
+    pair(x, y)
     x, y = x.contiguous(), y.contiguous()
     return _Dot.apply(x, y) if needs_grad(x, y) else dot_fwd(x, y)
