@@ -142,7 +142,9 @@ def _miss(kernel: JITFunction, key: tuple, device: int, grid: tuple, values: tup
 
 
 def _check(kernel, arguments: Mapping[str, object]) -> None:
-    loose = getattr(kernel, "do_not_specialize", ())
+    # The interpreter keeps what the decorator was given.
+    given = getattr(kernel, "kwargs", vars(kernel))
+    loose = given.get("do_not_specialize") or ()
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and not (name.endswith(POINTER) or name in loose):
             raise TypeError(f"{kernel.fn.__name__}: {name} is a tensor, name it {name}{POINTER}")
