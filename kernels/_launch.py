@@ -21,14 +21,14 @@ OPTIONS = ("num_warps", "num_stages")
 
 _run = JITFunction.run
 _calls: dict[tuple, tuple] = {}
-_starters: dict[Callable, Callable] = {}
+_starters: dict[int, Callable] = {}
 
-# No parameter of a kernel begins with "_".
+# What begins with "_" is its own, with "__" what a parameter is handed over as.
 STARTER = """
 def starter(_grid, {parameters}, num_warps=None, num_stages=None):
     _device = {first}.get_device()
     {lines}
-    _key = (_fn, _device, {keys}, num_warps, num_stages)
+    _key = (_kernel, _device, {keys}, num_warps, num_stages)
     _known = _calls.get(_key)
     if _known is None or _device != _current_device():
         _miss(_key, _device, _grid, ({parameters},), num_warps, num_stages)
@@ -72,10 +72,10 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
 
 
 def _starter(kernel: JITFunction) -> Callable:
-    # By its function: the kernel's own hash is that of its source, digested anew each time.
-    found = _starters.get(kernel.fn)
+    # By its identity, for good: its hash is that of its source, digested anew each time.
+    found = _starters.get(id(kernel))
     if found is None:
-        found = _starters[kernel.fn] = _written(kernel)
+        found = _starters[id(kernel)] = _written(kernel)
     return found
 
 
@@ -84,12 +84,12 @@ def _written(kernel: JITFunction) -> Callable:
     names, lines, keys, values = kernel.arg_names, [], [], []
     for name in names:
         if name in kernel.do_not_specialize:
-            lines.append(f"_{name}_kind, _{name} = _loosely({name})")
-            keys.append(f"_{name}_kind")
+            lines.append(f"__{name}_kind, __{name} = _loosely({name})")
+            keys.append(f"__{name}_kind")
         elif name.endswith(POINTER):
-            lines.append(f"_{name} = 0 if {name} is None else {name}.data_ptr()")
+            lines.append(f"__{name} = 0 if {name} is None else {name}.data_ptr()")
             keys.append(f"{name} if {name} is None else {name}.dtype")
-            keys.append(f"_{name} % {ALIGNMENT}")
+            keys.append(f"__{name} % {ALIGNMENT}")
         else:
             keys.append(name)
             # A size is an integer always; of two scalars that are equal one may be none.
@@ -97,7 +97,7 @@ def _written(kernel: JITFunction) -> Callable:
                 keys.append(f"type({name})")
             values.append(name)
             continue
-        values.append(f"_{name}")
+        values.append(f"__{name}")
     text = STARTER.format(
         parameters=", ".join(names),
         first=names[0],
@@ -108,7 +108,7 @@ def _written(kernel: JITFunction) -> Callable:
     space = {
         "_calls": _calls,
         "_current_device": torch._C._cuda_getDevice,
-        "_fn": kernel.fn,
+        "_kernel": id(kernel),
         "_loosely": _loosely,
         "_miss": functools.partial(_miss, kernel),
         "_stream": torch._C._cuda_getCurrentRawStream,

@@ -34,6 +34,7 @@ from kernels._scores import (
 )
 from kernels._softmax_tiles import (
     ACCESS_BYTES,
+    FORWARD_BYTES,
     LOOP_CANDIDATES,
     PAIR_BYTES,
     ROW_BYTES,
@@ -245,11 +246,6 @@ BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CANDIDATES, choose_backward_row
 BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CANDIDATES, choose_backward_loop)
 
 
-def _walked(n, itemsize, causal):
-    """Whether a row is too long for the registers, of which a diagonal takes some."""
-    return n * itemsize > (PAIR_BYTES if causal else ROW_BYTES)
-
-
 def _rows(x):
     """x, or a view or copy whose rows are contiguous and equally far apart, and that distance."""
     if x.is_contiguous():
@@ -280,7 +276,7 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
     kb, kh, kq = (None, None, None) if mask is None else mask.stride()[:3]
     # Only then the scores are what was read, and are kept as they came.
     fold = mask is None and scale >= SMALLEST
-    if _walked(n, itemsize if fold else 4, causal):
+    if n * (itemsize if fold else 4) > FORWARD_BYTES:
         config = FORWARD_LOOP.pick(x.device, n=n, itemsize=itemsize)
         launch(
             _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask,
@@ -309,7 +305,8 @@ def softmax_bwd(y, dy, scale=1.0, causal=False, queries=None):
         return dx
     m = elements // n
     (y, stride_ym), (dy, stride_dym) = _rows(y), _rows(dy)
-    if _walked(n, itemsize, causal):
+    # A diagonal takes registers too.
+    if n * itemsize > (PAIR_BYTES if causal else ROW_BYTES):
         config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=itemsize)
         launch(
             _backward_loop_kernel, (m,), y_ptr=y, dy_ptr=dy, dx_ptr=dx,

@@ -130,8 +130,9 @@ def test_the_reference_is_differentiable():
 def test_the_rule_suits_what_it_chooses_for():
     for n in (64, 1000, 4096, 16384, 32768, 65536):
         for itemsize in (2, 4):
-            if n * itemsize <= family.ROW_BYTES:
-                for configs in (family.FORWARD_ROW, family.BACKWARD_ROW):
+            limits = {family.FORWARD_BYTES: family.FORWARD_ROW}
+            for limit, configs in (limits | {family.ROW_BYTES: family.BACKWARD_ROW}).items():
+                if n * itemsize <= limit:
                     key = {"n": n, "itemsize": itemsize, "causal": False}
                     config = configs.choose(**key)
                     assert config["BLOCK_N"] <= triton.next_power_of_2(n)
