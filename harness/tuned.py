@@ -57,7 +57,7 @@ def record(stem: str, entries: Mapping[str, list]) -> dict[str, object]:
     import triton
 
     environment = describe(ROOT, "")
-    kernels = vars(importlib.import_module(f"kernels.{stem}"))
+    kernels = _kernels(stem)
     return {
         "run_id": environment["run_id"],
         "commit": environment["commit"],
@@ -65,10 +65,16 @@ def record(stem: str, entries: Mapping[str, list]) -> dict[str, object]:
         "driver": (environment["gpu"] or {}).get("driver"),
         "triton": triton.__version__,
         "kernels": {
-            name: {"source_sha256": _tuned.source_sha256(kernels[name]), "keys": keys}
+            name: {"source_sha256": _tuned.source_sha256(kernels[name].kernel), "keys": keys}
             for name, keys in entries.items()
         },
     }
+
+
+def _kernels(stem: str) -> dict[str, _tuned.Configs]:
+    """What a kernel file, or one that it shares, declares to be tuned, by the kernel's name."""
+    values = vars(importlib.import_module(f"kernels.{stem}")).values()
+    return {each.name: each for each in values if isinstance(each, _tuned.Configs)}
 
 
 def findings(stem: str, folder: Path = _tuned.COMMITTED) -> list[dict[str, str]]:
@@ -91,8 +97,7 @@ def findings(stem: str, folder: Path = _tuned.COMMITTED) -> list[dict[str, str]]
 def _amiss(stem: str, kernel: str, tuned: Mapping, family: Mapping) -> Iterator[tuple[str, str]]:
     from harness.tuner import text
 
-    values = vars(importlib.import_module(f"kernels.{stem}")).values()
-    bound = {x.name: x for x in values if isinstance(x, _tuned.Configs)}
+    bound = _kernels(stem)
     if kernel not in bound:
         yield "stale", "the file has no such kernel"
     elif why := _tuned.stale(bound[kernel].kernel, tuned, family):

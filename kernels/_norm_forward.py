@@ -21,7 +21,9 @@ from kernels._tuned import Configs
 # The longest row that one program keeps in its registers.
 ROW_BYTES = 131072
 # The shortest row that is worth walking twice.
-LOOP_BYTES = 16384
+LOOP_BYTES = 4096
+# The longest row whose fused sum is always kept.
+KEPT_SUM = 16384
 ACCESS_BYTES = 16
 MOST_CHUNKS = 8
 # (longest row in bytes, rows of a program, most elements of a chunk, whether kept, warps)
@@ -30,17 +32,22 @@ TILES = (
     (512, 4, 256, 1, 4),
     (1024, 2, 512, 1, 4),
     (2048, 2, 1024, 1, 4),
+    (4096, 1, 2048, 1, 4),
+    (8192, 1, 1024, 0, 4),
     (16384, 1, 2048, 1, 4),
-    (32768, 1, 4096, 1, 8),
-    (65536, 1, 8192, 1, 16),
+    (24576, 1, 4096, 1, 8),
+    (32768, 1, 2048, 0, 8),
+    (65536, 1, 4096, 1, 16),
     (ROW_BYTES, 1, 8192, 1, 32),
-    (float("inf"), 1, 8192, 0, 16),
+    (float("inf"), 1, 2048, 0, 16),
 )
 # An RMS norm reads one vector less, so its second walk costs less.
 RMS_TILES = (
     *TILES[:5],
+    (8192, 1, 2048, 0, 8),
+    (16384, 1, 2048, 1, 4),
     (32768, 1, 4096, 0, 16),
-    TILES[6],
+    (65536, 1, 8192, 0, 32),
     (ROW_BYTES, 1, 16384, 1, 32),
     (float("inf"), 1, 8192, 0, 32),
 )
@@ -61,7 +68,7 @@ CANDIDATES = (
     ),
     *(
         _config(1, block, 0, warps)
-        for block, warps in ((2048, 8), (2048, 16), (4096, 16), (8192, 16), (8192, 32))
+        for block, warps in ((1024, 4), (2048, 8), (2048, 16), (4096, 16), (8192, 16), (8192, 32))
     ),
 )
 
@@ -69,9 +76,12 @@ CANDIDATES = (
 def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
     """The tiles of rows, kept or walked, for the table of a family; `tiles` is its rule."""
 
-    def choose(n, itemsize):
+    def choose(n, itemsize, residual):
         size, whole = n * itemsize, max(16, 1 << (n - 1).bit_length())
         for limit, rows, block, keep, warps in tiles:
+            # A sum is not worth taking twice where registers hold the row.
+            if residual and not keep and size <= KEPT_SUM:
+                continue
             # Masks take the registers that the longest rows would need.
             if size <= limit and (limit != ROW_BYTES or n % block == 0):
                 return _config(rows, min(block, whole), keep, warps)
@@ -80,13 +90,13 @@ def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
     return Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
 
 
-def _suits(candidate, n, itemsize):
+def _suits(candidate, n, itemsize, residual):
     """Whether blocks are full, and a thread holds up to 128 bytes: of long rows half that at
     least, of short ones an access."""
     rows, block, keep, warps = candidate.values()
     size, whole = n * itemsize, max(128, 1 << (n - 1).bit_length())
     if not keep:
-        return size > LOOP_BYTES and 2 * block <= n
+        return LOOP_BYTES < size and 2 * block <= n and (n <= 8 * block or size > ROW_BYTES)
     chunks = -(-n // block)
     held = rows * chunks * block * itemsize / (32 * warps)
     full = block == whole if n <= 2048 else 2048 <= block <= whole
@@ -268,7 +278,8 @@ def norm_forward(configs, x, residual, weight, bias, eps, keep):
     x, stride_xm = spaced(x, n)
     if keep:
         stats = torch.empty((1 + centred, m), dtype=torch.float32, device=x.device)
-    config = configs.pick(x.device, n=n, itemsize=x.element_size())
+    key = {"n": n, "itemsize": x.element_size(), "residual": residual is not None}
+    config = configs.pick(x.device, **key)
     block = config["BLOCK_N"]
     launch(
         _norm_forward_kernel, (-(-m // config["BLOCK_M"]),),
