@@ -96,7 +96,7 @@ def _suits(candidate, n, itemsize, residual):
     rows, block, keep, warps = candidate.values()
     size, whole = n * itemsize, max(128, 1 << (n - 1).bit_length())
     if not keep:
-        return LOOP_BYTES < size and 2 * block <= n and (n <= 8 * block or size > ROW_BYTES)
+        return size > LOOP_BYTES and 2 * block <= n and (n <= 8 * block or size > ROW_BYTES)
     chunks = -(-n // block)
     held = rows * chunks * block * itemsize / (32 * warps)
     full = block == whole if n <= 2048 else 2048 <= block <= whole
