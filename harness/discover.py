@@ -111,6 +111,17 @@ class Study:
         return bool(gpus()) if wish == "auto" else wish
 
     @property
+    def shown(self) -> list[str]:
+        """The ops whose times this run has: of a replay those that the recorded run holds.
+
+        An op that is asked for by name is among them all the same, and its replay says what it
+        misses.
+        """
+        if self.measures or self.config["ops"] != "all":
+            return list(self.ops)
+        return [op for op in self.ops if self._recorded(f"raw/{op}.csv")]
+
+    @property
     def config_sha256(self) -> str:
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
 

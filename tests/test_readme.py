@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from harness import discover, raw, summarize
+from harness import raw, summarize
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "results/recorded/h200"
@@ -28,7 +28,7 @@ def test_the_graph_is_that_of_the_rules():
 
 
 def test_the_headline_is_that_of_the_recorded_run(tmp_path):
-    for op in discover.ops(ROOT):
+    for op in sorted(path.stem for path in (RECORDED / "raw").glob("*.csv")):
         rows, sidecar = raw.read(RECORDED / "raw" / f"{op}.csv", "record it")
         assert {row["op"] for row in rows} == {op}
         copy = tmp_path / "raw" / f"{op}.csv"

@@ -8,7 +8,7 @@ rule summarize:
         study.sanitized,
         expand("<run>/build/{family}.json", family=study.families),
         [study.reports(op) for op in study.ops],
-        expand("<run>/raw/{op}.{kind}", op=study.ops, kind=["csv", "json"]),
+        expand("<run>/raw/{op}.{kind}", op=study.shown, kind=["csv", "json"]),
         "<run>/environment.json",
         "<run>/ceilings.csv",
         "harness/datasheets.csv",
@@ -37,7 +37,7 @@ rule summarize:
     params:
         run=subpath(output[0], parent=True),
         recorded=config["recorded"],
-        ops=list(study.ops),
+        ops=study.shown,
     message:
         "Summarize"
     shell:
