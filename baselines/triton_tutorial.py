@@ -55,9 +55,9 @@ class _Mul(torch.autograd.Function):
         return _product(x, y)
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx, dy):
         x, y = ctx.saved_tensors
-        return _product(dout, y), _product(dout, x)
+        return _product(dy, y), _product(dy, x)
 
 
 def _product(x, y):
@@ -78,8 +78,8 @@ class _Scale(torch.autograd.Function):
         return _scaled(x, alpha)
 
     @staticmethod
-    def backward(ctx, dout):
-        return _scaled(dout, ctx.alpha), None
+    def backward(ctx, dy):
+        return _scaled(dy, ctx.alpha), None
 
 
 def _scaled(x, alpha):
@@ -249,8 +249,8 @@ class _Dropout(torch.autograd.Function):
         return _seeded_dropout(x, p, seed)
 
     @staticmethod
-    def backward(ctx, dout):
-        return _seeded_dropout(dout, ctx.p, ctx.seed), None, None
+    def backward(ctx, dy):
+        return _seeded_dropout(dy, ctx.p, ctx.seed), None, None
 
 
 def dropout(x, p, seed):

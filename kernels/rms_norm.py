@@ -12,7 +12,7 @@ decides. The kernels, and why they are as they are: `_norm_forward.py` and `_nor
 
 import torch
 
-from kernels._contract import Op, Tensor, case
+from kernels._contract import Op, Tensor
 from kernels._launch import needs_grad
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, check_norm, norm_cost
 from kernels._norm_backward import RMS_TILE, backward_configs, norm_backward
@@ -39,8 +39,7 @@ RMS_NORM = Op(
         "residual": Tensor("M N", when="residual"),
     },
     _cost,
-    # Of one element far above eps, dx is what rounding leaves of 1 - h h, in PyTorch as here.
-    edge=(case(M=1, N=1, values="denormal"), *NORM_EDGE[1:]),
+    edge=NORM_EDGE,
     sweep=NORM_SWEEP,
     passes=("forward", "backward"),
     params={"eps": 1e-6},
