@@ -114,12 +114,11 @@ class Study:
     def shown(self) -> list[str]:
         """The ops whose times this run has: of a replay those that the recorded run holds.
 
-        An op that is asked for by name is among them all the same, and its replay says what it
-        misses.
+        Where it holds none, and of ops that are asked for by name, each replay says what it misses.
         """
         if self.measures or self.config["ops"] != "all":
             return list(self.ops)
-        return [op for op in self.ops if self._recorded(f"raw/{op}.csv")]
+        return [op for op in self.ops if self._recorded(f"raw/{op}.csv")] or list(self.ops)
 
     @property
     def config_sha256(self) -> str:

@@ -341,13 +341,23 @@ STUB = """
 import os
 import sys
 
-out = sys.argv[sys.argv.index("--out") + 1]
-print(os.environ.get("TILEWRIGHT_TUNED", "unset"), file=open(out, "w"))
-for extra in sys.argv[1:]:
-    if extra.endswith("raw/softmax.csv"):
-        open(extra.replace(".csv", ".json"), "w").close()
-if "--ir" in sys.argv:
-    os.makedirs(sys.argv[sys.argv.index("--ir") + 1])
+
+def version(name):
+    return "1"
+
+
+def library(path):
+    return "fake"
+
+
+if __name__ == "__main__":
+    out = sys.argv[sys.argv.index("--out") + 1]
+    print(os.environ.get("TILEWRIGHT_TUNED", "unset"), file=open(out, "w"))
+    for extra in sys.argv[1:]:
+        if extra.endswith("raw/softmax.csv"):
+            open(extra.replace(".csv", ".json"), "w").close()
+    if "--ir" in sys.argv:
+        os.makedirs(sys.argv[sys.argv.index("--ir") + 1])
 """
 
 
