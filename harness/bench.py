@@ -289,7 +289,8 @@ def _poison(outputs: Tensors, given: Tensors) -> None:
         storage = output.untyped_storage()
         own = storage.data_ptr() not in taken
         if own and output.is_floating_point() and output.numel() == _span(output):
-            output.fill_(float("nan"))
+            # A view that was made without gradients of a tensor with one may not be written else.
+            output.detach().fill_(float("nan"))
 
 
 def _span(tensor: torch.Tensor) -> int:

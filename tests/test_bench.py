@@ -365,3 +365,11 @@ def test_bits_are_compared_in_every_dtype(dtype):
     a = torch.arange(6).to(dtype).view(2, 3)
     assert bench._same_bits(a.mT, a.mT.contiguous())
     assert not bench._same_bits(a, a + 1)
+
+
+def test_a_result_that_is_a_view_made_without_gradients_is_poisoned():
+    kept = torch.ones(6, requires_grad=True).clone()
+    with torch.no_grad():
+        result = kept.view(2, 3)
+    bench._poison((result,), ())
+    assert result.isnan().all()
