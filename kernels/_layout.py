@@ -2,6 +2,9 @@
 
 import torch
 
+# The widest access of a thread.
+ACCESS_BYTES = 16
+
 
 def empty_rows(x: torch.Tensor) -> torch.Tensor:
     """An empty tensor of the shape, dtype and device of x, contiguous."""

@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from kernels._cases import ROW_EDGE
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
-from kernels._layout import empty_rows, rows_of
-from kernels._rows import ACCESS_BYTES
+from kernels._layout import ACCESS_BYTES, empty_rows, rows_of
 from kernels._tuned import Configs
 
 # s(x) = 1 / (1 + exp2(-log2(e) x)).

@@ -17,8 +17,7 @@ import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
-from kernels._layout import empty_rows
-from kernels._rows import ACCESS_BYTES
+from kernels._layout import ACCESS_BYTES, empty_rows
 from kernels._tuned import Configs
 
 
