@@ -1,6 +1,7 @@
 """What the tables share: text made safe for LaTeX, and fragments of booktabs tables."""
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from _data import write
 
 # As many rows as fit on a page below a caption of a few lines.
 FLOAT_ROWS = 52
+COLOUR = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]")
 ESCAPES = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -25,8 +27,9 @@ ESCAPES = {
 
 
 def escape(value: object) -> str:
-    """Text as LaTeX prints it; letters beyond ASCII become question marks."""
-    text = str(value).replace("µ", "u").encode("ascii", "replace").decode()
+    """Text as LaTeX prints it; letters beyond ASCII become question marks, and colours of a
+    terminal are left out."""
+    text = COLOUR.sub("", str(value)).replace("µ", "u").encode("ascii", "replace").decode()
     return "".join(ESCAPES.get(letter, letter) for letter in text)
 
 
