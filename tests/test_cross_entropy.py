@@ -1,11 +1,10 @@
 """Both cross entropies against the formula and PyTorch: options, ignored rows, kept graphs."""
 
-import os
-
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -16,7 +15,6 @@ from kernels.cross_entropy import cross_entropy, cross_entropy_reference
 from kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "40"))
 IGNORED = -100
 BOUND = {torch.float32: 3e-6, torch.float16: 4e-3}
 
@@ -34,10 +32,10 @@ def classes(m, v, dtype=torch.int64, seed=1, ignored=True):
     return targets.to(dtype).to(DEVICE)
 
 
-def close(ours, exact, bound):
+def close(ours, exact, bound, least=1e-9):
+    """least: what rounding is measured against where the exact values are smaller still."""
     assert torch.equal(ours.isnan(), exact.isnan())
-    # What should be zero is as much in the formula as float64 has rounded off.
-    scale = max(exact.nan_to_num().abs().max().item(), 1e-9) if exact.numel() else 1.0
+    scale = max(exact.nan_to_num().abs().max().item(), least) if exact.numel() else 1.0
     assert torch.allclose(ours.double(), exact, rtol=0, atol=bound * scale, equal_nan=True)
 
 
@@ -53,12 +51,14 @@ def agree(function, reference, tensors, targets, **options):
     bias = exact[2:] if len(ours) == 3 else []
     expected = reference(*order, targets, *bias, **options)
     assert loss.dtype == tensors[0].dtype
-    close(loss, expected, bound)
+    # A loss near zero, such as that of one class, is a difference of logits near one.
+    close(loss, expected, bound, least=1e-2)
     seed = randn(*loss.shape, dtype=loss.dtype, seed=5)
     found = torch.autograd.grad(loss, ours, seed)
     wanted = torch.autograd.grad(expected, exact, seed.double())
     for gradient, exactly in zip(found, wanted, strict=True):
-        # The formula divides no gradient by no rows.
+        # What should be zero is as much in the formula as float64 has rounded off; and the formula
+        # divides no gradient by no rows.
         close(gradient, exactly.nan_to_num(), bound)
     for tensor, given_one in zip(ours, tensors, strict=True):
         assert torch.equal(tensor, given_one)
@@ -74,7 +74,7 @@ options = st.fixed_dictionaries(
 dtypes = st.sampled_from([torch.float32, torch.float16])
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@many
 @given(
     st.integers(0, 6),
     st.integers(1, 5000),
@@ -90,7 +90,7 @@ def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
     agree(cross_entropy, cross_entropy_reference, [logits], targets, reduction=reduction, **chosen)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@many
 @given(
     st.integers(0, 6),
     st.integers(1, 40),

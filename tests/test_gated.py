@@ -1,11 +1,11 @@
 """swiglu and geglu: any shape and layout, halves of one projection, extreme gates, refusals."""
 
 import math
-import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -13,7 +13,6 @@ from kernels import gated
 from kernels.gated import geglu, geglu_reference, swiglu, swiglu_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "60"))
 BOUND = {torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 # Triton 3.6 truncates to bfloat16 in its interpreter.
 DTYPES = list(BOUND) if nvml.gpus() else [torch.float32, torch.float16]
@@ -53,10 +52,10 @@ def agrees(kind, gate, up):
         close(ours.detach(), theirs.detach(), gate.dtype)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@kinds
+@many
 @given(st.data())
-def test_random_shapes_and_layouts(data):
-    kind = data.draw(st.sampled_from(list(KINDS)))
+def test_random_shapes_and_layouts(kind, data):
     shape = [*data.draw(st.lists(st.integers(0, 4), max_size=2)), data.draw(st.integers(0, 1500))]
     dtype = data.draw(st.sampled_from(DTYPES))
     scale = data.draw(st.sampled_from([1.0, 6.0]))

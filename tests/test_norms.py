@@ -1,10 +1,9 @@
 """Layer norm and RMS norm: both passes, with and without a residual, and what they refuse."""
 
-import os
-
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -16,7 +15,6 @@ from kernels.layer_norm import layer_norm, layer_norm_reference
 from kernels.rms_norm import rms_norm, rms_norm_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "10"))
 BOUND = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NORMS = {
     "layer_norm": (layer_norm, layer_norm_reference),
@@ -63,7 +61,7 @@ def agree(name, given):
 
 
 @both
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@many
 @given(st.data())
 def test_random_shapes(name, data):
     # The gradient of shorter rows is what rounding leaves of a difference.

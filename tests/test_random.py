@@ -2,11 +2,11 @@
 
 import itertools
 import math
-import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import load, nvml
@@ -14,8 +14,6 @@ from kernels import _random, random
 from kernels.random import LEVELS, NARROW, dropout, dropout_reference, randint, randint_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", 12))
-few = settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 INT32, INT64 = torch.iinfo(torch.int32), torch.iinfo(torch.int64)
 seeds = st.integers(INT64.min, INT64.max)
 
@@ -56,7 +54,7 @@ def _by_hand(call, seed):
     return words
 
 
-@few
+@many
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_a_product_of_64_bits_has_its_upper_half(word, factor):
     low, high = torch.tensor([word & _random.WORD]), torch.tensor([word >> 32])
@@ -64,7 +62,7 @@ def test_a_product_of_64_bits_has_its_upper_half(word, factor):
     assert found % 2**64 == word * factor >> 64
 
 
-@few
+@many
 @given(
     st.integers(0, 1500),
     st.one_of(st.integers(INT32.min, INT32.max), st.integers(-10, 10)),
@@ -140,7 +138,7 @@ def test_a_seed_on_the_device_is_the_same_seed():
         y.sum().backward()
 
 
-@few
+@many
 @given(
     st.integers(0, 3000), st.floats(0, 1), seeds, st.sampled_from([torch.float32, torch.float16])
 )

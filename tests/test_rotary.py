@@ -1,10 +1,9 @@
 """Rotary embedding: any shape and layout, laws of a rotation, refusals."""
 
-import os
-
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -12,7 +11,6 @@ from kernels import rotary as family
 from kernels.rotary import rotary, rotary_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "30"))
 BOUND = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 # Triton 3.6 truncates to bfloat16 in its interpreter.
 DTYPES = list(BOUND) if nvml.gpus() else [torch.float32, torch.float16]
@@ -47,7 +45,7 @@ def agrees(q, k, cos, sin, interleaved):
     assert all(torch.equal(*each) for each in zip((q, k), before, strict=True))
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@many
 @given(st.data())
 def test_random_shapes_and_layouts(data):
     b, s = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3))

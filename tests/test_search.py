@@ -1,11 +1,11 @@
 """Bucketize: as PyTorch for any ascending boundaries, by search and by table."""
 
 import math
-import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -13,9 +13,6 @@ from kernels import search
 from kernels.search import VALUES, bucketize
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-few = settings(
-    max_examples=int(os.environ.get("TILEWRIGHT_EXAMPLES", "40")), deadline=None, derandomize=True
-)
 SPECIAL = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 1e-40)
 real = st.one_of(st.sampled_from(SPECIAL[1:]), st.floats(-3, 3, width=16))
 sides = st.booleans()
@@ -27,7 +24,7 @@ def agrees(x, boundaries, right, short):
     assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
-@few
+@many
 @given(
     st.lists(st.one_of(real, st.just(math.nan)), max_size=40),
     st.lists(real, max_size=70),
@@ -42,7 +39,7 @@ def test_as_pytorch_for_any_boundaries(values, boundaries, dtype, right, short):
     agrees(torch.cat([x, ordered]), ordered, right, short)
 
 
-@few
+@many
 @given(
     st.lists(st.integers(-100, 100), min_size=1, max_size=50),
     st.lists(st.integers(-100, 100), max_size=50),

@@ -1,12 +1,12 @@
 """Softmax: scale, diagonal and mask, whole and in chunks, against formulas and PyTorch."""
 
 import math
-import os
 
 import pytest
 import torch
 import triton
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -14,7 +14,6 @@ from kernels import softmax as family
 from kernels.softmax import softmax, softmax_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "40"))
 BOUND = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 # One that is walked, and one that is kept in several chunks.
 LONG = (family.ROW_BYTES // 2 + 10, family.PAIR_BYTES // 4 + 1)
@@ -44,7 +43,7 @@ def agrees(x, scale=1.0, causal=False, mask=None):
         assert (ours.double() - theirs).abs().max().item() <= BOUND[x.dtype] * size
 
 
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
+@many
 @given(st.data())
 def test_random_shapes_and_arguments(data):
     shape = [*data.draw(st.lists(st.integers(1, 5), max_size=3)), data.draw(st.integers(1, 400))]

@@ -1,10 +1,9 @@
 """Transpose: every shape, dtype and layout to the bit; its gradient; what it refuses."""
 
-import os
-
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
@@ -12,9 +11,6 @@ from kernels import transpose as family
 from kernels.transpose import transpose, transpose_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-few = settings(
-    max_examples=int(os.environ.get("TILEWRIGHT_EXAMPLES", "60")), deadline=None, derandomize=True
-)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
 sizes = st.one_of(st.integers(0, 20), st.integers(1, 300))
 
@@ -25,7 +21,7 @@ def numbered(m, n, dtype):
     return (flat % 2 if dtype == torch.bool else flat % 127).to(dtype).view(m, n)
 
 
-@few
+@many
 @given(sizes, sizes, st.sampled_from(DTYPES), st.integers(0, 5))
 def test_transpose_equals_pytorch_to_the_bit(m, n, dtype, padding):
     x = numbered(m, n + padding, dtype)[:, :n]

@@ -1,20 +1,18 @@
 """The gradients of the vector ops, the dot product in one launch, and what the ops refuse."""
 
 import math
-import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import many
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import nvml
 from kernels import _ticket, vector
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-EXAMPLES = int(os.environ.get("TILEWRIGHT_EXAMPLES", "25"))
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-some = settings(max_examples=EXAMPLES, deadline=None, derandomize=True)
 lengths = st.integers(0, 5000)
 # The interpreter cuts bfloat16 off where a GPU rounds.
 dtypes = st.sampled_from(FLOATS if DEVICE == "cuda" else FLOATS[:2])
@@ -31,9 +29,10 @@ def equal(actual, expected):
     assert torch.equal(actual.isnan(), expected.isnan())
 
 
-@some
-@given(lengths, st.sampled_from(["add", "mul", "maximum", "minimum"]), dtypes)
-def test_results_and_gradients_equal_pytorch_to_the_bit(n, name, dtype):
+@pytest.mark.parametrize("name", ["add", "mul", "maximum", "minimum"])
+@many
+@given(lengths, dtypes)
+def test_results_and_gradients_equal_pytorch_to_the_bit(name, n, dtype):
     """Ties among small integers, and NaN, included."""
     x, y = (randn(n, dtype=dtype, seed=seed).round().requires_grad_() for seed in (1, 2))
     if n:
@@ -46,7 +45,7 @@ def test_results_and_gradients_equal_pytorch_to_the_bit(n, name, dtype):
         equal(mine, pytorch)
 
 
-@some
+@many
 @given(lengths, st.floats(-3, 3, width=32), dtypes)
 def test_scale_and_its_gradient_equal_pytorch_to_the_bit(n, alpha, dtype):
     x, grad = randn(n, dtype=dtype).requires_grad_(), randn(n, dtype=dtype, seed=1)
@@ -55,7 +54,7 @@ def test_scale_and_its_gradient_equal_pytorch_to_the_bit(n, alpha, dtype):
     assert torch.equal(torch.autograd.grad(out, x, grad)[0], grad * alpha)
 
 
-@some
+@many
 @given(lengths, dtypes)
 def test_dot_and_its_gradients_against_float64(n, dtype):
     x, y = (randn(n, dtype=dtype, seed=seed).requires_grad_() for seed in (1, 2))
