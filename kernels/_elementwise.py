@@ -1,4 +1,10 @@
-"""What the element-wise families share: their cases, and tiles of a flat vector."""
+"""What the element-wise families share: their cases, tiles of a flat vector, and packed flags.
+
+Where a gradient follows from a yes or a no about each element, the forward pass packs the answers
+of eight elements into a word, and the backward pass reads those words in place of the inputs: an
+eighth of a byte an element. Jain et al., "Gist: Efficient data encoding for deep neural network
+training" (2018), kept relu's that way.
+"""
 
 import triton
 import triton.language as tl
@@ -6,6 +12,10 @@ import triton.language as tl
 from kernels._contract import case
 
 ACCESS_BYTES = 16
+# Elements whose flags make a word: as many 16-bit numbers as a thread reads at once, so that it
+# packs and unpacks them alone.
+FLAGS = 8
+WORD = tl.constexpr(FLAGS)
 EDGE = (
     case(N=1),
     case(N=127),
@@ -71,3 +81,28 @@ def store_once(ptrs, value, mask):
     """Stores in the dtype of the pointers what nobody here reads again: past the L2's older lines,
     which it leaves to the loads."""
     tl.store(ptrs, value.to(ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
+
+
+def words_of(n):
+    """The number of words that hold the flags of n elements."""
+    return -(-n // FLAGS)
+
+
+@triton.jit
+def word_offsets(BLOCK_N: tl.constexpr):
+    """The offsets of the words of this program's block, int64."""
+    return tl.program_id(0).to(tl.int64) * (BLOCK_N // WORD) + tl.arange(0, BLOCK_N // WORD)
+
+
+@triton.jit
+def packed(flags, BLOCK_N: tl.constexpr):
+    """The flags of a block by words, int32: the first of eight elements is the lowest bit."""
+    rows = tl.reshape(flags.to(tl.int32), (BLOCK_N // WORD, WORD))
+    return tl.sum(rows << tl.arange(0, WORD)[None, :], axis=1)
+
+
+@triton.jit
+def unpacked(words, BLOCK_N: tl.constexpr):
+    """The flags of a block from its words, whose higher bits may hold anything."""
+    rows = words.to(tl.int32)[:, None] >> tl.arange(0, WORD)[None, :]
+    return tl.reshape(rows & 1, (BLOCK_N,)) != 0

@@ -5,8 +5,10 @@ function, or x sigmoid(2u), u = √(2/π) (x + 0.044715 x³), the form with tanh
 Gimpel, "Gaussian Error Linear Units" (2016). tanh and cosh as they are. dx = f'(x) g, with g the
 gradient of the result.
 
-Bytes: forward 2 items an element, backward 3: g and one other tensor are read. That is y for relu
-and tanh, whose derivatives follow from y alone, so that x can be freed; x for the others. FLOPs:
+Bytes: forward 2 items an element, backward 3: g and one other tensor are read. That is y for tanh,
+whose derivative follows from y alone, so that x can be freed; x for gelu and cosh. The derivatives
+of relu and leaky_relu have two values, so their backward pass reads a bit an element beside g and
+keeps neither x nor y; the forward pass writes the bits where a backward pass may follow. FLOPs:
 an operation of the formula is one, exp or erf too. Memory decides only where few instructions hide
 behind an element of 2 bytes, so in 16 bits exp is one exp2, and Φ is formula 7.1.26 of Abramowitz
 and Stegun's handbook (1964), an error below 1e-7: its exp(-x²/2) is also the density that the
@@ -33,8 +35,10 @@ from kernels._elementwise import (
     choose_block,
     store_once,
     suits_block,
+    words_of,
 )
 from kernels._launch import launch, needs_grad
+from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
 from kernels._tuned import Configs
 
 
@@ -58,14 +62,18 @@ def cosh_reference(x):
     return torch.cosh(x)
 
 
-def _cost(forward, backward):
-    """The cost by the FLOPs of an element in either direction."""
+def _cost(forward, backward, flags=False):
+    """The cost by the FLOPs of an element in either direction.
+
+    flags: a bit an element is all that the backward pass reads beside the gradient.
+    """
 
     def cost(a_case, direction, itemsize):
         n = a_case["N"]
         if direction == "forward":
             return Cost(n * itemsize, n * itemsize, forward * n)
-        return Cost(2 * n * itemsize, n * itemsize, backward * n)
+        beside = words_of(n) if flags else n * itemsize
+        return Cost(n * itemsize + beside, n * itemsize, backward * n)
 
     return cost
 
@@ -82,9 +90,9 @@ TANH_SWEEP = tuple(
     case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
 )
 
-RELU = Op("relu", relu_reference, X, _cost(1, 1), EDGE, SWEEP, BOTH)
+RELU = Op("relu", relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, BOTH)
 LEAKY_RELU = Op(
-    "leaky_relu", leaky_relu_reference, X, _cost(1, 1), EDGE, SWEEP, BOTH,
+    "leaky_relu", leaky_relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, BOTH,
     params={"negative_slope": 0.01},
 )  # fmt: skip
 GELU = Op(
@@ -163,12 +171,8 @@ def _gate(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _value(x, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
-    if OP == "relu":
-        return tl.where(x <= 0, 0.0, x)
-    elif OP == "leaky_relu":
-        return tl.where(x > 0, x, slope * x)
-    elif OP == "gelu":
+def _value(x, OP: tl.constexpr, PRECISE: tl.constexpr):
+    if OP == "gelu":
         return x * _normal(x, PRECISE)[0]
     elif OP == "gelu_tanh":
         return x * _gate(x, PRECISE)
@@ -181,13 +185,9 @@ def _value(x, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _gradient(x, grad, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
-    """The gradient with respect to x; of relu and tanh, `x` is the result."""
-    if OP == "relu":
-        return tl.where(x <= 0, 0.0, grad)
-    elif OP == "leaky_relu":
-        return tl.where(x > 0, grad, slope * grad)
-    elif OP == "gelu":
+def _gradient(x, grad, OP: tl.constexpr, PRECISE: tl.constexpr):
+    """The gradient with respect to x; of tanh, `x` is the result."""
+    if OP == "gelu":
         below, bell = _normal(x, PRECISE)
         return grad * (below + DENSITY * x * bell)
     elif OP == "gelu_tanh":
@@ -206,43 +206,44 @@ def _gradient(x, grad, slope, OP: tl.constexpr, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _forward_block(x_ptr, y_ptr, offs, mask, slope, OP: tl.constexpr):
+def _forward_block(x_ptr, y_ptr, offs, mask, OP: tl.constexpr):
     x = tl.load(x_ptr + offs, mask=mask)
     PRECISE: tl.constexpr = x.dtype == tl.float32
-    store_once(y_ptr + offs, _value(x.to(tl.float32), slope, OP, PRECISE), mask)
+    store_once(y_ptr + offs, _value(x.to(tl.float32), OP, PRECISE), mask)
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr):
+def _forward_kernel(x_ptr, y_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr):
     offs = block_offsets(BLOCK_N)
     if block_is_full(N, BLOCK_N):
-        _forward_block(x_ptr, y_ptr, offs, None, slope, OP)
+        _forward_block(x_ptr, y_ptr, offs, None, OP)
     else:
-        _forward_block(x_ptr, y_ptr, offs, offs < N, slope, OP)
+        _forward_block(x_ptr, y_ptr, offs, offs < N, OP)
 
 
 @triton.jit
-def _backward_block(x_ptr, grad_ptr, dx_ptr, offs, mask, slope, OP: tl.constexpr):
+def _backward_block(x_ptr, grad_ptr, dx_ptr, offs, mask, OP: tl.constexpr):
     x = tl.load(x_ptr + offs, mask=mask)
     grad = tl.load(grad_ptr + offs, mask=mask).to(tl.float32)
     PRECISE: tl.constexpr = x.dtype == tl.float32
-    store_once(dx_ptr + offs, _gradient(x.to(tl.float32), grad, slope, OP, PRECISE), mask)
+    store_once(dx_ptr + offs, _gradient(x.to(tl.float32), grad, OP, PRECISE), mask)
 
 
 @triton.jit
-def _backward_kernel(x_ptr, grad_ptr, dx_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr):
+def _backward_kernel(x_ptr, grad_ptr, dx_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr):
     offs = block_offsets(BLOCK_N)
     if block_is_full(N, BLOCK_N):
-        _backward_block(x_ptr, grad_ptr, dx_ptr, offs, None, slope, OP)
+        _backward_block(x_ptr, grad_ptr, dx_ptr, offs, None, OP)
     else:
-        _backward_block(x_ptr, grad_ptr, dx_ptr, offs, offs < N, slope, OP)
+        _backward_block(x_ptr, grad_ptr, dx_ptr, offs, offs < N, OP)
 
 
 FORWARD = Configs(_forward_kernel, BLOCKS, choose_block, suits_block)
 BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
+RECTIFY, SLOPE = rectifier_configs("activation")
 
 
-def activation_fwd(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor:
+def activation_fwd(op: str, x: torch.Tensor) -> torch.Tensor:
     """x: contiguous. Returns the activation of each element."""
     y = torch.empty_like(x)
     n = x.numel()
@@ -250,45 +251,66 @@ def activation_fwd(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor
         config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
             _forward_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, N=n, slope=slope, OP=op, **config,
+            x_ptr=x, y_ptr=y, N=n, OP=op, **config,
         )  # fmt: skip
     return y
 
 
-def activation_bwd(
-    op: str, x: torch.Tensor, grad: torch.Tensor, slope: float = 0.0
-) -> torch.Tensor:
-    """x: the input, of relu and tanh the result; grad: that of the result; both contiguous."""
+def activation_bwd(op: str, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """x: the input, of tanh the result; grad: that of the result; both contiguous."""
     dx = torch.empty_like(x)
     n = x.numel()
     if n:
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
             _backward_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=n, slope=slope, OP=op, **config,
+            x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=n, OP=op, **config,
         )  # fmt: skip
     return dx
 
 
 class _Activation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, op, slope):
-        y = activation_fwd(op, x, slope)
-        ctx.op, ctx.slope = op, slope
-        ctx.save_for_backward(y if op in ("relu", "tanh") else x)
+    def forward(ctx, x, op):
+        y = activation_fwd(op, x)
+        ctx.op = op
+        ctx.save_for_backward(y if op == "tanh" else x)
         return y
 
     @staticmethod
     def backward(ctx, grad):
         (saved,) = ctx.saved_tensors
-        return activation_bwd(ctx.op, saved, grad.contiguous(), ctx.slope), None, None
+        return activation_bwd(ctx.op, saved, grad.contiguous()), None
 
 
-def _activation(op: str, x: torch.Tensor, slope: float = 0.0) -> torch.Tensor:
+class _Rectifier(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, op, slope):
+        y, flags = rectifier_fwd(RECTIFY, op, x, slope, keep=True)
+        ctx.op, ctx.slope = op, slope
+        ctx.save_for_backward(flags)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (flags,) = ctx.saved_tensors
+        return rectifier_bwd(SLOPE, ctx.op, flags, grad.contiguous(), ctx.slope), None, None
+
+
+def _activation(op: str, x: torch.Tensor) -> torch.Tensor:
     if x.dtype not in FLOATING:
         floating(x=x)
     x = x.contiguous()
-    return _Activation.apply(x, op, slope) if needs_grad(x) else activation_fwd(op, x, slope)
+    return _Activation.apply(x, op) if needs_grad(x) else activation_fwd(op, x)
+
+
+def _rectifier(op: str, x: torch.Tensor, slope: float) -> torch.Tensor:
+    if x.dtype not in FLOATING:
+        floating(x=x)
+    x = x.contiguous()
+    if needs_grad(x):
+        return _Rectifier.apply(x, op, slope)
+    return rectifier_fwd(RECTIFY, op, x, slope, keep=False)[0]
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
@@ -297,12 +319,12 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
     Differentiable, with gradient zero at zero; so are the other activations.
     """
-    return _activation("relu", x)
+    return _rectifier("relu", x, 0.0)
 
 
 def leaky_relu(x: torch.Tensor, negative_slope: float) -> torch.Tensor:
     """x where it is positive, else negative_slope times x; x as `relu` takes it."""
-    return _activation("leaky_relu", x, float(negative_slope))
+    return _rectifier("leaky_relu", x, float(negative_slope))
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:

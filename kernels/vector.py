@@ -2,15 +2,16 @@
 
 scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y. With g the gradient
 of the result: scale gives alpha g, add g itself, mul y g and x g, dot y g and x g with one g for
-all. maximum and minimum give g to the input that was taken and half of it to each of two equals.
+all. maximum and minimum give g to the input that was taken, half of it to each of two equals; two
+bits an element say which (`_extremum.py`).
 
 Bytes: each input is read and each output written once. That is forward 2 items an element for scale
-and dot, 3 for the others; backward 2 for scale, none for add, 5 for mul, maximum and minimum, 4 for
-dot. FLOPs: one an output (two a pair of dot). At half a FLOP a byte or less all wait for memory:
-the kernels only have to keep enough 16-byte accesses in flight. The dot product follows Harris,
-"Optimizing parallel reduction in CUDA" (2007): programs sum in float32, and their partial sums are
-added in a fixed order, so the result is the same in each run. The program that finishes last adds
-them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
+and dot, 3 for the others; backward 2 for scale, none for add, 5 for mul, 4 for dot, 3 and the bits
+for maximum and minimum. FLOPs: one an output (two a pair of dot). At half a FLOP a byte or less all
+wait for memory: the kernels only have to keep enough 16-byte accesses in flight. The dot product
+follows Harris, "Optimizing parallel reduction in CUDA" (2007): programs sum in float32, and their
+partial sums are added in a fixed order, so the result is the same in each run. The program that
+finishes last adds them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
 """
 
 import torch
@@ -28,7 +29,9 @@ from kernels._elementwise import (
     choose_block,
     store_once,
     suits_block,
+    words_of,
 )
+from kernels._extremum import extremum_bwd, extremum_configs, extremum_fwd
 from kernels._launch import launch, needs_grad
 from kernels._ticket import ticket
 from kernels._tuned import Configs
@@ -69,6 +72,13 @@ def _cost(forward, backward):
     return cost
 
 
+def _extremum_cost(a_case, direction, itemsize):
+    n, size = a_case["N"], a_case["N"] * itemsize
+    if direction == "forward":
+        return Cost(2 * size, size, n)
+    return Cost(size + 2 * words_of(n), 2 * size, 2 * n)
+
+
 def _dot_cost(a_case, direction, itemsize):
     size = a_case["N"] * itemsize
     if direction == "forward":
@@ -89,8 +99,8 @@ SCALE = Op(
 # The gradient of a sum is the gradient of its terms: no byte moves, so there is nothing to time.
 ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP)
 MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
-MAXIMUM = Op("maximum", maximum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
-MINIMUM = Op("minimum", minimum_reference, PAIR, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
+MAXIMUM = Op("maximum", maximum_reference, PAIR, _extremum_cost, EDGE, SWEEP, BOTH)
+MINIMUM = Op("minimum", minimum_reference, PAIR, _extremum_cost, EDGE, SWEEP, BOTH)
 DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
 DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, BOTH)
 ACCUMULATES = {"dot": "float32"}
@@ -125,12 +135,8 @@ def _combined(x, y, alpha, OP: tl.constexpr):
         return x * alpha
     elif OP == "add":
         return x + y
-    elif OP == "mul":
-        return x * y
-    elif OP == "maximum":
-        return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
     else:
-        return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+        return x * y
 
 
 @triton.jit
@@ -150,18 +156,6 @@ def _forward_kernel(x_ptr, y_ptr, out_ptr, N, alpha, OP: tl.constexpr, BLOCK_N: 
 
 
 @triton.jit
-def _shares(x, y, grad, OP: tl.constexpr):
-    """What x and y get of the gradient; both get it where either is NaN, as in PyTorch."""
-    if OP == "maximum" or OP == "minimum":
-        x_wins = x > y if OP == "maximum" else x < y
-        y_wins = x < y if OP == "maximum" else x > y
-        shared = tl.where(x == y, grad * 0.5, grad)
-        return tl.where(y_wins, 0.0, shared), tl.where(x_wins, 0.0, shared)
-    else:
-        return y * grad, x * grad
-
-
-@triton.jit
 def _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, mask, OP: tl.constexpr):
     x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
     y = tl.load(y_ptr + offs, mask=mask).to(tl.float32)
@@ -169,11 +163,10 @@ def _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, mask, OP: tl.c
         grad = tl.load(grad_ptr).to(tl.float32)
     else:
         grad = tl.load(grad_ptr + offs, mask=mask).to(tl.float32)
-    dx, dy = _shares(x, y, grad, OP)
     if dx_ptr is not None:
-        store_once(dx_ptr + offs, dx, mask)
+        store_once(dx_ptr + offs, y * grad, mask)
     if dy_ptr is not None:
-        store_once(dy_ptr + offs, dy, mask)
+        store_once(dy_ptr + offs, x * grad, mask)
 
 
 @triton.jit
@@ -224,6 +217,7 @@ def _dot_kernel(
 
 FORWARD = Configs(_forward_kernel, BLOCKS, choose_block, suits_block)
 BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
+EXTREMUM, SHARE = extremum_configs("vector")
 DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 
@@ -296,17 +290,29 @@ class _Add(torch.autograd.Function):
         return grad, grad
 
 
-class _Binary(torch.autograd.Function):
+class _Mul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, y, op):
-        ctx.op = op
+    def forward(ctx, x, y):
         ctx.save_for_backward(x, y)
-        return vector_fwd(op, x, y)
+        return vector_fwd("mul", x, y)
 
     @staticmethod
     def backward(ctx, grad):
+        return vector_bwd("mul", *ctx.saved_tensors, grad.contiguous(), ctx.needs_input_grad)
+
+
+class _Extremum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y, op):
+        out, flags = extremum_fwd(EXTREMUM, op, x, y, keep=True)
+        ctx.save_for_backward(flags)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        (flags,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
-        return *vector_bwd(ctx.op, *ctx.saved_tensors, grad.contiguous(), wanted), None
+        return *extremum_bwd(SHARE, flags, grad.contiguous(), wanted), None
 
 
 class _Dot(torch.autograd.Function):
@@ -320,10 +326,12 @@ class _Dot(torch.autograd.Function):
         return vector_bwd("dot", *ctx.saved_tensors, grad, ctx.needs_input_grad)
 
 
-def _binary(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _extremum(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     pair(x, y)
     x, y = x.contiguous(), y.contiguous()
-    return _Binary.apply(x, y, op) if needs_grad(x, y) else vector_fwd(op, x, y)
+    if needs_grad(x, y):
+        return _Extremum.apply(x, y, op)
+    return extremum_fwd(EXTREMUM, op, x, y, keep=False)[0]
 
 
 def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -351,17 +359,19 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x times y, element by element; tensors as `add` takes them."""
-    return _binary("mul", x, y)
+    pair(x, y)
+    x, y = x.contiguous(), y.contiguous()
+    return _Mul.apply(x, y) if needs_grad(x, y) else vector_fwd("mul", x, y)
 
 
 def maximum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The greater of x and y, NaN where either is; tensors as `add` takes them."""
-    return _binary("maximum", x, y)
+    return _extremum("maximum", x, y)
 
 
 def minimum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The smaller of x and y, NaN where either is; tensors as `add` takes them."""
-    return _binary("minimum", x, y)
+    return _extremum("minimum", x, y)
 
 
 def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

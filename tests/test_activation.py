@@ -125,11 +125,20 @@ def test_more_dimensions_layouts_and_expanded_gradients(name):
     assert torch.allclose(*found, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["relu", "tanh"])
-def test_only_the_result_is_kept_for_the_backward_pass(name):
-    out = FORMS[name][0](randn(10).requires_grad_())
+def test_only_the_result_of_tanh_is_kept_for_the_backward_pass():
+    out = activation.tanh(randn(10).requires_grad_())
     (saved,) = out.grad_fn.saved_tensors
     assert saved.data_ptr() == out.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu"])
+@pytest.mark.parametrize("n", [0, 1, 8, 4099])
+def test_a_bit_an_element_is_kept_of_a_rectifier(name, n):
+    x = randn(n).requires_grad_()
+    (flags,) = FORMS[name][0](x).grad_fn.saved_tensors
+    assert flags.dtype == torch.uint8 and flags.shape == (math.ceil(n / 8),)
+    bits = (flags[:, None] >> torch.arange(8, device=DEVICE)).flatten()[:n] & 1
+    assert torch.equal(bits.bool(), x > 0)
 
 
 def test_infinite_and_absent_numbers():
