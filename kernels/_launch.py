@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 import torch
 from triton.runtime.jit import JITFunction
 
+from kernels._plan import tape
+
 # A size is part of what a call is known by; a program that sees ever new sizes starts anew.
 MOST_CALLS = 4096
 ALIGNMENT = 16
@@ -32,13 +34,14 @@ def starter(_grid, {parameters}, num_warps=None, num_stages=None):
     _known = _calls.get(_key)
     if _known is None or _device != _current_device():
         _miss(_key, _device, _grid, ({parameters},), num_warps, num_stages)
-        return
+        return None
     _start, _function, _metadata, _cooperative, _dependent = _known
     _x, _y, _z = (*_grid, 1, 1)[:3]
     _start(
         _x, _y, _z, _stream(_device), _function, _cooperative, _dependent,
         None, None, _metadata, None, None, None, {values},
     )
+    return _device, *_known
 """
 
 
@@ -65,7 +68,10 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
         return
     fast = type(kernel) is JITFunction and JITFunction.run is _run
     if fast and arguments[kernel.arg_names[0]].is_cuda:
-        _starter(kernel)(grid, **arguments)
+        started = _starter(kernel)(grid, **arguments)
+        if (noting := tape()) is not None:
+            values = [arguments[name] for name in kernel.arg_names]
+            noting.launches.append((grid, values, started))
     else:
         _check(kernel, arguments)
         kernel[grid](**arguments)

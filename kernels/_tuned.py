@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 import triton
 
+from kernels._plan import tape
+
 MODE = "TILEWRIGHT_TUNED"
 COMMITTED = Path(__file__).parent / "tuned"
 # A size may be part of a key; a program that asks for ever new ones starts anew.
@@ -31,7 +33,7 @@ Config = Mapping[str, int]
 Table = Mapping[tuple[tuple[str, object], ...], Config]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Configs:
     """The tile configurations of one `@triton.jit` kernel, as data.
 
@@ -72,6 +74,8 @@ class Configs:
                 if _equal(known, tuple(key.items())):
                     return dict(config)
             return self.choose(**key)
+        if (noting := tape()) is not None:
+            noting.choices.append((self, self.choose))
         # The rule is part of it, since a build may put another in its place.
         known = self._known.get((device, self.choose, *key, *key.values()))
         return self._decided(device, key) if known is None else known

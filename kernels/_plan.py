@@ -1,0 +1,278 @@
+"""Calls that are known, made again without the Python that decides them.
+
+What a launcher does (checks, views, the choice of a tile, allocations, launches) follows from
+dtype, shape, strides, device and alignment of its tensors and from its other arguments. For each
+such key `planned` writes down what the launcher did, and does that alone when the key comes again.
+It is what a captured CUDA graph does for a GPU, with new addresses in each call. A plan is a
+function that is written for the call, as Triton writes the binding of a kernel's arguments.
+
+Nothing is planned that is not fully written down: each address must be that of an argument, or of a
+tensor that came from `empty` or `shared` here, no argument may lie where another does, each launch
+must be one that `kernels._launch` knows, and PyTorch itself may have written to nothing.
+"""
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from triton.runtime.jit import JITFunction
+
+# Shapes are part of a key; a program that sees ever new ones starts anew.
+MOST_PLANS = 4096
+ALIGNMENT = 16
+
+_run = JITFunction.run
+_tapes: list["Tape"] = []
+
+# What begins with "_" is its own.
+LOOK_UP = """
+def factory(_launcher, _function, _plans, _current_device, _traced):
+    def planned({names}):
+        if _traced():
+            return _function({names})
+        {steps}
+        _key = ({key},)
+        _plan = _plans.get(_key)
+        if _plan is None or _tapes or JITFunction.run is not _run or _current_device() != _device:
+            return _noted(_launcher, _key, {names})
+        return _plan({names}, {addresses})
+    return planned
+"""
+PLAN = """
+def factory(_function, _stream, {constants}):
+    def plan({names}, {addresses}):
+        if {stale}:
+            return _function({names})
+        {steps}
+        return {result}
+    return plan
+"""
+
+
+class Tape:
+    """What one call of a launcher does, in one thread.
+
+    fresh: the tensors that it allocated, each with its version. shared: those that it asked for,
+    with what to ask. launches: grid, arguments in the kernel's order, and what starts it, None if
+    that is not known yet. choices: whose configuration it took, and by which rule.
+    """
+
+    def __init__(self):
+        self.thread = threading.get_ident()
+        self.fresh: list[tuple[torch.Tensor, int]] = []
+        self.shared: list[tuple[torch.Tensor, Callable]] = []
+        self.launches: list[tuple[tuple, list, tuple | None]] = []
+        self.choices: list[tuple[object, Callable]] = []
+
+
+def tape() -> Tape | None:
+    """The tape that what this thread does now belongs on."""
+    if torch.compiler.is_dynamo_compiling() or not _tapes:
+        return None
+    mine = threading.get_ident()
+    return next((each for each in _tapes if each.thread == mine), None)
+
+
+def empty(
+    x: torch.Tensor, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """A contiguous tensor on the device of x, of its shape and dtype where none is given."""
+    if shape is not None:
+        out = torch.empty(shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
+    elif x.is_contiguous() and dtype is None:
+        # What x has already need not be asked for, which takes a sixth of a short launch.
+        out = torch.empty_like(x)
+    else:
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    if (noting := tape()) is not None:
+        noting.fresh.append((out, _version(out)))
+    return out
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """A launcher, the names of its arguments and of the tensors among them, its plans by key."""
+
+    function: Callable
+    names: tuple[str, ...]
+    tensors: tuple[str, ...]
+    plans: dict[tuple, Callable]
+
+    @property
+    def words(self) -> dict[str, str]:
+        """What its look-up and its plans are both written with."""
+        return {
+            "names": ", ".join(self.names),
+            "addresses": ", ".join(f"_{name}" for name in self.tensors),
+        }
+
+
+def planned(function: Callable) -> Callable:
+    """A launcher whose known calls are made by plan; see the module.
+
+    function: its tensors are annotated as `torch.Tensor`, or `torch.Tensor | None`, the first of
+    them is always there; all other arguments can be hashed. It returns tensors that `empty` made,
+    or None in the place of one: a single one or a tuple.
+    """
+    key, steps, tensors = [], [], []
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        layout = f"{name}.is_contiguous() or {name}.stride()"
+        known = f"{name}.dtype, {name}.shape, {layout}, {{}}, _{name} % {ALIGNMENT}"
+        if parameter.annotation is torch.Tensor:
+            steps.append(f"_{name} = {name}.data_ptr()")
+            if not tensors:
+                steps.append(f"_device = {name}.get_device()")
+            key.append(known.format(f"{name}.get_device()" if tensors else "_device"))
+            tensors.append(name)
+        elif parameter.annotation == torch.Tensor | None:
+            steps.append(f"_{name} = 0 if {name} is None else {name}.data_ptr()")
+            key.append(f"{name} if {name} is None else ({known.format(f'{name}.get_device()')})")
+            tensors.append(name)
+        elif parameter.annotation is float:
+            # Zeros of either sign are equal, and are not the same.
+            key.append(f"{name} or repr({name})")
+        else:
+            key.append(name)
+    launcher = _Launcher(function, tuple(parameters), tuple(tensors), {})
+    text = LOOK_UP.format(steps="\n        ".join(steps), key=", ".join(key), **launcher.words)
+    current_device = getattr(torch._C, "_cuda_getDevice", None)
+    traced = torch.compiler.is_dynamo_compiling
+    made = _factory(text)(launcher, function, launcher.plans, current_device, traced)
+    made.__defaults__ = function.__defaults__
+    return functools.update_wrapper(made, function)
+
+
+@functools.cache
+def _factory(text: str) -> Callable:
+    space: dict[str, Callable] = {}
+    exec(text, globals(), space)
+    return space["factory"]
+
+
+def _noted(launcher: _Launcher, key: tuple, *arguments):
+    """Calls a launcher and keeps a plan of what it did, where there can be one."""
+    given = dict(zip(launcher.names, arguments, strict=True))
+    given = {name: given[name] for name in launcher.tensors if given[name] is not None}
+    if JITFunction.run is not _run or tape() is not None:
+        return launcher.function(*arguments)
+    written, versions = Tape(), [*map(_version, given.values())]
+    _tapes.append(written)
+    try:
+        result = launcher.function(*arguments)
+    finally:
+        _tapes.remove(written)
+    if versions == [*map(_version, given.values())]:
+        with contextlib.suppress(_UnplannedError):
+            plan = _Writer(written, given).plan(launcher, result)
+            if len(launcher.plans) >= MOST_PLANS:
+                launcher.plans.clear()
+            launcher.plans[key] = plan
+    return result
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often PyTorch wrote to it; of a tensor of inference nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class _UnplannedError(Exception):
+    """A call that cannot be made by plan."""
+
+
+class _Writer:
+    """Writes the plan of a call that stands on a tape; raises _UnplannedError where that is not all."""
+
+    def __init__(self, written: Tape, given: Mapping[str, torch.Tensor]):
+        self._tape, self._constants = written, []
+        self._places = {tensor.data_ptr(): f"_{name}" for name, tensor in given.items()}
+        self._bases = [(tensor, f"_{name}") for name, tensor in given.items()]
+        apart = len(self._places) == len(given) and 0 not in self._places
+        # What is allocated during a capture belongs to the graph.
+        if not (apart and written.launches) or torch.cuda.is_current_stream_capturing():
+            raise _UnplannedError
+
+    def plan(self, launcher: _Launcher, result: object) -> Callable:
+        steps = [self._allocation(*each) for each in enumerate(self._tape.fresh)]
+        for tensor, ask in self._tape.shared:
+            self._places[tensor.data_ptr()] = f"{self._constant(ask)}().data_ptr()"
+        steps += [self._launch(*each) for each in self._tape.launches]
+        stale = [
+            f"{self._constant(whose)}.choose is not {self._constant(rule)}"
+            for whose, rule in self._tape.choices
+        ]
+        result = self._result(result)
+        text = PLAN.format(
+            constants=", ".join(f"_c{index}" for index in range(len(self._constants))),
+            stale=" or ".join(stale) or "False",
+            steps="\n        ".join(steps),
+            result=result,
+            **launcher.words,
+        )
+        return _factory(text)(
+            launcher.function, torch._C._cuda_getCurrentRawStream, *self._constants
+        )
+
+    def _constant(self, value: object) -> str:
+        self._constants.append(value)
+        return f"_c{len(self._constants) - 1}"
+
+    def _allocation(self, index: int, made: tuple[torch.Tensor, int]) -> str:
+        tensor, version = made
+        aligned = tensor.data_ptr() and tensor.data_ptr() % ALIGNMENT == 0
+        if not (aligned and tensor.is_contiguous() and _version(tensor) == version):
+            raise _UnplannedError
+        self._places[tensor.data_ptr()] = f"_t{index}.data_ptr()"
+        # One element under all of the shape says what is wanted in half of the time that a shape,
+        # a dtype and a device take.
+        pattern = _element(tensor.dtype, tensor.device).expand(tensor.shape)
+        return f"_t{index} = torch.empty_like({self._constant(pattern)})"
+
+    def _launch(self, grid: tuple[int, ...], values: Sequence, start: tuple | None) -> str:
+        if start is None:
+            raise _UnplannedError
+        device, launch, function, metadata, cooperative, dependent = start
+        x, y, z, device, function, cooperative, dependent, metadata = map(
+            self._constant,
+            (*(*grid, 1, 1)[:3], device, function, cooperative, dependent, metadata),
+        )
+        handed = ", ".join(map(self._value, values))
+        return (
+            f"{self._constant(launch)}({x}, {y}, {z}, _stream({device}), {function}, "
+            f"{cooperative}, {dependent}, None, None, {metadata}, None, None, None, {handed})"
+        )
+
+    def _value(self, value: object) -> str:
+        if value is None:
+            return "None"
+        if not isinstance(value, torch.Tensor):
+            return self._constant(value)
+        place = self._places.get(value.data_ptr())
+        if place is not None:
+            return place
+        # A view that begins within an argument lies as far in, wherever that is.
+        storage = value.untyped_storage().data_ptr()
+        bases = [base for base in self._bases if base[0].untyped_storage().data_ptr() == storage]
+        if len(bases) != 1:
+            raise _UnplannedError
+        base, name = bases[0]
+        return f"{name} + {self._constant(value.data_ptr() - base.data_ptr())}"
+
+    def _result(self, result: object) -> str:
+        if isinstance(result, tuple):
+            return f"({''.join(self._result(each) + ', ' for each in result)})"
+        if result is None:
+            return "None"
+        for index, (tensor, _) in enumerate(self._tape.fresh):
+            if tensor is result:
+                return f"_t{index}"
+        raise _UnplannedError
+
+
+@functools.cache
+def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty(1, dtype=dtype, device=device)
