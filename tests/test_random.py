@@ -148,11 +148,12 @@ def test_dropout_keeps_and_drops_the_same_in_both_passes(n, p, seed, dtype):
     expected = dropout_reference(x.detach().cpu().double(), p, seed)
     kept = expected != 0
     assert torch.equal((y != 0).cpu(), kept)
-    torch.testing.assert_close(y.detach().cpu().double(), expected, rtol=2e-3, atol=0)
+    # Where little is kept, float16 does not hold what becomes of it.
+    torch.testing.assert_close(y.detach().cpu(), expected.to(dtype), rtol=2e-3, atol=0)
     dy = torch.full_like(y, 2.0)
     (dx,) = torch.autograd.grad(y, x, dy)
-    scale = y.detach().double() / x.detach().double()
-    torch.testing.assert_close(dx.double(), 2 * scale, rtol=4e-3, atol=0)
+    scale = expected / x.detach().cpu().double()
+    torch.testing.assert_close(dx.cpu(), (2 * scale).to(dtype), rtol=4e-3, atol=0)
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
