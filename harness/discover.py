@@ -142,10 +142,10 @@ class Study:
         return f"{name} {environment.version(name)}"
 
     def verify_budget(self, wildcards) -> str:
-        """The option that limits the verification of a baseline; empty for ours and no limit."""
-        seconds = self.config["verify"]["baseline_s"]
-        limited = wildcards.impl != OURS and seconds is not None
-        return f"--baseline-s {seconds:g}" if limited else ""
+        """The options that limit the verification of a baseline; empty for ours and no limit."""
+        limits = self.config["verify"] if wildcards.impl != OURS else {}
+        given = {key: value for key, value in limits.items() if value is not None}
+        return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
 
     @property
     def timing(self) -> str:

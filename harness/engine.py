@@ -17,6 +17,7 @@ from harness.gate import Gate
 from harness.lease import Watch
 from harness.memory import Memory
 from harness.process import LOST, Crew
+from harness.stages import Stages
 from harness.stopping import Rule, Timing
 from kernels._contract import Op
 
@@ -75,11 +76,12 @@ class Engine:
                     print(f"{plan.op.name} {cell}: {LOST}; once more", file=sys.stderr)
                     done = self._done(cell)
                 print(f"{plan.op.name} {cell}: {_digest(done.rows)}", file=sys.stderr)
+                print(f"{plan.op.name} {cell}: {self._stages}", file=sys.stderr)
                 yield done
 
     def _done(self, cell: Cell) -> Done:
         self._rows = Rows(self._plan.op, self._plan.family, cell, self._plan.ceilings)
-        self._timed_s = 0.0
+        self._timed_s, self._stages = 0.0, Stages()
         self._spent_s = dict.fromkeys(self._plan.impls, 0.0)
         stopped = self._measure(cell)
         return Done(str(cell), self._rows.taken, stopped, self._timed_s)
@@ -149,8 +151,10 @@ class Engine:
 
     def _start(self, impls: Sequence[str]) -> list[str]:
         """Those of the implementations that have a worker now; the others leave a row."""
-        started = list(impls)
-        for impl, answer in self._crew.start(impls).items():
+        started, began = list(impls), time.monotonic()
+        answers = self._crew.start(impls)
+        self._stages.add("start", time.monotonic() - began, answers)
+        for impl, answer in answers.items():
             if answer["status"] == "ok":
                 self._versions[impl] = answer["impl_version"]
             else:
@@ -226,7 +230,9 @@ class Engine:
         self, impls: Sequence[str], do: str, limit_s: float | None = None, **arguments: object
     ) -> dict[str, dict]:
         limit_s = self._plan.timing.cell_timeout_s if limit_s is None else limit_s
+        began = time.monotonic()
         answers = self._crew.ask(impls, limit_s, do, **arguments)
+        self._stages.add(do, time.monotonic() - began, answers)
         # Side by side they share one GPU, and each waits for the others: the longest counts.
         self._timed_s += max((each.get("busy_s", 0.0) for each in answers.values()), default=0.0)
         for impl, answer in answers.items():

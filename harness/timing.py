@@ -1,5 +1,6 @@
 """The clock of the GPU: a call on a cold L2, the eager call as its caller waits for it, energy."""
 
+import contextlib
 import gc
 import itertools
 import statistics
@@ -32,6 +33,7 @@ class Timer:
     def __init__(self):
         device = torch.cuda.current_device()
         self.stream = torch.cuda.Stream()
+        self._broken: list[torch.cuda.CUDAGraph] = []
         self.l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         words = FLUSH_IN_L2 * self.l2_bytes // torch.int32.itemsize
         self._flush = torch.empty(words, dtype=torch.int32, device=device)
@@ -49,17 +51,32 @@ class Timer:
         Raises whatever made the capture fail.
         """
         graph, cause = torch.cuda.CUDAGraph(), None
+        pool = torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream):
                 try:
                     result = call()
                 except Exception as error:
                     cause = error
                     raise
         except Exception as error:
+            self._abandon(graph, pool)
             # Ending an invalid capture fails as well, and would hide what made it invalid.
             raise cause or error from None
         return graph.replay, result
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+        """Ends for the allocator a capture that CUDA has ended as invalid.
+
+        PyTorch does so only where CUDA ends it well. Otherwise the allocator takes the capture to
+        go on, and gives no memory back for as long as the process lives.
+        """
+        device = torch.cuda.current_device()
+        with contextlib.suppress(RuntimeError):  # the capture did end well
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+            # The allocator of pinned memory goes on asking it whose stream it captures.
+            self._broken.append(graph)
 
     def cold(self, calls: Sequence[Call], count: int) -> tuple[float, dict[str, object]]:
         """The median GPU time in µs of `count` calls in rotation, each after a flush of the L2.

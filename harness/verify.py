@@ -4,8 +4,9 @@ A child process runs the cells, so that one which kills or hangs its process bec
 inputs come from a seed that is drawn anew for each run and stands in the report. With a
 GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
 the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
-wrong is a row of the paper, not an error. One that compiles each shape anew may be given a limit:
-the cells that it has not reached by then are `unreached`, which says nothing of it.
+wrong is a row of the paper, not an error. One that compiles each shape anew may be given limits,
+one for the edge cases and one for what will be timed, which comes first: the cells that it has not
+reached by then are `unreached`, which says nothing of it.
 """
 
 import argparse
@@ -91,7 +92,8 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
         with _worker(arguments) as worker:
             hello = worker.answer(START_S)
             if hello["status"] == "unavailable":
-                return {"impl_version": "", "device": ""} | hello, {}
+                found = {key: hello[key] for key in ("status", "reason")}
+                return {"impl_version": "", "device": ""} | found, {}
             limit_s, plan = arguments.cell_timeout_s, hello
             if hello["status"] == "ok":
                 plan = hello | _ask(worker, limit_s, "prepare", **_plan(arguments, mode))
@@ -125,8 +127,8 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: float) -> list[dict]:
-    """The rows of a unit that the time limit leaves out; [] where it is to run."""
-    limit_s = arguments.baseline_s
+    """The rows of a unit that a time limit leaves out; [] where it is to run."""
+    limit_s = arguments.sweep_s if blanks[0]["kind"] == "sweep" else arguments.baseline_s
     if arguments.impl in OURS or limit_s is None or spent_s < limit_s:
         return []
     reason = f"time limit of {limit_s:g} s"
@@ -211,8 +213,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
-    limited = "seconds after which a baseline begins no further case; none where left out"
-    parser.add_argument("--baseline-s", type=float, help=limited)
+    limited = "seconds after which a baseline begins no further {}; none where left out"
+    parser.add_argument("--baseline-s", type=float, help=limited.format("edge case"))
+    parser.add_argument("--sweep-s", type=float, help=limited.format("case of its sweep"))
     arguments = parser.parse_args()
     for key in ("dtypes", "passes"):
         # Blanks or commas: a list of the configuration, or one word of a command line.

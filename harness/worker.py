@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import TextIO
 
@@ -65,7 +66,8 @@ def serve(start: Callable[[], object], commands: TextIO, answers: TextIO) -> Non
     """Makes the bench, says so, and obeys until the end of the commands.
 
     A bench has `version` and, of the methods COMMANDS, those that its parent asks for; they
-    return None or a dict, and an exception becomes the status and the reason of the answer.
+    return None or a dict, and an exception becomes the status and the reason of the answer. It
+    also tells `spent_s`, the seconds that the work took.
     """
     bench = None
 
@@ -84,10 +86,12 @@ def serve(start: Callable[[], object], commands: TextIO, answers: TextIO) -> Non
 
 
 def _attempt(action: Callable[..., dict | None], **arguments: object) -> dict:
+    began = time.monotonic()
     try:
-        return {"status": "ok", **(action(**arguments) or {})}
+        answer = {"status": "ok", **(action(**arguments) or {})}
     except Exception as error:
-        return {"status": statuses.of(error), "reason": statuses.reason(error)}
+        answer = {"status": statuses.of(error), "reason": statuses.reason(error)}
+    return answer | {"spent_s": time.monotonic() - began}
 
 
 def _say(answers: TextIO, answer: dict) -> None:

@@ -3,6 +3,7 @@
 # ruff: noqa: F811, fixtures are arguments by the names under which they are imported
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -108,3 +109,10 @@ def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, tmp_path, m
         pid, _, impl, *_ = line.split()
         pids[impl].add(pid)
     assert {impl: len(found) for impl, found in pids.items()} == {"ours": 1, "leaks": 2}
+
+
+def test_each_cell_says_where_its_time_went(timed, capsys):
+    timed(["ours", "torch_eager"])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "prepare" in line]
+    stages = r" s: start .*, prepare .*\), block \S+, energy \S+, check .*\), release .*\), rest"
+    assert len(lines) == len(CELLS) and all(re.search(stages, line) for line in lines)

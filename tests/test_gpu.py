@@ -65,9 +65,13 @@ def test_the_cache_is_cold(timer):
 
 
 def test_a_capture_that_fails_leaves_the_clock_usable(timer):
-    x = torch.randn(64, device="cuda")
+    x = torch.randn(2**24, device="cuda")
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
     with pytest.raises(RuntimeError):
-        capture(timer, lambda: x.sum().item())
+        capture(timer, lambda: (x * 2).sum().item())
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < held + x.nbytes
     replay, result = capture(timer, lambda: x + 1)
     replay()
     torch.cuda.synchronize()

@@ -286,16 +286,18 @@ def test_what_will_be_timed_comes_first(monkeypatch):
     monkeypatch.setattr(verification.ledger, "take", lambda *_: [])
     monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
     arguments = argparse.Namespace(
-        op="double", impl="slow", baseline_s=15.0, cell_timeout_s=60.0, edge_only=False,
-        dtypes=["float32"], passes=["forward"], max_cases=None,
+        op="double", impl="slow", baseline_s=5.0, sweep_s=None, cell_timeout_s=60.0,
+        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None,
     )  # fmt: skip
     _, units = verification._run(arguments, "gpu", {})
     found = [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
     late = ("edge", "unreached")
+    # What will be timed has a limit of its own.
     assert found == [("sweep", "ok"), ("sweep", "ok"), late, late]
-    arguments.baseline_s = 5.0
+    arguments.sweep_s = 5.0
     _, units = verification._run(arguments, "gpu", {})
     assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] + ["unreached"] * 3
+    arguments.sweep_s = 300.0
     arguments.baseline_s = 25.0
     _, units = verification._run(arguments, "gpu", {})
     assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] * 3 + ["unreached"]

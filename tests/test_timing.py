@@ -117,3 +117,45 @@ def test_a_digest_of_what_is_not_known_is_empty():
     unknown = sample(None, None, None)
     assert nvml.digest([unknown]) == unknown
     assert nvml.digest([unknown, sample(1980)]) == sample(1980)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_capture_that_cuda_does_not_end_is_ended_for_the_allocator(timer, monkeypatch, ends):
+    capturing = set()
+
+    class Graph:
+        def __init__(self, graph, pool, stream):
+            self.pool = pool
+
+        def __enter__(self):
+            capturing.add(self.pool)
+
+        def __exit__(self, *error):
+            if not ends:
+                raise RuntimeError("the capture is invalid")
+            capturing.remove(self.pool)
+
+    def end(device, pool):
+        if pool not in capturing:
+            raise RuntimeError("not capturing")
+        capturing.remove(pool)
+
+    def release(device, pool):
+        timer.log.append(pool)
+
+    def failing():
+        raise ValueError("reads a number of the GPU")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release)
+    timer._broken = []
+    with pytest.raises(ValueError, match="reads a number"):
+        timer.capture(failing)
+    assert not capturing
+    # PyTorch itself gives the memory of a capture back that ended well, and once only.
+    assert timer.log == ([] if ends else [(0, 7)])
+    assert len(timer._broken) == (not ends)
