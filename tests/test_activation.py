@@ -1,5 +1,6 @@
 """The activations: each number of 16 bits, accuracy in float32, gradients, edges and refusals."""
 
+import itertools
 import math
 
 import pytest
@@ -139,6 +140,20 @@ def test_a_bit_an_element_is_kept_of_a_rectifier(name, n):
     assert flags.dtype == torch.uint8 and flags.shape == (math.ceil(n / 8),)
     bits = (flags[:, None] >> torch.arange(8, device=DEVICE)).flatten()[:n] & 1
     assert torch.equal(bits.bool(), x > 0)
+
+
+@pytest.mark.parametrize("slope", [None, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_of_rectifiers_at_odd_numbers_equal_pytorch(slope, dtype):
+    """Each of signed zeros, infinities and NaN, with each of them as its gradient."""
+    odd = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
+    pairs = torch.tensor(list(itertools.product(odd, odd)), dtype=dtype, device=DEVICE)
+    x, grad = (column.contiguous() for column in pairs.T)
+    forms = FORMS["relu"] if slope is None else (activation.leaky_relu, F.leaky_relu)
+    extra = () if slope is None else (slope,)
+    found = [torch.autograd.grad(f(x.requires_grad_(), *extra), x, grad)[0] for f in forms]
+    assert torch.equal(*(each.nan_to_num(7) for each in found))
+    assert torch.equal(*(each.isnan() for each in found))
 
 
 def test_infinite_and_absent_numbers():

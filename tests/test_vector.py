@@ -1,5 +1,6 @@
 """The gradients of the vector ops, the dot product in one launch, and what the ops refuse."""
 
+import itertools
 import math
 
 import pytest
@@ -72,20 +73,49 @@ def test_dot_and_its_gradients_against_float64(n, dtype):
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_gradient_that_nobody_wants_is_not_made(name, place, monkeypatch):
     made = []
-    backward = vector.vector_bwd
 
-    def watched(*arguments):
-        made.append(backward(*arguments))
-        return made[-1]
+    def watched(backward):
+        def watching(*arguments):
+            made.append(backward(*arguments))
+            return made[-1]
 
-    monkeypatch.setattr(vector, "vector_bwd", watched)
+        return watching
+
+    for backward in ("vector_bwd", "extremum_bwd"):
+        monkeypatch.setattr(vector, backward, watched(getattr(vector, backward)))
     tensors = [randn(300, seed=1), randn(300, seed=2)]
     tensors[place].requires_grad_()
     out, expected = getattr(vector, name)(*tensors), getattr(torch, name)(*tensors)
     grad = torch.full_like(out, 0.7)
     found = torch.autograd.grad(out, tensors[place], grad)[0]
     assert torch.equal(found, torch.autograd.grad(expected, tensors[place], grad)[0])
-    assert all(result[1 - place] is None for result in made)
+    # The gradient of a sum takes no kernel.
+    assert [result[1 - place] for result in made] == ([] if name == "add" else [None])
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_extrema_of_odd_numbers_and_their_gradients_equal_pytorch(name, dtype):
+    """Each of signed zeros, infinities and NaN beside each, with each as the gradient."""
+    odd = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
+    triples = torch.tensor(list(itertools.product(odd, odd, odd)), dtype=dtype, device=DEVICE)
+    x, y, grad = (column.contiguous() for column in triples.T)
+    x, y = x.requires_grad_(), y.requires_grad_()
+    ours, theirs = getattr(vector, name)(x, y), getattr(torch, name)(x, y)
+    equal(ours, theirs)
+    found = [torch.autograd.grad(out, (x, y), grad) for out in (ours, theirs)]
+    for mine, pytorch in zip(*found, strict=True):
+        equal(mine, pytorch)
+
+
+@pytest.mark.parametrize("n", [0, 1, 8, 4099])
+def test_two_bits_an_element_are_kept_of_an_extremum(n):
+    x, y = randn(n, seed=1).round().requires_grad_(), randn(n, seed=2).round()
+    (flags,) = vector.maximum(x, y).grad_fn.saved_tensors
+    assert flags.dtype == torch.int16 and flags.shape == (math.ceil(n / 8),)
+    bits = flags.to(torch.int32)[:, None] >> torch.arange(16, device=DEVICE) & 1
+    assert torch.equal(bits[:, :8].flatten()[:n].bool(), x > y)
+    assert torch.equal(bits[:, 8:].flatten()[:n].bool(), x < y)
 
 
 def test_the_gradient_of_a_sum_is_handed_through_and_not_copied():
