@@ -118,14 +118,16 @@ def row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH: tl.constexpr)
 
 
 @triton.jit
-def _columns(step, LANES: tl.constexpr, WIDTH: tl.constexpr):
+def columns_of(step, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    """The columns of a chunk of a row, WIDTH to a thread."""
     lanes = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     return step * (LANES * WIDTH) + lanes
 
 
 @triton.jit
-def _taken(row_ptr, step, V, POLICY: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    columns = _columns(step, LANES, WIDTH)
+def taken(row_ptr, step, V, POLICY: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr):
+    """A chunk of a row as it lies in memory, minus infinity past the end."""
+    columns = columns_of(step, LANES, WIDTH)
     return tl.load(row_ptr + columns, mask=columns < V, other=-float("inf"), eviction_policy=POLICY)
 
 
@@ -138,15 +140,15 @@ def _met(x, step, top, total, plain, V, SMOOTH: tl.constexpr):
     weights = tl.exp2((x - base[:, None]) * LOG2E)
     total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 1)
     if SMOOTH:
-        inside = _columns(step, x.shape[0], x.shape[1]) < V
+        inside = columns_of(step, x.shape[0], x.shape[1]) < V
         plain += tl.sum(tl.where(inside, x, 0.0), 1)
     return new_top, total, plain
 
 
 @triton.jit
-def _put(out_ptr, x, step, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr):
+def put(out_ptr, x, step, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr):
     """Writes the gradient where the logits are x; `share` makes of a weight its softmax part."""
-    columns = _columns(step, x.shape[0], x.shape[1])
+    columns = columns_of(step, x.shape[0], x.shape[1])
     gradient = tl.exp2((x - top) * LOG2E) * share
     if SMOOTH:
         gradient -= scale * smoothing / V
@@ -171,7 +173,7 @@ def gradient_of_row(
     if target == ignore_index:
         zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
         for step in range(0, head + KEPT):
-            columns = _columns(step, LANES, WIDTH)
+            columns = columns_of(step, LANES, WIDTH)
             tl.store(out_ptr + columns, zeros, mask=columns < V)
     else:
         own, place = own_logit(row_ptr, target, V)
@@ -180,13 +182,13 @@ def gradient_of_row(
         plain = tl.zeros((LANES,), tl.float32)
         kept = ()
         for chunk in tl.static_range(KEPT):
-            packed = _taken(row_ptr, head + chunk, V, "evict_first", LANES, WIDTH)
+            packed = taken(row_ptr, head + chunk, V, "evict_first", LANES, WIDTH)
             kept = kept + (packed,)  # noqa: RUF005
         if WALKS:
             for group in range(0, walked):
                 ahead = ()
                 for one in tl.static_range(AHEAD):
-                    packed = _taken(row_ptr, group * AHEAD + one, V, "evict_last", LANES, WIDTH)
+                    packed = taken(row_ptr, group * AHEAD + one, V, "evict_last", LANES, WIDTH)
                     ahead = ahead + (packed,)  # noqa: RUF005
                 for one in tl.static_range(AHEAD):
                     x = ahead[one].to(tl.float32)
@@ -201,18 +203,18 @@ def gradient_of_row(
         zero = zero_after(share)
         for chunk in tl.static_range(KEPT):
             x = widened(kept[chunk], zero)
-            _put(out_ptr, x, head + chunk, row_top, share, place, V, smoothing, scale, SMOOTH)
+            put(out_ptr, x, head + chunk, row_top, share, place, V, smoothing, scale, SMOOTH)
         if WALKS:
             # From the end: what was read last is nearest.
             for back in range(0, walked):
                 last = head - 1 - back * AHEAD
                 ahead = ()
                 for one in tl.static_range(AHEAD):
-                    packed = _taken(row_ptr, last - one, V, "evict_first", LANES, WIDTH)
+                    packed = taken(row_ptr, last - one, V, "evict_first", LANES, WIDTH)
                     ahead = ahead + (packed,)  # noqa: RUF005
                 for one in tl.static_range(AHEAD):
                     x = ahead[one].to(tl.float32)
-                    _put(out_ptr, x, last - one, row_top, share, place, V, smoothing, scale, SMOOTH)
+                    put(out_ptr, x, last - one, row_top, share, place, V, smoothing, scale, SMOOTH)
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
 
 
@@ -271,13 +273,15 @@ def _scale_kernel(
 
 def choose_walk(v: int, itemsize: int) -> dict[str, int]:
     """The rule of a kernel that calls `walk` alone."""
-    return {"UNROLL": 1 if v <= 1024 else 4, "BLOCK_V": 1024, "num_warps": 4}
+    wide = v >= 65536
+    unroll = 1 if v <= 1024 else 4
+    return {"UNROLL": unroll, "BLOCK_V": 2048 if wide else 1024, "num_warps": 8 if wide else 4}
 
 
 def choose_row(v: int, itemsize: int) -> dict[str, int]:
     """The rule of a kernel that calls `gradient_of_row`."""
-    warps = 4
-    while warps < 32 and chunks_of(v, itemsize, warps) > 4:
+    warps = 2
+    while warps < 32 and chunks_of(v, itemsize, warps) > 16:
         warps *= 2
     return {"KEPT": 4, "AHEAD": 4, "num_warps": warps}
 

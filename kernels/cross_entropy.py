@@ -5,6 +5,9 @@ where gradients are wanted it writes theirs too, at once, and the backward pass 
 the gradient of the loss: not at all, and without the host waiting, where that is one. So training
 costs one read and one write of the logits where a backward pass of its own costs another read
 (Liger-Kernel, Hsu et al., 2024, has the idea, and writes over the logits, which this op does not).
+In float16 the gradient of a mean must wait for the factor that loss scaling puts against the count,
+and a pass that multiplies would read and write as much again: there the forward pass keeps two
+numbers a row, and the backward pass makes the gradient of the logits in one read and one write.
 FLOPs: about 10 an item, so memory decides.
 
 The loss alone is one walk with a running maximum and sum in each lane. For the gradient a row stays
@@ -25,12 +28,15 @@ from kernels._cross_entropy import (
     WALK_CONFIGS,
     choose_row,
     choose_walk,
+    columns_of,
     count_of,
     gradient_of_row,
     own_logit,
+    put,
     row_loss,
     suits_row,
     sum_of,
+    taken,
     walk,
 )
 from kernels._launch import launch, needs_grad
@@ -104,6 +110,21 @@ ACCUMULATES = {"cross_entropy": "float32"}
 SUMMED = tl.constexpr(2048)
 
 
+# Chunks of a row that a program of `_late_kernel` takes.
+LATE_CONFIGS = tuple(
+    {"STEPS": steps, "num_warps": warps} for steps in (1, 2, 4) for warps in (4, 8)
+)
+
+
+def _choose_late(v, itemsize):
+    return {"STEPS": 1, "num_warps": 4}
+
+
+def _suits_late(candidate, v, itemsize):
+    chunks = shared.chunks_of(v, itemsize, candidate["num_warps"])
+    return candidate["STEPS"] <= chunks
+
+
 @triton.jit
 def _finish(
     losses_ptr, out_ptr, ticket_ptr, targets_ptr, count_ptr, M, ignore_index, MEAN: tl.constexpr
@@ -124,8 +145,8 @@ def _finish(
 
 @triton.jit
 def _loss_kernel(
-    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, stride_m, M, V, ignore_index,
-    smoothing, z_loss, SMOOTH: tl.constexpr, MEAN: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, rows_ptr, count_ptr, stride_m, M, V,
+    ignore_index, smoothing, z_loss, SMOOTH: tl.constexpr, MEAN: tl.constexpr,
     UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     # A traced graph hands floats over as float64.
@@ -137,15 +158,18 @@ def _loss_kernel(
     if target != ignore_index:
         own, _ = own_logit(row_ptr, target, V)
         top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
-        loss, _ = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
+        loss, factor = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
+        if rows_ptr is not None:
+            tl.store(rows_ptr + row, top)
+            tl.store(rows_ptr + M + row, factor / total)
     tl.store(losses_ptr + row, loss.to(losses_ptr.dtype.element_ty))
     if out_ptr is not None:
-        _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, None, M, ignore_index, MEAN)
+        _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, count_ptr, M, ignore_index, MEAN)
 
 
 @triton.jit
 def _gradient_kernel(
-    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, dlogits_ptr, kept_ptr, count_ptr,
+    logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, dlogits_ptr, kept_ptr,
     stride_m, M, V, walked, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, MEAN: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr,
     AHEAD: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
@@ -161,11 +185,39 @@ def _gradient_kernel(
         SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
     )  # fmt: skip
     if out_ptr is not None:
-        _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, count_ptr, M, ignore_index, MEAN)
+        _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, None, M, ignore_index, MEAN)
+
+
+@triton.jit
+def _late_kernel(
+    logits_ptr, targets_ptr, rows_ptr, count_ptr, dloss_ptr, dlogits_ptr,
+    stride_m, M, V, parts, ignore_index, smoothing,
+    SMOOTH: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    smoothing = tl.cast(smoothing, tl.float32)
+    program = tl.program_id(0)
+    row = (program // parts).to(tl.int64)
+    first = program % parts * STEPS
+    out_ptr = dlogits_ptr + row * V
+    target = tl.load(targets_ptr + row)
+    if target == ignore_index:
+        zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
+        for step in tl.static_range(STEPS):
+            columns = columns_of(first + step, LANES, WIDTH)
+            tl.store(out_ptr + columns, zeros, mask=columns < V)
+    else:
+        place = tl.where((target >= 0) & (target < V), target, -1).to(tl.int32)
+        scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
+        top, share = tl.load(rows_ptr + row), tl.load(rows_ptr + M + row) * scale
+        for step in tl.static_range(STEPS):
+            x = taken(logits_ptr + row * stride_m, first + step, V, "evict_first", LANES, WIDTH)
+            x = x.to(tl.float32)
+            put(out_ptr, x, first + step, top, share, place, V, smoothing, scale, SMOOTH)
 
 
 LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
 GRADIENT = Configs(_gradient_kernel, ROW_CONFIGS, choose_row, suits_row)
+LATE = Configs(_late_kernel, LATE_CONFIGS, _choose_late, _suits_late)
 
 
 def cross_entropy_fwd(
@@ -175,59 +227,120 @@ def cross_entropy_fwd(
     smoothing: float,
     z_loss: float,
     reduction: str,
-    wants_gradient: bool,
+    keeps: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """logits: [M, V], contiguous in V; targets: [M], contiguous.
 
-    Returns the loss in the dtype of the logits; their gradient, contiguous, where it is wanted;
-    and the count that the gradient is still to be divided by, if it is.
+    Returns the loss in the dtype of the logits, and what `cross_entropy_bwd` needs of a mean where
+    `keeps` says so: [2, M], the maximum of each row and what makes a softmax of its weights, and
+    how many rows count; both float32.
     """
-    (m, v), dtype, device = logits.shape, logits.dtype, logits.device
-    each, mean = reduction == "none", reduction == "mean"
-    losses = torch.empty(m, dtype=dtype if each else torch.float32, device=device)
-    out = drawn = dlogits = kept = later = None
-    if wants_gradient:
-        dlogits = torch.empty((m, v), dtype=dtype, device=device)
-        if shared.kept_for_later(dtype, reduction):
-            later = torch.empty((), dtype=torch.float32, device=device)
-        elif mean:
-            kept = shared.count_kept(targets, ignore_index)
-    if m == 0:
-        out = losses if each else losses.sum(dtype=dtype)
-        return out / 0 if mean else out, dlogits, None
-    if not each:
-        out, drawn = torch.empty((), dtype=dtype, device=device), ticket(device)
-    key = {"v": v, "itemsize": logits.element_size()}
-    if wants_gradient:
-        walked, config = shared.row_plan(**key, config=GRADIENT.pick(device, **key))
-        launch(
-            _gradient_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept, count_ptr=later,
-            stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
-            smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
-            **config,
-        )  # fmt: skip
-    else:
+    (m, v), device = logits.shape, logits.device
+    losses, out, drawn = _results(logits, reduction)
+    rows = torch.empty((2, m), dtype=torch.float32, device=device) if keeps else None
+    count = torch.empty((), dtype=torch.float32, device=device) if keeps else None
+    if m:
         launch(
             _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
-            out_ptr=out, ticket_ptr=drawn, stride_m=logits.stride(0), M=m, V=v,
-            ignore_index=ignore_index, smoothing=float(smoothing), z_loss=float(z_loss),
-            SMOOTH=smoothing > 0, MEAN=mean, **LOSS.pick(device, **key),
+            out_ptr=out, ticket_ptr=drawn, rows_ptr=rows, count_ptr=count,
+            stride_m=logits.stride(0), M=m, V=v, ignore_index=ignore_index,
+            smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0,
+            MEAN=reduction == "mean", **LOSS.pick(device, v=v, itemsize=logits.element_size()),
         )  # fmt: skip
-    return losses if each else out, dlogits, later
+    return losses if out is None else out, rows, count
+
+
+def cross_entropy_fwd_bwd(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    reduction: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss as `cross_entropy_fwd` has it and, for a gradient of one, that of the logits."""
+    (m, v), device = logits.shape, logits.device
+    losses, out, drawn = _results(logits, reduction)
+    dlogits = torch.empty((m, v), dtype=logits.dtype, device=device)
+    if m == 0:
+        return losses if out is None else out, dlogits
+    mean = reduction == "mean"
+    kept = shared.count_kept(targets, ignore_index) if mean else None
+    key = {"v": v, "itemsize": logits.element_size()}
+    walked, config = shared.row_plan(**key, config=GRADIENT.pick(device, **key))
+    launch(
+        _gradient_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+        out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept,
+        stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
+        smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
+        **config,
+    )  # fmt: skip
+    return losses if out is None else out, dlogits
+
+
+def _results(logits, reduction):
+    """The losses of the rows and, where they are added up, the sum and the counter for it."""
+    m, dtype, device = logits.shape[0], logits.dtype, logits.device
+    if reduction == "none":
+        return torch.empty(m, dtype=dtype, device=device), None, None
+    losses = torch.empty(m, dtype=torch.float32, device=device)
+    if m == 0:
+        out = losses.sum(dtype=dtype)
+        return losses, out / 0 if reduction == "mean" else out, None
+    return losses, torch.empty((), dtype=dtype, device=device), ticket(device)
+
+
+def cross_entropy_bwd(
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    rows: torch.Tensor,
+    count: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+) -> torch.Tensor:
+    """The gradient of the logits of a mean, [M, V], contiguous; rows and count as
+    `cross_entropy_fwd` keeps them, dloss a scalar."""
+    (m, v), itemsize = logits.shape, logits.element_size()
+    dlogits = torch.empty((m, v), dtype=logits.dtype, device=logits.device)
+    config = LATE.pick(logits.device, v=v, itemsize=itemsize)
+    warps = config["num_warps"]
+    parts = -(-shared.chunks_of(v, itemsize, warps) // config["STEPS"])
+    if m:
+        launch(
+            _late_kernel, (m * parts,), logits_ptr=logits, targets_ptr=targets, rows_ptr=rows,
+            count_ptr=count, dloss_ptr=dloss, dlogits_ptr=dlogits, stride_m=logits.stride(0),
+            M=m, V=v, parts=parts, ignore_index=ignore_index, smoothing=float(smoothing),
+            SMOOTH=smoothing > 0, STEPS=config["STEPS"], LANES=32 * warps,
+            WIDTH=shared.ACCESS_BYTES // itemsize, num_warps=warps,
+        )  # fmt: skip
+    return dlogits
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, targets, *options):
-        loss, dlogits, count = cross_entropy_fwd(logits, targets, *options, True)
-        ctx.save_for_backward(dlogits, count)
+        loss, dlogits = cross_entropy_fwd_bwd(logits, targets, *options)
+        ctx.save_for_backward(dlogits)
         return loss
 
     @staticmethod
     def backward(ctx, dloss):
-        dlogits, count = ctx.saved_tensors
-        return shared.scaled(dlogits, dloss, count), None, None, None, None, None
+        return shared.scaled(*ctx.saved_tensors, dloss), None, None, None, None, None
+
+
+class _LateCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, *options):
+        loss, *kept = cross_entropy_fwd(logits, targets, *options, True)
+        ctx.save_for_backward(logits, targets, *kept)
+        ctx.options = options[:2]
+        return loss
+
+    @staticmethod
+    def backward(ctx, dloss):
+        dlogits = cross_entropy_bwd(dloss, *ctx.saved_tensors, *ctx.options)
+        return dlogits, None, None, None, None, None
 
 
 def cross_entropy(
@@ -246,7 +359,8 @@ def cross_entropy(
     count (NaN without any), "sum" or "none".
 
     Returns a scalar, or [M] for "none", in the dtype of the logits. Differentiable in the logits,
-    which stay as they are: the forward pass writes the gradient to a tensor of their size.
+    which stay as they are: the gradient is a tensor of their size, which the forward pass writes,
+    but of a mean in float16 the backward pass, which then reads the logits again.
     TypeError or ValueError for arguments of another shape, dtype or range. On a GPU a target out
     of range makes the loss and the gradient of its row NaN, as nobody waits to look.
     """
@@ -259,5 +373,6 @@ def cross_entropy(
     logits, targets = rows_of(logits), targets.contiguous()
     options = ignore_index, label_smoothing, z_loss, reduction
     if needs_grad(logits):
-        return _CrossEntropy.apply(logits, targets, *options)
+        late = shared.kept_for_later(logits.dtype, reduction)
+        return (_LateCrossEntropy if late else _CrossEntropy).apply(logits, targets, *options)
     return cross_entropy_fwd(logits, targets, *options, False)[0]
