@@ -86,7 +86,11 @@ def case(*flags: str, layout: str = "", values: str = "", dtypes=(), **sizes: in
 
 @dataclass(frozen=True)
 class Cost:
-    """The work no implementation can avoid: each input read once, each output written once."""
+    """The work no implementation can avoid: each input read once, each output written once.
+
+    A backward pass need not read an input of which the forward pass can keep less: of relu a bit an
+    element is enough. What the forward pass keeps is no output; it is timed where none is kept.
+    """
 
     bytes_read: int
     bytes_written: int
