@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import pair
 from kernels._elementwise import (
     BLOCKS,
     WORD,
@@ -25,6 +26,7 @@ from kernels._elementwise import (
     words_of,
 )
 from kernels._launch import launch
+from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -93,16 +95,19 @@ def extremum_configs(family: str) -> tuple[Configs, Configs]:
     )
 
 
+@planned
 def extremum_fwd(
     configs: Configs, op: str, x: torch.Tensor, y: torch.Tensor, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The result of "maximum" or "minimum", and the flags that `extremum_bwd` asks for.
 
-    x, y: contiguous, of one shape. flags: int16, a word for each eight elements; None unless they
-    are to be kept.
+    flags: int16, a word for each eight elements; None unless they are to be kept. ValueError or
+    TypeError where x and y do not belong together.
     """
-    out, n = torch.empty_like(x), x.numel()
-    flags = torch.empty(words_of(n), dtype=torch.int16, device=x.device) if keep else None
+    pair(x, y)
+    x, y = x.contiguous(), y.contiguous()
+    out, n = empty(x), x.numel()
+    flags = empty(x, (words_of(n),), torch.int16) if keep else None
     if n:
         config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
         launch(
@@ -112,12 +117,14 @@ def extremum_fwd(
     return out, flags
 
 
+@planned
 def extremum_bwd(
     configs: Configs, flags: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """dx and dy, each None where it is not wanted; grad contiguous."""
-    dx = torch.empty_like(grad) if wanted[0] else None
-    dy = torch.empty_like(grad) if wanted[1] else None
+    """dx and dy, each None where it is not wanted."""
+    grad = grad.contiguous()
+    dx = empty(grad) if wanted[0] else None
+    dy = empty(grad) if wanted[1] else None
     n = grad.numel()
     if n:
         config = configs.pick(grad.device, n=n, itemsize=grad.element_size())

@@ -185,7 +185,7 @@ class _UnplannedError(Exception):
 
 
 class _Writer:
-    """Writes the plan of a call that stands on a tape; raises _UnplannedError where that is not all."""
+    """Writes the plan of a call from its tape; raises _UnplannedError where that is not all."""
 
     def __init__(self, written: Tape, given: Mapping[str, torch.Tensor]):
         self._tape, self._constants = written, []
@@ -229,7 +229,7 @@ class _Writer:
         self._places[tensor.data_ptr()] = f"_t{index}.data_ptr()"
         # One element under all of the shape says what is wanted in half of the time that a shape,
         # a dtype and a device take.
-        pattern = _element(tensor.dtype, tensor.device).expand(tensor.shape)
+        pattern = _scalar(tensor.dtype, tensor.device).expand(tensor.shape)
         return f"_t{index} = torch.empty_like({self._constant(pattern)})"
 
     def _launch(self, grid: tuple[int, ...], values: Sequence, start: tuple | None) -> str:
@@ -274,5 +274,5 @@ class _Writer:
 
 
 @functools.cache
-def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty(1, dtype=dtype, device=device)
+def _scalar(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty((), dtype=dtype, device=device)

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import floating
 from kernels._elementwise import (
     BLOCKS,
     WORD,
@@ -23,6 +24,7 @@ from kernels._elementwise import (
     words_of,
 )
 from kernels._launch import launch
+from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -86,15 +88,19 @@ def rectifier_configs(family: str) -> tuple[Configs, Configs]:
     )
 
 
+@planned
 def rectifier_fwd(
     configs: Configs, op: str, x: torch.Tensor, slope: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The result of "relu" or "leaky_relu", and the flags that `rectifier_bwd` asks for.
 
-    x: contiguous. flags: uint8, a word for each eight elements; None unless they are to be kept.
+    flags: uint8, a word for each eight elements; None unless they are to be kept. TypeError where
+    x is not floating.
     """
-    y, n = torch.empty_like(x), x.numel()
-    flags = torch.empty(words_of(n), dtype=torch.uint8, device=x.device) if keep else None
+    floating(x=x)
+    x = x.contiguous()
+    y, n = empty(x), x.numel()
+    flags = empty(x, (words_of(n),), torch.uint8) if keep else None
     if n:
         config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
         launch(
@@ -104,11 +110,13 @@ def rectifier_fwd(
     return y, flags
 
 
+@planned
 def rectifier_bwd(
     configs: Configs, op: str, flags: torch.Tensor, grad: torch.Tensor, slope: float
 ) -> torch.Tensor:
-    """The gradient of the input from that of the result, which is contiguous."""
-    dx, n = torch.empty_like(grad), grad.numel()
+    """The gradient of the input from that of the result."""
+    grad = grad.contiguous()
+    dx, n = empty(grad), grad.numel()
     if n:
         config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
         launch(

@@ -6,9 +6,12 @@ launch does what takes two, and none has to clear anything first. The scheme is 
 threadFenceReduction sample.
 """
 
+import functools
 from collections.abc import Iterator
 
 import torch
+
+from kernels._plan import tape
 
 SLOTS = 1024
 
@@ -25,11 +28,18 @@ def ticket(device: torch.device) -> torch.Tensor:
     """
     if device.type != "cuda" or torch.compiler.is_dynamo_compiling():
         return torch.zeros(1, dtype=torch.int32, device=device)
+    slot = _slot(device, device.index)
+    if (noting := tape()) is not None:
+        noting.shared.append((slot, functools.partial(_slot, device, device.index)))
+    return slot
+
+
+def _slot(device: torch.device, index: int) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
-        slot = next(_free.get(device.index, iter(())), None)
+        slot = next(_free.get(index, iter(())), None)
         # Without a spare one the graph clears its own at each replay.
         return torch.zeros(1, dtype=torch.int32, device=device) if slot is None else slot
-    key = device.index, torch._C._cuda_getCurrentRawStream(device.index)
+    key = index, torch._C._cuda_getCurrentRawStream(index)
     slot = _of_stream.get(key)
     if slot is None:
         slot = _of_stream[key] = _spare(device)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels._checks import FLOATING, floating
+from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
     BLOCKS,
@@ -38,6 +38,7 @@ from kernels._elementwise import (
     words_of,
 )
 from kernels._launch import launch, needs_grad
+from kernels._plan import empty, planned
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
 from kernels._tuned import Configs
 
@@ -243,10 +244,12 @@ BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
 RECTIFY, SLOPE = rectifier_configs("activation")
 
 
+@planned
 def activation_fwd(op: str, x: torch.Tensor) -> torch.Tensor:
-    """x: contiguous. Returns the activation of each element."""
-    y = torch.empty_like(x)
-    n = x.numel()
+    """The activation of each element; TypeError where x is not floating."""
+    floating(x=x)
+    x = x.contiguous()
+    y, n = empty(x), x.numel()
     if n:
         config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
@@ -256,10 +259,11 @@ def activation_fwd(op: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@planned
 def activation_bwd(op: str, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """x: the input, of tanh the result; grad: that of the result; both contiguous."""
-    dx = torch.empty_like(x)
-    n = x.numel()
+    """x: the input, of tanh the result; grad: that of the result."""
+    x, grad = x.contiguous(), grad.contiguous()
+    dx, n = empty(x), x.numel()
     if n:
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
@@ -280,7 +284,7 @@ class _Activation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (saved,) = ctx.saved_tensors
-        return activation_bwd(ctx.op, saved, grad.contiguous()), None
+        return activation_bwd(ctx.op, saved, grad), None
 
 
 class _Rectifier(torch.autograd.Function):
@@ -294,20 +298,14 @@ class _Rectifier(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (flags,) = ctx.saved_tensors
-        return rectifier_bwd(SLOPE, ctx.op, flags, grad.contiguous(), ctx.slope), None, None
+        return rectifier_bwd(SLOPE, ctx.op, flags, grad, ctx.slope), None, None
 
 
 def _activation(op: str, x: torch.Tensor) -> torch.Tensor:
-    if x.dtype not in FLOATING:
-        floating(x=x)
-    x = x.contiguous()
     return _Activation.apply(x, op) if needs_grad(x) else activation_fwd(op, x)
 
 
 def _rectifier(op: str, x: torch.Tensor, slope: float) -> torch.Tensor:
-    if x.dtype not in FLOATING:
-        floating(x=x)
-    x = x.contiguous()
     if needs_grad(x):
         return _Rectifier.apply(x, op, slope)
     return rectifier_fwd(RECTIFY, op, x, slope, keep=False)[0]

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import FLOATING, floating, pair
+from kernels._checks import floating, pair
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
     BLOCKS,
@@ -33,6 +33,7 @@ from kernels._elementwise import (
 )
 from kernels._extremum import extremum_bwd, extremum_configs, extremum_fwd
 from kernels._launch import launch, needs_grad
+from kernels._plan import empty, planned
 from kernels._ticket import ticket
 from kernels._tuned import Configs
 
@@ -221,10 +222,19 @@ EXTREMUM, SHARE = extremum_configs("vector")
 DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 
-def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float = 0.0) -> torch.Tensor:
-    """x ∘ y, or alpha x of "scale", which does not look at y; both contiguous, of one shape."""
-    out = torch.empty_like(x)
-    n = x.numel()
+@planned
+def vector_fwd(
+    op: str, x: torch.Tensor, y: torch.Tensor | None, alpha: float = 0.0
+) -> torch.Tensor:
+    """x ∘ y, or alpha x of "scale", which has no y; ValueError or TypeError where they do not
+    belong together."""
+    if y is None:
+        floating(x=x)
+        x = y = x.contiguous()
+    else:
+        pair(x, y)
+        x, y = x.contiguous(), y.contiguous()
+    out, n = empty(x), x.numel()
     if n == 0:
         return out
     tensors = 2 if op == "scale" else 3
@@ -236,12 +246,14 @@ def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float = 0.0) ->
     return out
 
 
+@planned
 def vector_bwd(
     op: str, x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """dx and dy, each None where it is not wanted; x, y and grad contiguous, grad of "dot" one."""
-    dx = torch.empty_like(x) if wanted[0] else None
-    dy = torch.empty_like(y) if wanted[1] else None
+    """dx and dy, each None where it is not wanted; grad of "dot" is a single one."""
+    x, y, grad = x.contiguous(), y.contiguous(), grad.contiguous()
+    dx = empty(x) if wanted[0] else None
+    dy = empty(y) if wanted[1] else None
     n = x.numel()
     if n:
         tensors = 4 if op == "dot" else 5
@@ -253,13 +265,15 @@ def vector_bwd(
     return dx, dy
 
 
+@planned
 def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The dot product of two contiguous tensors of one shape, without dimensions."""
-    n = x.numel()
+    """The dot product, without dimensions; ValueError or TypeError where x and y do not belong
+    together."""
+    pair(x, y)
+    x, y, n = x.contiguous(), y.contiguous(), x.numel()
     config = DOT_TILES.pick(x.device, n=n, itemsize=x.element_size())
     programs = max(1, -(-n // (config["BLOCK_N"] * config["STEPS"])))
-    partial = x.new_empty(programs, dtype=torch.float32)
-    out = x.new_empty(())
+    partial, out = empty(x, (programs,), torch.float32), empty(x, ())
     launch(
         _dot_kernel, (programs,),
         x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=ticket(x.device), out_ptr=out, N=n,
@@ -272,12 +286,11 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, alpha):
         ctx.alpha = alpha
-        return vector_fwd("scale", x, x, alpha)
+        return vector_fwd("scale", x, None, alpha)
 
     @staticmethod
     def backward(ctx, grad):
-        grad = grad.contiguous()
-        return vector_fwd("scale", grad, grad, ctx.alpha), None
+        return vector_fwd("scale", grad, None, ctx.alpha), None
 
 
 class _Add(torch.autograd.Function):
@@ -298,7 +311,7 @@ class _Mul(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return vector_bwd("mul", *ctx.saved_tensors, grad.contiguous(), ctx.needs_input_grad)
+        return vector_bwd("mul", *ctx.saved_tensors, grad, ctx.needs_input_grad)
 
 
 class _Extremum(torch.autograd.Function):
@@ -312,7 +325,7 @@ class _Extremum(torch.autograd.Function):
     def backward(ctx, grad):
         (flags,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
-        return *extremum_bwd(SHARE, flags, grad.contiguous(), wanted), None
+        return *extremum_bwd(SHARE, flags, grad, wanted), None
 
 
 class _Dot(torch.autograd.Function):
@@ -327,8 +340,6 @@ class _Dot(torch.autograd.Function):
 
 
 def _extremum(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    pair(x, y)
-    x, y = x.contiguous(), y.contiguous()
     if needs_grad(x, y):
         return _Extremum.apply(x, y, op)
     return extremum_fwd(EXTREMUM, op, x, y, keep=False)[0]
@@ -340,10 +351,8 @@ def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
     Differentiable in x.
     """
-    if x.dtype not in FLOATING:
-        floating(x=x)
-    x, alpha = x.contiguous(), float(alpha)
-    return _Scale.apply(x, alpha) if needs_grad(x) else vector_fwd("scale", x, x, alpha)
+    alpha = float(alpha)
+    return _Scale.apply(x, alpha) if needs_grad(x) else vector_fwd("scale", x, None, alpha)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -352,15 +361,11 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x, y: any shape, the same for both; float32, float16 or bfloat16, else TypeError. ValueError
     where shapes, dtypes or devices differ. Differentiable, as are mul, maximum, minimum and dot.
     """
-    pair(x, y)
-    x, y = x.contiguous(), y.contiguous()
     return _Add.apply(x, y) if needs_grad(x, y) else vector_fwd("add", x, y)
 
 
 def mul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x times y, element by element; tensors as `add` takes them."""
-    pair(x, y)
-    x, y = x.contiguous(), y.contiguous()
     return _Mul.apply(x, y) if needs_grad(x, y) else vector_fwd("mul", x, y)
 
 
@@ -379,6 +384,4 @@ def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
     Tensors as `add` takes them. Returns a tensor without dimensions.
     """
-    pair(x, y)
-    x, y = x.contiguous(), y.contiguous()
     return _Dot.apply(x, y) if needs_grad(x, y) else dot_fwd(x, y)
