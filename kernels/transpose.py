@@ -2,11 +2,14 @@
 
 Bytes: one read and one write of each element, no FLOPs. A tile is read along the rows of x and
 written along the rows of out, sixteen bytes a thread either way; in between it turns around in
-shared memory. Elements of two bytes may go there in pairs: a thread reads the same columns of two
-neighbouring rows and packs them into 32-bit words, which are neighbours in a row of out. Tiles that
-run at the same time lie in a block of tiles rather than a row, so that both sides touch whole pages
-of DRAM. The tile and the order are those of Ruetsch and Micikevicius, "Optimizing matrix transpose
-in CUDA" (2009).
+shared memory. Tiles that run at the same time lie in a block of tiles rather than a row, so that
+both sides touch whole pages of DRAM. The tile and the order are those of Ruetsch and Micikevicius,
+"Optimizing matrix transpose in CUDA" (2009).
+
+Rows of an odd number of two-byte elements begin at odd elements every other time, so that no access
+of more than two bytes fits all of them. Words of four bytes fit each row by itself: those of a row
+that begins at an odd element are taken one element further. A word of out needs one element each of
+two rows of x, and three words of x hold all that two words of out do: `_odd_kernel`.
 """
 
 import torch
@@ -38,6 +41,8 @@ TRANSPOSE = Op(
         case(M=129, N=1),
         case(M=127, N=129),
         case(M=200, N=136),
+        case(M=259, N=200, dtypes=("float16", "bfloat16")),
+        case(M=200, N=195, dtypes=("float16", "bfloat16")),
         case(M=0, N=64),
         case(M=64, N=0),
         case(M=66, N=70, layout="padded"),
@@ -60,80 +65,110 @@ TRANSPOSE = Op(
 )
 
 
-def _choose(itemsize, pairs, large):
-    if itemsize == 2 and not pairs:
-        return {"PAIRED": 0, "BLOCK_M": 32, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
-    return {"PAIRED": 0, "BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
+def _choose(itemsize, large):
+    return {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
 
 
-def _suits(candidate, itemsize, pairs, large):
+def _suits(candidate, itemsize, large):
     # Two to eight accesses of 16 bytes a thread, and rows of a tile that are whole sectors.
     tile_bytes = candidate["BLOCK_M"] * candidate["BLOCK_N"] * itemsize
     accesses = tile_bytes // (16 * 32 * candidate["num_warps"])
     shortest = min(candidate["BLOCK_M"], candidate["BLOCK_N"]) * itemsize
-    # Rows of 16-bit elements that begin anywhere are written one element at a time.
-    most = 8 if itemsize > 2 or pairs else 4
-    return 2 <= accesses <= most and shortest >= 64 and pairs >= candidate["PAIRED"]
+    return 2 <= accesses <= 8 and shortest >= 64
+
+
+def _choose_odd(large):
+    return {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
 
 
 CONFIGS = tuple(
-    {"PAIRED": paired, "BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
-    for paired in (0, 1)
+    {"BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
     for rows, columns in ((32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
     for group in (1, 8)
     for warps in (4, 8)
-    if rows * columns >= 64 * 64 * (1 + paired)
 )
+ODD_CONFIGS = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
+    for rows, columns, warps in ((64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8))
+    for group in (1, 8)
+)
+
+
+@triton.jit
+def _start_of_tile(
+    M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    """The first row and column of this program: down GROUP tiles, then to the right."""
+    pid = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    first = pid // (GROUP * tiles_n) * GROUP
+    rows = min(tiles_m - first, GROUP)
+    within = pid % (GROUP * tiles_n)
+    return (first + within % rows) * BLOCK_M, within // rows * BLOCK_N
 
 
 @triton.jit
 def _transpose_kernel(
     x_ptr, out_ptr, stride_xm, M, N,
-    PAIRED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
-    # Programs walk down GROUP tiles, then to the right.
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    first = pid // (GROUP * tiles_n) * GROUP
-    rows = min(tiles_m - first, GROUP)
-    within = pid % (GROUP * tiles_n)
-    start_m, start_n = (first + within % rows) * BLOCK_M, within // rows * BLOCK_N
-    offs_n = start_n + tl.arange(0, BLOCK_N)
-    whole = (start_m + BLOCK_M <= M) & (start_n + BLOCK_N <= N)
-    if PAIRED:
-        offs_p = start_m // 2 + tl.arange(0, BLOCK_M // 2)
-        x_ptrs = x_ptr + (2 * offs_p[:, None]).to(tl.int64) * stride_xm + offs_n[None, :]
-        # Row 2p of x comes first in memory: the low half of a word.
-        words_ptr = out_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
-        out_ptrs = words_ptr + offs_n[:, None].to(tl.int64) * (M // 2) + offs_p[None, :]
-        if whole:
-            even = tl.load(x_ptrs, eviction_policy="evict_first")
-            odd = tl.load(x_ptrs + stride_xm, eviction_policy="evict_first")
-            tl.store(out_ptrs, tl.trans(_packed(even, odd)))
-        else:
-            mask = (offs_p[:, None] < M // 2) & (offs_n[None, :] < N)
-            even = tl.load(x_ptrs, mask=mask)
-            odd = tl.load(x_ptrs + stride_xm, mask=mask)
-            tl.store(out_ptrs, tl.trans(_packed(even, odd)), mask=tl.trans(mask))
+    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    offs_m, offs_n = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
+    x_ptrs = x_ptr + offs_m[:, None].to(tl.int64) * stride_xm + offs_n[None, :]
+    out_ptrs = out_ptr + offs_n[:, None].to(tl.int64) * M + offs_m[None, :]
+    if (start_m + BLOCK_M <= M) & (start_n + BLOCK_N <= N):
+        tl.store(out_ptrs, tl.trans(tl.load(x_ptrs, eviction_policy="evict_first")))
     else:
-        offs_m = start_m + tl.arange(0, BLOCK_M)
-        x_ptrs = x_ptr + offs_m[:, None].to(tl.int64) * stride_xm + offs_n[None, :]
-        out_ptrs = out_ptr + offs_n[:, None].to(tl.int64) * M + offs_m[None, :]
-        if whole:
-            tl.store(out_ptrs, tl.trans(tl.load(x_ptrs, eviction_policy="evict_first")))
-        else:
-            mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
-            tl.store(out_ptrs, tl.trans(tl.load(x_ptrs, mask=mask)), mask=tl.trans(mask))
+        mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+        tl.store(out_ptrs, tl.trans(tl.load(x_ptrs, mask=mask)), mask=tl.trans(mask))
 
 
 @triton.jit
-def _packed(low, high):
-    """Two tiles of 16-bit elements as one of 32-bit words."""
-    low, high = low.to(tl.uint16, bitcast=True), high.to(tl.uint16, bitcast=True)
-    return low.to(tl.uint32) | (high.to(tl.uint32) << 16)
+def _odd_kernel(
+    x_ptr, out_ptr, stride_xm, M, N,
+    ODD_STRIDE: tl.constexpr, ODD_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Elements of two bytes; x and out begin at a multiple of four bytes."""
+    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    i = start_m // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
+    k = start_n // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
+    # Column 2k of out's words joins rows 2i and 2i + 1 of x; column 2k + 1 joins the row 2i and
+    # this one beside it, for where M is odd the words of the odd rows of out begin one earlier.
+    BESIDE: tl.constexpr = -1 if ODD_M else 1
+    if (start_m >= ODD_M) & (start_m + BLOCK_M <= M) & (start_n + BLOCK_N + ODD_STRIDE <= N):
+        # Words of an odd row, if the stride is odd, begin at columns 2k - 1, else at 2k as all do.
+        even_rows = x_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
+        even_rows += i.to(tl.int64) * stride_xm + k
+        odd_rows = even_rows + (stride_xm - ODD_STRIDE) // 2
+        here = tl.load(even_rows)
+        below = tl.load(odd_rows)
+        if ODD_M:
+            beside = tl.load(odd_rows - stride_xm + ODD_STRIDE)
+        elif ODD_STRIDE:
+            beside = tl.load(odd_rows + 1)
+        else:
+            beside = below
+        second = below >> 16 if ODD_STRIDE else below & 0xFFFF
+        other = beside & 0xFFFF if ODD_STRIDE else beside >> 16
+        words = out_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
+        words += tl.trans(k).to(tl.int64) * M + tl.trans(i)
+        tl.store(words, tl.trans((here & 0xFFFF) | (second << 16)))
+        joined = (here & 0xFFFF0000) | other if ODD_M else (here >> 16) | (other << 16)
+        tl.store(words + (M - ODD_M) // 2, tl.trans(joined))
+    else:
+        x_ptrs = x_ptr + (2 * i).to(tl.int64) * stride_xm + 2 * k
+        out_ptrs = out_ptr + (2 * tl.trans(k)).to(tl.int64) * M + 2 * tl.trans(i)
+        for column in tl.static_range(2):
+            for second in tl.static_range(2):
+                row = second * (BESIDE if column else 1)
+                mask = (2 * i + row >= 0) & (2 * i + row < M) & (2 * k + column < N)
+                x = tl.load(x_ptrs + (row * stride_xm + column), mask=mask)
+                tl.store(out_ptrs + (column * M + row), tl.trans(x), mask=tl.trans(mask))
 
 
 TILES = Configs(_transpose_kernel, CONFIGS, _choose, _suits)
+ODD_TILES = Configs(_odd_kernel, ODD_CONFIGS, _choose_odd)
 # Bytes from which on a tensor counts as large: it keeps the GPU busy for many waves of programs.
 LARGE = 2**26
 
@@ -145,14 +180,24 @@ def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty((n, m))
     if m == 0 or n == 0:
         return out
-    pairs, large = itemsize == 2 and m % 2 == 0, m * n * itemsize >= LARGE
-    config = TILES.pick(x.device, itemsize=itemsize, pairs=pairs, large=large)
-    tiles = -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
-    launch(
-        _transpose_kernel, (tiles,),
-        x_ptr=x, out_ptr=out, stride_xm=x.stride(0), M=m, N=n, **config,
-    )  # fmt: skip
+    stride, large = x.stride(0), m * n * itemsize >= LARGE
+    if itemsize == 2 and (m % 2 or stride % 2) and x.data_ptr() % 4 == 0:
+        config = ODD_TILES.pick(x.device, large=large)
+        launch(
+            _odd_kernel, (_tiles(m, n, config),), x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n,
+            ODD_STRIDE=stride % 2, ODD_M=m % 2, **config,
+        )  # fmt: skip
+    else:
+        config = TILES.pick(x.device, itemsize=itemsize, large=large)
+        launch(
+            _transpose_kernel, (_tiles(m, n, config),),
+            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
+        )  # fmt: skip
     return out
+
+
+def _tiles(m, n, config):
+    return -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
 
 
 class _Transpose(torch.autograd.Function):

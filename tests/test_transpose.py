@@ -30,14 +30,26 @@ def test_transpose_equals_pytorch_to_the_bit(m, n, dtype, padding):
     assert not out.numel() or out.data_ptr() != x.data_ptr()
 
 
-@pytest.mark.parametrize("paired", [0, 1])
+SHAPES = [(64, 64), (130, 66), (258, 34), (65, 97), (129, 64), (64, 129), (33, 1), (1, 33)]
+
+
 @pytest.mark.parametrize("group", [1, 3, 8])
-@pytest.mark.parametrize(("m", "n"), [(64, 64), (130, 66), (258, 34)])
-def test_every_order_of_tiles_covers_the_matrix(m, n, group, paired, monkeypatch):
-    tile = {"PAIRED": paired, "BLOCK_M": 32, "BLOCK_N": 32, "GROUP": group, "num_warps": 4}
-    monkeypatch.setitem(family.TILES.__dict__, "choose", lambda **key: tile)
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_every_order_of_tiles_covers_the_matrix(m, n, group, monkeypatch):
+    tile = {"BLOCK_M": 32, "BLOCK_N": 32, "GROUP": group, "num_warps": 4}
+    for configs in (family.TILES, family.ODD_TILES):
+        monkeypatch.setitem(configs.__dict__, "choose", lambda **key: tile)
     x = numbered(m, n, torch.float16)
     assert torch.equal(transpose(x), x.T)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+def test_rows_may_begin_at_any_element(first, padding):
+    flat = numbered(1, 70000, torch.bfloat16)[0]
+    for m, n in ((130, 131), (131, 130), (129, 193)):
+        x = flat[first:].as_strided((m, n), (n + padding, 1))
+        assert torch.equal(transpose(x), x.T)
 
 
 def test_layouts_without_runs_of_memory():
