@@ -51,6 +51,7 @@ def norm_cost(a_case, direction, itemsize, vectors, flops):
 
 def check_norm(x, residual, **vectors):
     """TypeError or ValueError where the arguments of a norm do not belong together."""
+    vectors = {name: tensor for name, tensor in vectors.items() if tensor is not None}
     floating(x=x, **vectors)
     if x.dim() == 0:
         raise ValueError("x: has no dimension to normalize over, expected one at least")

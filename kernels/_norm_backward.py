@@ -18,6 +18,7 @@ import triton.language as tl
 from kernels._device import shared_bytes, sm_count
 from kernels._launch import launch
 from kernels._norm_forward import add_pairs, spaced
+from kernels._plan import empty, planned
 from kernels._tile import load_f32, store_as, widened, zero_after
 from kernels._tuned import Config, Configs
 
@@ -267,17 +268,24 @@ def _norm_sum_parts_kernel(
         store_as(db_ptr + offs_n, total, mask_n)
 
 
-def norm_backward(configs, x, weight, bias, stats, dy, ds):
+@planned
+def norm_backward(
+    configs: tuple[Configs, ...],
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stats: torch.Tensor | None,
+    dy: torch.Tensor,
+    ds: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients of `norm_forward`, of the same dtypes as what they belong to.
 
     configs: as `backward_configs` returns them. x: what was normalized, [..., N]; weight: [N];
     bias: [N] or None; stats: as the forward pass left them; dy: the gradient of y; ds: that of the
     sum, or None. Returns dx (that of the residual too), dw, and db or None.
     """
-    dx = torch.empty_like(x, memory_format=torch.contiguous_format)
-    dw = torch.empty_like(weight)
-    centred = bias is not None
-    db = torch.empty_like(bias) if centred else None
+    weight, centred = weight.contiguous(), bias is not None
+    dx, dw, db = empty(x), empty(weight), empty(bias) if centred else None
     n, elements = x.shape[-1], x.numel()
     if elements == 0:
         return dx, dw.zero_(), db.zero_() if centred else None
@@ -293,7 +301,7 @@ def norm_backward(configs, x, weight, bias, stats, dy, ds):
     if n * itemsize <= ROW_BYTES and whole and 6 * n * itemsize <= shared_bytes(device):
         config = rows.pick(device, n=n, itemsize=itemsize)
         programs = min(-(-m // config["BLOCK_M"]), config["PER_SM"] * sm_count(device))
-        parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=device)
+        parts = empty(x, (1 + centred, programs, n), torch.float32)
         launch(
             _norm_backward_row_kernel, (programs,),
             x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
@@ -303,7 +311,7 @@ def norm_backward(configs, x, weight, bias, stats, dy, ds):
         )  # fmt: skip
     else:
         config = sums_of_rows.pick(device, n=n, itemsize=itemsize)
-        sums = torch.empty((1 + centred, m, SPLITS), dtype=torch.float32, device=device)
+        sums = empty(x, (1 + centred, m, SPLITS), torch.float32)
         launch(
             _norm_backward_sums_kernel, (-(-m // config["BLOCK_M"]), SPLITS),
             x_ptr=x, dy_ptr=dy, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
@@ -314,7 +322,7 @@ def norm_backward(configs, x, weight, bias, stats, dy, ds):
         columns = -(-n // config["BLOCK_N"])
         programs = -(-TILE_PROGRAMS * sm_count(device) // columns)
         programs = min(programs, -(-m // config["BLOCK_M"]))
-        parts = torch.empty((1 + centred, programs, n), dtype=torch.float32, device=device)
+        parts = empty(x, (1 + centred, programs, n), torch.float32)
         launch(
             _norm_backward_tile_kernel, (columns, programs),
             x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,

@@ -15,6 +15,8 @@ import triton.language as tl
 
 from kernels._launch import launch
 from kernels._layout import rows_of
+from kernels._norm import check_norm
+from kernels._plan import empty, planned
 from kernels._tile import load_f32_hinted, store_as, widened, zero_after
 from kernels._tuned import Configs
 
@@ -258,26 +260,37 @@ def _norm_forward_kernel(
         )  # fmt: skip
 
 
-def norm_forward(configs, x, residual, weight, bias, eps, keep):
+@planned
+def norm_forward(
+    configs: Configs,
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    eps: float,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Normalizes the rows of x, or of x + residual where there is one.
 
     configs: as `forward_configs` returns them. x, residual: [..., N]; weight: [N]; bias: [N] for a
     layer norm, None for an RMS norm. keep: whether the statistics are wanted. Returns y, the sum
     (None without a residual), both contiguous, and the statistics: rstd, then mean of a layer
-    norm, float32 [1 or 2, M], None where not kept or nothing is normalized.
+    norm, float32 [1 or 2, M], None where not kept or nothing is normalized. TypeError or ValueError
+    where the tensors do not belong together.
     """
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    total = stats = None
+    check_norm(x, residual, weight=weight, bias=bias)
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    y, total, stats = empty(x), None, None
     n, elements, centred, stride_rm = x.shape[-1], x.numel(), bias is not None, 0
     if residual is not None:
-        total = torch.empty_like(y)
+        total = empty(y)
         residual, stride_rm = spaced(residual, n)
     if elements == 0:
         return y, total, stats
     m = elements // n
     x, stride_xm = spaced(x, n)
     if keep:
-        stats = torch.empty((1 + centred, m), dtype=torch.float32, device=x.device)
+        stats = empty(x, (1 + centred, m), torch.float32)
     key = {"n": n, "itemsize": x.element_size(), "residual": residual is not None}
     config = configs.pick(x.device, **key)
     block = config["BLOCK_N"]

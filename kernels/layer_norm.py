@@ -14,7 +14,7 @@ import torch
 
 from kernels._contract import Op, Tensor
 from kernels._launch import needs_grad
-from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, check_norm, norm_cost
+from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import backward_configs, norm_backward
 from kernels._norm_forward import forward_configs, norm_forward
 
@@ -56,7 +56,7 @@ BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_conf
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, eps):
-        y, total, stats = norm_forward(FORWARD, x, residual, weight, bias, eps, keep=True)
+        y, total, stats = norm_forward(FORWARD, x, residual, weight, bias, eps, True)
         ctx.save_for_backward(x if total is None else total, weight, bias, stats)
         return y if total is None else (y, total)
 
@@ -81,10 +81,7 @@ def layer_norm(
     and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
     Differentiable in x, weight, bias and residual.
     """
-    check_norm(x, residual, weight=weight, bias=bias)
-    if not (weight.is_contiguous() and bias.is_contiguous()):
-        weight, bias = weight.contiguous(), bias.contiguous()
     if needs_grad(x, weight, bias, residual):
-        return _LayerNorm.apply(x, weight, bias, residual, eps)
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, keep=False)
+        return _LayerNorm.apply(x, weight, bias, residual, float(eps))
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, float(eps), False)
     return y if residual is None else (y, total)

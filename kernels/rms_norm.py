@@ -14,7 +14,7 @@ import torch
 
 from kernels._contract import Op, Tensor
 from kernels._launch import needs_grad
-from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, check_norm, norm_cost
+from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import RMS_TILE, backward_configs, norm_backward
 from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
 
@@ -56,7 +56,7 @@ BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_conf
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, residual, eps):
-        y, total, stats = norm_forward(FORWARD, x, residual, weight, None, eps, keep=True)
+        y, total, stats = norm_forward(FORWARD, x, residual, weight, None, eps, True)
         ctx.save_for_backward(x if total is None else total, weight, stats)
         return y if total is None else (y, total)
 
@@ -80,10 +80,7 @@ def rms_norm(
     and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
     Differentiable in x, weight and residual.
     """
-    check_norm(x, residual, weight=weight)
-    if not weight.is_contiguous():
-        weight = weight.contiguous()
     if needs_grad(x, weight, residual):
-        return _RMSNorm.apply(x, weight, residual, eps)
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, keep=False)
+        return _RMSNorm.apply(x, weight, residual, float(eps))
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, float(eps), False)
     return y if residual is None else (y, total)

@@ -22,6 +22,7 @@ from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
+from kernels._plan import empty, planned
 from kernels._scores import (
     broadcast_mask,
     finite_or_zero,
@@ -254,21 +255,30 @@ def _rows(x):
     return rows, rows.stride(0)
 
 
-def _like(x):
-    """A contiguous tensor of the shape of x; made from a shape it takes three times as long."""
-    if x.is_contiguous():
-        return torch.empty_like(x)
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def _check(x, causal):
+    if x.dim() <= causal:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected {1 + causal} dimensions or more")
+    if x.dtype not in DTYPES_OF_X:
+        raise ValueError(f"x: {x.dtype}, expected float32, float16 or bfloat16")
 
 
-def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None):
-    """x: [..., N]. Returns y, contiguous, of its shape.
+@planned
+def softmax_fwd(
+    x: torch.Tensor,
+    scale: float = 1.0,
+    causal: bool = False,
+    heads: int | None = None,
+    queries: int | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x: [..., N], else ValueError. Returns y, contiguous, of its shape.
 
     heads, queries: H and Q of M = B H Q, where causal or with a mask. mask: [B, H, Q, N] of any
     strides but the last.
     """
+    _check(x, causal)
     n, elements, itemsize = x.shape[-1], x.numel(), x.element_size()
-    y = _like(x)
+    y = empty(x)
     if elements == 0:
         return y
     m = elements // n
@@ -297,10 +307,17 @@ def softmax_fwd(x, scale=1.0, causal=False, heads=None, queries=None, mask=None)
     return y
 
 
-def softmax_bwd(y, dy, scale=1.0, causal=False, queries=None):
+@planned
+def softmax_bwd(
+    y: torch.Tensor,
+    dy: torch.Tensor,
+    scale: float = 1.0,
+    causal: bool = False,
+    queries: int | None = None,
+) -> torch.Tensor:
     """y, dy: [..., N]. Returns dx, contiguous, of their shape. queries: as in `softmax_fwd`."""
     n, elements, itemsize = y.shape[-1], y.numel(), y.element_size()
-    dx = _like(y)
+    dx = empty(y)
     if elements == 0:
         return dx
     m = elements // n
@@ -353,16 +370,12 @@ def softmax(
     infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the shape and
     dtype of x; differentiable in x. ValueError for another shape, dtype or device.
     """
-    # The conditions come first: a message takes longer to write than they to hold.
-    if x.dim() <= causal:
-        raise ValueError(f"x: shape {tuple(x.shape)}, expected {1 + causal} dimensions or more")
-    if x.dtype not in DTYPES_OF_X:
-        raise ValueError(f"x: {x.dtype}, expected float32, float16 or bfloat16")
-    heads = queries = None
+    scale, heads, queries = float(scale), None, None
     if causal or mask is not None:
+        _check(x, causal)
         heads, queries = (1, 1, *x.shape[:-1])[-2:]
         if mask is not None and x.numel():
             mask = broadcast_mask(mask, x, heads, queries)
     if needs_grad(x):
-        return _Softmax.apply(x, float(scale), causal, heads, queries, mask)
-    return softmax_fwd(x, float(scale), causal, heads, queries, mask)
+        return _Softmax.apply(x, scale, causal, heads, queries, mask)
+    return softmax_fwd(x, scale, causal, heads, queries, mask)
