@@ -13,6 +13,7 @@ import triton.language as tl
 
 from kernels._device import sm_count
 from kernels._launch import launch
+from kernels._plan import empty, planned
 from kernels._tile import widened, zero_after
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -333,7 +334,7 @@ def together(first: torch.Tensor, **others: torch.Tensor | None) -> None:
 
 def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """How many targets are not ignored: a float32 scalar on their device."""
-    count = torch.empty((), dtype=torch.float32, device=targets.device)
+    count = empty(targets, (), torch.float32)
     launch(
         _count_kernel, (1,), targets_ptr=targets, count_ptr=count, M=targets.numel(),
         ignore_index=ignore_index, BLOCK_M=8192, num_warps=16,
@@ -369,9 +370,14 @@ def scaled(
     factor is one, if the graph that holds it is used for the last time; else a new tensor.
     """
     # What a graph keeps must stay as it is; a traced graph knows nothing of its use.
-    again = torch.compiler.is_compiling() or _graph_is_kept()
-    out = torch.empty_like(x) if again else x
-    n = x.numel()
+    return _scaled(x, factor, count, torch.compiler.is_compiling() or _graph_is_kept())
+
+
+@planned
+def _scaled(
+    x: torch.Tensor, factor: torch.Tensor, count: torch.Tensor | None, again: bool
+) -> torch.Tensor:
+    out, n = empty(x) if again else x, x.numel()
     if n:
         if factor.dim():
             rows, length = x.shape

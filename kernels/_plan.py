@@ -30,27 +30,38 @@ _tapes: list["Tape"] = []
 
 # What begins with "_" is its own.
 LOOK_UP = """
-def factory(_launcher, _function, _plans, _current_device, _traced):
+def factory(_launcher, _function, _plans, _traced):
     def planned({names}):
         if _traced():
             return _function({names})
         {steps}
         _key = ({key},)
         _plan = _plans.get(_key)
-        if _plan is None or _tapes or JITFunction.run is not _run or _current_device() != _device:
+        if _plan is None or _tapes or JITFunction.run is not _run:
             return _noted(_launcher, _key, {names})
         return _plan({names}, {addresses})
     return planned
 """
 PLAN = """
-def factory(_function, _stream, {constants}):
+def factory(_function, _stream, _current_device, {constants}):
     def plan({names}, {addresses}):
         if {stale}:
             return _function({names})
+        _new = _quick if torch.empty_strided is _empty_strided else _strided
         {steps}
         return {result}
     return plan
 """
+
+
+def _strided(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cuda")
+
+
+# What the compiler of PyTorch allocates with, in half of the time; not where another function has
+# been put in the place of PyTorch's.
+_empty_strided = torch.empty_strided
+_quick = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", _strided)
 
 
 class Tape:
@@ -115,8 +126,8 @@ def planned(function: Callable) -> Callable:
     """A launcher whose known calls are made by plan; see the module.
 
     function: its tensors are annotated as `torch.Tensor`, or `torch.Tensor | None`, the first of
-    them is always there; all other arguments can be hashed. It returns tensors that `empty` made,
-    or None in the place of one: a single one or a tuple.
+    them is always there; all other arguments can be hashed. It returns tensors that `empty` made
+    or that it was given, or None in the place of one: a single one or a tuple.
     """
     key, steps, tensors = [], [], []
     parameters = inspect.signature(function).parameters
@@ -125,9 +136,7 @@ def planned(function: Callable) -> Callable:
         known = f"{name}.dtype, {name}.shape, {layout}, {{}}, _{name} % {ALIGNMENT}"
         if parameter.annotation is torch.Tensor:
             steps.append(f"_{name} = {name}.data_ptr()")
-            if not tensors:
-                steps.append(f"_device = {name}.get_device()")
-            key.append(known.format(f"{name}.get_device()" if tensors else "_device"))
+            key.append(known.format(f"{name}.get_device()"))
             tensors.append(name)
         elif parameter.annotation == torch.Tensor | None:
             steps.append(f"_{name} = 0 if {name} is None else {name}.data_ptr()")
@@ -140,9 +149,8 @@ def planned(function: Callable) -> Callable:
             key.append(name)
     launcher = _Launcher(function, tuple(parameters), tuple(tensors), {})
     text = LOOK_UP.format(steps="\n        ".join(steps), key=", ".join(key), **launcher.words)
-    current_device = getattr(torch._C, "_cuda_getDevice", None)
     traced = torch.compiler.is_dynamo_compiling
-    made = _factory(text)(launcher, function, launcher.plans, current_device, traced)
+    made = _factory(text)(launcher, function, launcher.plans, traced)
     made.__defaults__ = function.__defaults__
     return functools.update_wrapper(made, function)
 
@@ -188,9 +196,8 @@ class _Writer:
     """Writes the plan of a call from its tape; raises _UnplannedError where that is not all."""
 
     def __init__(self, written: Tape, given: Mapping[str, torch.Tensor]):
-        self._tape, self._constants = written, []
+        self._tape, self._given, self._constants = written, given, []
         self._places = {tensor.data_ptr(): f"_{name}" for name, tensor in given.items()}
-        self._bases = [(tensor, f"_{name}") for name, tensor in given.items()]
         apart = len(self._places) == len(given) and 0 not in self._places
         # What is allocated during a capture belongs to the graph.
         if not (apart and written.launches) or torch.cuda.is_current_stream_capturing():
@@ -205,6 +212,8 @@ class _Writer:
             f"{self._constant(whose)}.choose is not {self._constant(rule)}"
             for whose, rule in self._tape.choices
         ]
+        if torch.cuda.device_count() > 1:
+            stale.append(f"_current_device() != {self._constant(torch.cuda.current_device())}")
         result = self._result(result)
         text = PLAN.format(
             constants=", ".join(f"_c{index}" for index in range(len(self._constants))),
@@ -213,9 +222,8 @@ class _Writer:
             result=result,
             **launcher.words,
         )
-        return _factory(text)(
-            launcher.function, torch._C._cuda_getCurrentRawStream, *self._constants
-        )
+        gpu = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
+        return _factory(text)(launcher.function, *gpu, *self._constants)
 
     def _constant(self, value: object) -> str:
         self._constants.append(value)
@@ -227,10 +235,8 @@ class _Writer:
         if not (aligned and tensor.is_contiguous() and _version(tensor) == version):
             raise _UnplannedError
         self._places[tensor.data_ptr()] = f"_t{index}.data_ptr()"
-        # One element under all of the shape says what is wanted in half of the time that a shape,
-        # a dtype and a device take.
-        pattern = _scalar(tensor.dtype, tensor.device).expand(tensor.shape)
-        return f"_t{index} = torch.empty_like({self._constant(pattern)})"
+        what = tuple(tensor.shape), tensor.stride(), tensor.dtype
+        return f"_t{index} = _new({', '.join(map(self._constant, what))})"
 
     def _launch(self, grid: tuple[int, ...], values: Sequence, start: tuple | None) -> str:
         if start is None:
@@ -256,23 +262,24 @@ class _Writer:
             return place
         # A view that begins within an argument lies as far in, wherever that is.
         storage = value.untyped_storage().data_ptr()
-        bases = [base for base in self._bases if base[0].untyped_storage().data_ptr() == storage]
+        bases = [
+            name
+            for name, tensor in self._given.items()
+            if tensor.untyped_storage().data_ptr() == storage
+        ]
         if len(bases) != 1:
             raise _UnplannedError
-        base, name = bases[0]
-        return f"{name} + {self._constant(value.data_ptr() - base.data_ptr())}"
+        within = value.data_ptr() - self._given[bases[0]].data_ptr()
+        return f"_{bases[0]} + {self._constant(within)}"
 
     def _result(self, result: object) -> str:
         if isinstance(result, tuple):
             return f"({''.join(self._result(each) + ', ' for each in result)})"
         if result is None:
             return "None"
-        for index, (tensor, _) in enumerate(self._tape.fresh):
+        names = [f"_t{index}" for index in range(len(self._tape.fresh))]
+        made = zip(names, (tensor for tensor, _ in self._tape.fresh), strict=True)
+        for name, tensor in (*made, *self._given.items()):
             if tensor is result:
-                return f"_t{index}"
+                return name
         raise _UnplannedError
-
-
-@functools.cache
-def _scalar(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.empty((), dtype=dtype, device=device)

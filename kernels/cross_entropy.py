@@ -41,6 +41,7 @@ from kernels._cross_entropy import (
 )
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
+from kernels._plan import empty, planned
 from kernels._ticket import ticket
 from kernels._tuned import Configs
 
@@ -220,6 +221,7 @@ GRADIENT = Configs(_gradient_kernel, ROW_CONFIGS, choose_row, suits_row)
 LATE = Configs(_late_kernel, LATE_CONFIGS, _choose_late, _suits_late)
 
 
+@planned
 def cross_entropy_fwd(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -229,27 +231,29 @@ def cross_entropy_fwd(
     reduction: str,
     keeps: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """logits: [M, V], contiguous in V; targets: [M], contiguous.
+    """logits: [M, V]; targets: [M]. TypeError or ValueError as `cross_entropy` has it.
 
     Returns the loss in the dtype of the logits, and what `cross_entropy_bwd` needs of a mean where
     `keeps` says so: [2, M], the maximum of each row and what makes a softmax of its weights, and
     how many rows count; both float32.
     """
+    logits, targets = _checked(logits, targets, ignore_index, smoothing, reduction)
     (m, v), device = logits.shape, logits.device
     losses, out, drawn = _results(logits, reduction)
-    rows = torch.empty((2, m), dtype=torch.float32, device=device) if keeps else None
-    count = torch.empty((), dtype=torch.float32, device=device) if keeps else None
+    rows = empty(logits, (2, m), torch.float32) if keeps else None
+    count = empty(logits, (), torch.float32) if keeps else None
     if m:
         launch(
             _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
             out_ptr=out, ticket_ptr=drawn, rows_ptr=rows, count_ptr=count,
             stride_m=logits.stride(0), M=m, V=v, ignore_index=ignore_index,
-            smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0,
+            smoothing=smoothing, z_loss=z_loss, SMOOTH=smoothing > 0,
             MEAN=reduction == "mean", **LOSS.pick(device, v=v, itemsize=logits.element_size()),
         )  # fmt: skip
     return losses if out is None else out, rows, count
 
 
+@planned
 def cross_entropy_fwd_bwd(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -259,9 +263,10 @@ def cross_entropy_fwd_bwd(
     reduction: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss as `cross_entropy_fwd` has it and, for a gradient of one, that of the logits."""
+    logits, targets = _checked(logits, targets, ignore_index, smoothing, reduction)
     (m, v), device = logits.shape, logits.device
     losses, out, drawn = _results(logits, reduction)
-    dlogits = torch.empty((m, v), dtype=logits.dtype, device=device)
+    dlogits = empty(logits)
     if m == 0:
         return losses if out is None else out, dlogits
     mean = reduction == "mean"
@@ -272,24 +277,35 @@ def cross_entropy_fwd_bwd(
         _gradient_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
         out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept,
         stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
-        smoothing=float(smoothing), z_loss=float(z_loss), SMOOTH=smoothing > 0, MEAN=mean,
+        smoothing=smoothing, z_loss=z_loss, SMOOTH=smoothing > 0, MEAN=mean,
         **config,
     )  # fmt: skip
     return losses if out is None else out, dlogits
 
 
+def _checked(logits, targets, ignore_index, smoothing, reduction):
+    """Both as the kernels read them, contiguous in V and in M."""
+    if logits.dim() != 2:
+        raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
+    floating(logits=logits)
+    shared.together(logits, targets=targets)
+    shared.check(targets, *logits.shape, ignore_index, smoothing, reduction)
+    return rows_of(logits), targets.contiguous()
+
+
 def _results(logits, reduction):
     """The losses of the rows and, where they are added up, the sum and the counter for it."""
-    m, dtype, device = logits.shape[0], logits.dtype, logits.device
+    m, dtype = logits.shape[0], logits.dtype
     if reduction == "none":
-        return torch.empty(m, dtype=dtype, device=device), None, None
-    losses = torch.empty(m, dtype=torch.float32, device=device)
+        return empty(logits, (m,)), None, None
+    losses = empty(logits, (m,), torch.float32)
     if m == 0:
         out = losses.sum(dtype=dtype)
         return losses, out / 0 if reduction == "mean" else out, None
-    return losses, torch.empty((), dtype=dtype, device=device), ticket(device)
+    return losses, empty(logits, ()), ticket(logits.device)
 
 
+@planned
 def cross_entropy_bwd(
     dloss: torch.Tensor,
     logits: torch.Tensor,
@@ -301,8 +317,9 @@ def cross_entropy_bwd(
 ) -> torch.Tensor:
     """The gradient of the logits of a mean, [M, V], contiguous; rows and count as
     `cross_entropy_fwd` keeps them, dloss a scalar."""
+    logits, targets = rows_of(logits), targets.contiguous()
     (m, v), itemsize = logits.shape, logits.element_size()
-    dlogits = torch.empty((m, v), dtype=logits.dtype, device=logits.device)
+    dlogits = empty(logits)
     config = LATE.pick(logits.device, v=v, itemsize=itemsize)
     warps = config["num_warps"]
     parts = -(-shared.chunks_of(v, itemsize, warps) // config["STEPS"])
@@ -310,7 +327,7 @@ def cross_entropy_bwd(
         launch(
             _late_kernel, (m * parts,), logits_ptr=logits, targets_ptr=targets, rows_ptr=rows,
             count_ptr=count, dloss_ptr=dloss, dlogits_ptr=dlogits, stride_m=logits.stride(0),
-            M=m, V=v, parts=parts, ignore_index=ignore_index, smoothing=float(smoothing),
+            M=m, V=v, parts=parts, ignore_index=ignore_index, smoothing=smoothing,
             SMOOTH=smoothing > 0, STEPS=config["STEPS"], LANES=32 * warps,
             WIDTH=shared.ACCESS_BYTES // itemsize, num_warps=warps,
         )  # fmt: skip
@@ -364,14 +381,7 @@ def cross_entropy(
     TypeError or ValueError for arguments of another shape, dtype or range. On a GPU a target out
     of range makes the loss and the gradient of its row NaN, as nobody waits to look.
     """
-    if logits.dim() != 2:
-        raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
-    floating(logits=logits)
-    shared.together(logits, targets=targets)
-    m, v = logits.shape
-    shared.check(targets, m, v, ignore_index, label_smoothing, reduction)
-    logits, targets = rows_of(logits), targets.contiguous()
-    options = ignore_index, label_smoothing, z_loss, reduction
+    options = ignore_index, float(label_smoothing), float(z_loss), reduction
     if needs_grad(logits):
         late = shared.kept_for_later(logits.dtype, reduction)
         return (_LateCrossEntropy if late else _CrossEntropy).apply(logits, targets, *options)

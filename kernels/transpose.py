@@ -18,6 +18,7 @@ import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
+from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -173,11 +174,12 @@ ODD_TILES = Configs(_odd_kernel, ODD_CONFIGS, _choose_odd)
 LARGE = 2**26
 
 
+@planned
 def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     """x: [M, N], contiguous in N, its rows anywhere. Returns [N, M], contiguous."""
     m, n = x.shape
     itemsize = x.element_size()
-    out = x.new_empty((n, m))
+    out = empty(x, (n, m))
     if m == 0 or n == 0:
         return out
     stride, large = x.stride(0), m * n * itemsize >= LARGE
