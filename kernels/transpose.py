@@ -2,9 +2,9 @@
 
 Bytes: one read and one write of each element, no FLOPs. A tile is read along the rows of x and
 written along the rows of out, sixteen bytes a thread either way; in between it turns around in
-shared memory. Tiles that run at the same time lie in a block of tiles rather than a row, so that
-both sides touch whole pages of DRAM. The tile and the order are those of Ruetsch and Micikevicius,
-"Optimizing matrix transpose in CUDA" (2009).
+shared memory, as Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (2009), describe.
+Large tensors are walked down the rows of x, so that programs that run at the same time write
+neighbouring parts of the same rows of out, which counts for more than to read so.
 
 Rows of an odd number of two-byte elements begin at odd elements every other time, so that no access
 of more than two bytes fits all of them. Words of four bytes fit each row by itself: those of a row
@@ -66,8 +66,14 @@ TRANSPOSE = Op(
 )
 
 
+def _tile(rows, columns, down, warps):
+    return {"BLOCK_M": rows, "BLOCK_N": columns, "DOWN": down, "num_warps": warps}
+
+
 def _choose(itemsize, large):
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
+    if itemsize <= 2:
+        return _tile(128, 128, 1, 8) if large else _tile(128, 64, 0, 4)
+    return _tile(64, 64, 1, 8) if large else _tile(64, 32, 1, 4)
 
 
 def _suits(candidate, itemsize, large):
@@ -79,46 +85,45 @@ def _suits(candidate, itemsize, large):
 
 
 def _choose_odd(large):
-    return {"BLOCK_M": 64, "BLOCK_N": 64, "GROUP": 8, "num_warps": 4}
+    return _tile(64, 64, 1, 4)
 
 
 CONFIGS = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
+    _tile(rows, columns, down, warps)
     for rows, columns in ((32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
-    for group in (1, 8)
-    for warps in (4, 8)
+    for down in (0, 1)
+    for warps in (4, 8, 16)
 )
 ODD_CONFIGS = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": columns, "GROUP": group, "num_warps": warps}
+    _tile(rows, columns, down, warps)
     for rows, columns, warps in ((64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8))
-    for group in (1, 8)
+    for down in (0, 1)
 )
 
 
 @triton.jit
-def _start_of_tile(
-    M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
-):  # fmt: skip
-    """The first row and column of this program: down GROUP tiles, then to the right."""
+def _start_of_tile(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr):
+    """The first row and column of this program; the next one's lie below, else to the right."""
     pid = tl.program_id(0)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    first = pid // (GROUP * tiles_n) * GROUP
-    rows = min(tiles_m - first, GROUP)
-    within = pid % (GROUP * tiles_n)
-    return (first + within % rows) * BLOCK_M, within // rows * BLOCK_N
+    if DOWN:
+        tiles = tl.cdiv(M, BLOCK_M)
+        return pid % tiles * BLOCK_M, pid // tiles * BLOCK_N
+    else:
+        tiles = tl.cdiv(N, BLOCK_N)
+        return pid // tiles * BLOCK_M, pid % tiles * BLOCK_N
 
 
 @triton.jit
 def _transpose_kernel(
     x_ptr, out_ptr, stride_xm, M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
-    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, DOWN)
     offs_m, offs_n = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
     x_ptrs = x_ptr + offs_m[:, None].to(tl.int64) * stride_xm + offs_n[None, :]
     out_ptrs = out_ptr + offs_n[:, None].to(tl.int64) * M + offs_m[None, :]
     if (start_m + BLOCK_M <= M) & (start_n + BLOCK_N <= N):
-        tl.store(out_ptrs, tl.trans(tl.load(x_ptrs, eviction_policy="evict_first")))
+        tl.store(out_ptrs, tl.trans(tl.load(x_ptrs)))
     else:
         mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
         tl.store(out_ptrs, tl.trans(tl.load(x_ptrs, mask=mask)), mask=tl.trans(mask))
@@ -128,10 +133,10 @@ def _transpose_kernel(
 def _odd_kernel(
     x_ptr, out_ptr, stride_xm, M, N,
     ODD_STRIDE: tl.constexpr, ODD_M: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
     """Elements of two bytes; x and out begin at a multiple of four bytes."""
-    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, DOWN)
     i = start_m // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
     k = start_n // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
     # Column 2k of out's words joins rows 2i and 2i + 1 of x; column 2k + 1 joins the row 2i and
@@ -171,7 +176,7 @@ def _odd_kernel(
 TILES = Configs(_transpose_kernel, CONFIGS, _choose, _suits)
 ODD_TILES = Configs(_odd_kernel, ODD_CONFIGS, _choose_odd)
 # Bytes from which on a tensor counts as large: it keeps the GPU busy for many waves of programs.
-LARGE = 2**26
+LARGE = 2**27
 
 
 @planned
