@@ -87,7 +87,9 @@ def settled(frame: pd.DataFrame) -> pd.DataFrame:
 def natural(value: object) -> tuple:
     """A sort key that reads numbers as numbers and puts the forward pass first."""
     parts = re.split(r"(\d+)", str(value))
-    return value != "forward", [int(part) if part.isdigit() else part for part in parts]
+    return not str(value).startswith("forward"), [
+        int(part) if part.isdigit() else part for part in parts
+    ]
 
 
 @contextlib.contextmanager

@@ -24,8 +24,11 @@ PALETTE = (
     "#0072b2", "#4b3fa7", "#009e73", "#8e4585", "#56b4e9", "#7a5c00",
     "#5f6b73", "#c96a9b", "#2f4b26", "#e69f00", "#a3b300", "#00a6a6",
 )  # fmt: skip
+HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linestyle": (0, (4, 1.5))}
 MARKERS = "sD^vP<>Xhp*8"
 PANEL_INCHES = 1.05
+# Of more curves than this a panel is higher.
+MANY = 8
 LEGEND_COLUMNS = 5
 HOLES = {
     "unsupported": "x",
@@ -63,8 +66,8 @@ STYLE = {
 def looks(impls: Iterable[str]) -> dict[str, dict]:
     """Colour and marker of each implementation, from its name; a taken one gives way to the next.
 
-    Where all are taken they come once more, with hollow markers. Hand it all implementations of a
-    run, so that all figures of the run agree.
+    Where all are taken they come once more, with hollow markers and dashed lines. Hand it all
+    implementations of a run, so that all figures of the run agree.
     """
     found, taken, face = {}, set(), {}
     for impl in sorted(set(impls)):
@@ -72,7 +75,7 @@ def looks(impls: Iterable[str]) -> dict[str, dict]:
             found[impl] = {"color": OURS_COLOUR, "marker": OURS_MARKER, "zorder": 4}
             continue
         if len(taken) == len(PALETTE):
-            taken, face = set(), {"markerfacecolor": "white"}
+            taken, face = set(), HOLLOW
         index = zlib.crc32(impl.encode()) % len(PALETTE)
         while index in taken:
             index = (index + 1) % len(PALETTE)
@@ -147,7 +150,7 @@ def family(
     parts = []
     if len(curves):
         panels = _split(curves, down, across)
-        height = PANEL_INCHES * (1.2 if ratios else 1)
+        height = PANEL_INCHES * (1.2 if ratios or curves["impl"].nunique() > MANY else 1)
         parts.append((height * len(panels) + 0.35, _rates, (panels, label, unit, sharey, rate)))
         if ratios:
             panels = _split(curves, *ratios)
@@ -302,7 +305,7 @@ def _lone(
         for impl in reversed(in_order(cells["impl"])):
             row = cells[cells["impl"] == impl].iloc[0]
             if row["status"] == "ok":
-                axes.plot(row[rate], line, linestyle="none", **(styles[impl] | {"ms": 4}))
+                axes.plot(row[rate], line, **(styles[impl] | {"ms": 4, "linestyle": "none"}))
                 continue
             mark = _mark(row["status"], styles[impl]["color"])
             holes += 1

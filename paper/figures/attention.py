@@ -1,4 +1,4 @@
-"""Attention: TFLOP/s over the sequence length, by mask, head dimension and dtype."""
+"""Attention: TFLOP/s over the sequence length, by pass, mask, head dimension and dtype."""
 
 import _figure
 from _data import run, summary
@@ -9,6 +9,8 @@ def main(arguments):
     rows = every[every["family"] == "attention"]
     if not rows.empty:
         rows = rows.assign(head="D = " + rows["size_D"].map("{:g}".format) + ", " + rows["dtype"])
+        flags = rows["flags"].where(rows["flags"] == "", " " + rows["flags"])
+        rows = rows.assign(mask=rows["pass"] + flags)
     _figure.family(
         every,
         rows,
@@ -16,7 +18,7 @@ def main(arguments):
         x=lambda cells: cells["size_S"],
         label="sequence length S",
         rate="tflops",
-        down="flags",
+        down="flags" if rows.empty or rows["pass"].nunique() == 1 else "mask",
         across="head",
     )
 

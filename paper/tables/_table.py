@@ -11,6 +11,9 @@ from _data import write
 
 # As many rows as fit on a page below a caption of a few lines.
 FLOAT_ROWS = 52
+SIZE = r"\footnotesize\setlength{\tabcolsep}{4.5pt}"
+SMALL = r"\scriptsize\setlength{\tabcolsep}{3pt}"
+SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]")
 ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -50,6 +53,12 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3].rstrip() + "..."
 
 
+def heading(columns: int, text: str) -> list[list[str]]:
+    """A line over the whole width that stays with the one below it, as rows of a table."""
+    title = rf"\multicolumn{{{columns}}}{{@{{}}l}}{{\textbf{{{text}}}}} \\*"
+    return [[r"\addlinespace[2pt]"], [title]]
+
+
 def tabular(columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that fits on a page; a row of one cell that holds a rule is taken as it is."""
     lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *_lines(head), r"\midrule"]
@@ -63,17 +72,19 @@ def captioned(
     caption: str,
     label: str,
     most: int = FLOAT_ROWS,
+    size: str = SIZE,
 ) -> str:
     """A captioned table: a float, which is never split, or a longtable if no page holds it.
 
-    most: the rows of a float, fewer where they take several lines each.
+    most: the rows of a float, fewer where they take several lines each. size: of the letters and of
+    the space between columns.
     """
     title = rf"\caption{{{caption}}}\label{{{label}}}"
     if len(rows) <= most:
-        size = r"\footnotesize\setlength{\tabcolsep}{4.5pt}"
         start = [r"\begin{table}[!htbp]", r"\centering", title, size]
         return "\n".join([*start, tabular(columns, head, rows).rstrip(), r"\end{table}", ""])
     lines = [
+        rf"{{{size}",
         rf"\begin{{longtable}}{{{columns}}}",
         title + r"\\",
         r"\toprule",
@@ -87,7 +98,7 @@ def captioned(
         r"\bottomrule",
         r"\endfoot",
     ]
-    return "\n".join([*lines, *_body(rows), r"\end{longtable}", ""])
+    return "\n".join([*lines, *_body(rows), r"\end{longtable}}", ""])
 
 
 def save(out: Path, text: str) -> None:

@@ -6,6 +6,14 @@ from _data import natural, rank, read, run
 
 VERDICTS = ("better", "no difference", "worse", "undecided")
 CELL = ["op", "case", "dtype", "pass"]
+LARGE_MIB = 64
+HEAD = (
+    r"& & & & \multicolumn{4}{c}{verdicts} & \multicolumn{3}{c}{cell furthest behind}",
+    r"\cmidrule(lr){5-8}\cmidrule(l){9-11}",
+    r"op & pass & {cells} & {mean} & {better} & {same} & {worse} & {open}"
+    r" & {ratio} & case & baseline",
+)
+COLUMNS = "llS[table-format=3.0]S[table-format=2.2]*{4}{S[table-format=3.0]}S[table-format=2.2]ll"
 
 
 def main(arguments):
@@ -16,26 +24,29 @@ def main(arguments):
         fastest.groupby(["family", "op", "pass"]),
         key=lambda group: (place[group[0][0]], group[0][1], natural(group[0][2])),
     )
-    rows = [_row(*key[1:], cells) for key, cells in groups]
-    head = [
-        r"& & & & \multicolumn{4}{c}{verdicts} & \multicolumn{2}{c}{cell furthest behind}",
-        r"\cmidrule(lr){5-8}\cmidrule(l){9-10}",
-        r"op & pass & {cells} & {mean} & {better} & {same} & {worse} & {open}"
-        r" & {ratio} & case, baseline",
-    ]
-    columns = (
-        "llS[table-format=3.0]S[table-format=2.2]*{4}{S[table-format=3.0]}S[table-format=2.2]l"
-    )
-    _table.save(arguments.out, _table.tabular(columns, head, rows))
+    rows, last = [], None
+    for (_, op, direction), cells in groups:
+        rows.append(["" if op == last else _table.code(op), direction, *_figures(cells)])
+        last = op
+    memory = fastest[fastest["bound"] == "memory"]
+    large = memory[memory["mib"] >= LARGE_MIB]
+    sums = {"all": fastest, "bound by memory": memory, f"of these, {LARGE_MIB} MiB or more": large}
+    rows.append([r"\midrule"])
+    for title, cells in sums.items():
+        if len(cells):
+            rows.append([rf"\multicolumn{{2}}{{l}}{{{title}}}", *_figures(cells, named=True)])
+    _table.save(arguments.out, _table.tabular(COLUMNS, HEAD, rows))
 
 
-def _row(op, direction, cells):
+def _figures(cells, named=False):
+    """named: whether the cell that is furthest behind needs the name of its op."""
     mean = np.exp(np.log(cells["ratio"]).mean())
     counts = [str((cells["verdict"] == verdict).sum()) for verdict in VERDICTS]
     worst = cells.iloc[0]
-    where = rf"{_table.code(worst['case'])} {worst['dtype']}, {_table.code(worst['baseline'])}"
+    where = " ".join([*[worst["op"]] * named, worst["case"]])
+    where = f"{_table.code(where)} {_table.SHORT.get(worst['dtype'], worst['dtype'])}"
     numbers = [_table.number(value) for value in (mean, worst["ratio"])]
-    return [_table.code(op), direction, str(len(cells)), numbers[0], *counts, numbers[1], where]
+    return [str(len(cells)), numbers[0], *counts, numbers[1], where, _table.code(worst["baseline"])]
 
 
 if __name__ == "__main__":

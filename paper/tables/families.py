@@ -1,34 +1,88 @@
-"""The result sections: that of each family in the run, or a plain one where it has none."""
+"""The result sections: that of each family in the run, or a plain one where it has none.
 
+Behind the text of a family stands what was measured of it, by pass, and then its figure.
+"""
+
+import re
 from pathlib import Path
 
 import _table
-from _data import rank, run
+import numpy as np
+from _data import OURS, natural, rank, read, run, summary
+
+PAPER = Path(__file__).parents[1]
+CELL = ["op", "case", "dtype", "pass"]
+TITLE = re.compile(r"\\subsection\{([^}]*)\}")
+# Beyond this much to either side of one, a mean is called ahead or behind.
+LEVEL = 0.01
+PASSES = {"forward": "Forward", "backward": "Backward", "both": "With the gradients in one call"}
+VERDICTS = {"less time": "better", "more": "worse", "the same": "no difference"}
 
 
 def main(arguments):
-    drawn = {path.stem for path in (Path(__file__).parents[1] / "figures").glob("[!_]*.py")}
+    drawn = {path.stem for path in (PAPER / "figures").glob("[!_]*.py")}
     families = list(rank(arguments.run))
     first = next((family for family in families if family in drawn), "others")
+    verdicts, own = read(arguments.run, "verdicts"), summary(arguments.run)
+    own = own[(own["impl"] == OURS) & (own["status"] == "ok")]
     lines = []
     for family in families:
         figure = family if family in drawn else "others"
-        name = _table.escape(family.replace("_", " "))
+        title = _title(family)
         plain = (
-            rf"\subsection{{{name.capitalize()}}}",
-            rf"The cells of this family are drawn in \cref{{fig:{figure}}}; "
-            r"\cref{tab:speedup} compares them with the baselines.",
+            rf"\subsection{{{title}}}",
+            rf"The cells of this family are drawn in \cref{{fig:{figure}}}.",
         )
-        lines += [
-            rf"\InputIfFileExists{{sections/family_{family}}}{{}}{{%",
-            *plain,
-            "}",
-        ]
+        lines += [rf"\InputIfFileExists{{sections/family_{family}}}{{}}{{%", *plain, "}"]
+        compared, timed = (rows[rows["family"] == family] for rows in (verdicts, own))
+        if len(timed):
+            passes = sorted(timed["pass"].unique(), key=natural)
+            lines.append(r"\paragraph{Measured.}")
+            lines += [_measured(name, compared, timed[timed["pass"] == name]) for name in passes]
         if figure != "others":
-            lines.append(_float(figure, name.capitalize(), first))
+            lines.append(_float(figure, title, first))
     if any(family not in drawn for family in families):
         lines.append(_float("others", "Further families", first))
     _table.save(arguments.out, "\n".join([*lines, ""]))
+
+
+def _title(family):
+    section = PAPER / "sections" / f"family_{family}.tex"
+    if section.is_file() and (found := TITLE.search(section.read_text(encoding="utf-8"))):
+        return found[1]
+    return _table.escape(family.replace("_", " ")).capitalize()
+
+
+def _measured(direction, compared, timed):
+    """What a pass shows: where ours stands to the fastest baselines, eager PyTorch, the floor."""
+    compared = compared[compared["pass"] == direction].sort_values("ratio")
+    fastest = compared.drop_duplicates(CELL)
+    title, light = PASSES[direction], timed["pct_sol"]
+    reached = (
+        rf"Speed of light: \SI{{{light.median():.0f}}}{{\percent}} in the median cell, "
+        rf"\SI{{{light.max():.0f}}}{{\percent}} in the best."
+    )
+    if fastest.empty:
+        return f"{title} ({len(timed)}~cells), no baseline has a time that counts. {reached}"
+    mean, ratios = _mean(fastest), fastest["ratio"]
+    side = "ahead of" if mean > 1 + LEVEL else "behind" if mean < 1 - LEVEL else "level with"
+    counts = (f"{word} in {(fastest['verdict'] == name).sum()}" for word, name in VERDICTS.items())
+    worst = fastest.iloc[0]
+    where = [worst["op"]] * (timed["op"].nunique() > 1) + [worst["case"]]
+    named = " ".join(map(_table.code, where))
+    eager = compared[compared["baseline"] == "torch_eager"]
+    parts = [
+        f"{title} ({len(fastest)}~cells), ours is {side} the fastest baseline of each cell: the "
+        f"ratio of times is {mean:.2f} in the geometric mean, {ratios.min():.2f} to "
+        f"{ratios.max():.2f} in single cells. Ours takes {', '.join(counts)}; it stands worst "
+        f"against {_table.code(worst['baseline'])} in {named} {worst['dtype']}.",
+        f"Against eager PyTorch alone the mean is {_mean(eager):.2f}." if len(eager) else "",
+    ]
+    return " ".join(filter(None, [*parts, reached]))
+
+
+def _mean(cells):
+    return np.exp(np.log(cells["ratio"]).mean())
 
 
 def _float(figure: str, title: str, first: str) -> str:
@@ -36,7 +90,7 @@ def _float(figure: str, title: str, first: str) -> str:
     how = (
         r"Dashes and upright strokes mark the speed of light, bands \SI{95}{\percent} intervals, "
         "which may be narrower than the lines. Cells on no curve stand below, one a line. Crosses "
-        "mark cells without a time."
+        "and other small signs at the edge mark cells without a time."
         if figure == first
         else rf"Marks as in \cref{{fig:{first}}}."
     )

@@ -9,7 +9,6 @@ CAPTION = (
     "here. A dash: the library or its hardware was absent, and no cell was tried."
 )
 LENGTH = 110
-SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Rows take several lines, so that fewer fit on a page than of other tables.
 FLOAT_ROWS = 18
 
@@ -33,11 +32,11 @@ def main(arguments):
         last = impl
     head = ["implementation & status & op & where & {cells} & reason"]
     columns = (
-        r"ll>{\raggedright\arraybackslash}p{0.17\linewidth}"
-        r">{\raggedright\arraybackslash}p{0.12\linewidth}r"
-        r">{\raggedright\arraybackslash}p{0.27\linewidth}"
+        r"ll>{\raggedright\arraybackslash}p{0.24\linewidth}"
+        r">{\raggedright\arraybackslash}p{0.14\linewidth}r"
+        r">{\raggedright\arraybackslash}p{0.29\linewidth}"
     )
-    text = _table.captioned(columns, head, table, CAPTION, "tab:gaps", FLOAT_ROWS)
+    text = _table.captioned(columns, head, table, CAPTION, "tab:gaps", FLOAT_ROWS, _table.SMALL)
     _table.save(arguments.out, text)
 
 
@@ -48,7 +47,7 @@ def _where(places):
     passes = sorted({direction for direction, _ in some if direction}, key=natural)
     parts = (
         f"{direction} "
-        + " ".join(text for name, text in SHORT.items() if (direction, name) in some)
+        + " ".join(text for name, text in _table.SHORT.items() if (direction, name) in some)
         for direction in passes
     )
     cells = sum(rows["cells"].sum() for _, rows in places)

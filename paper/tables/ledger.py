@@ -31,21 +31,19 @@ def main(arguments):
         chosen.groupby(["place", "op", "pass"]),
         key=lambda group: (group[0][0], group[0][1], natural(group[0][2])),
     )
-    lines = []
-    for (_, op, direction), rows in groups:
-        if lines:
-            lines.append([r"\addlinespace[2pt]"])
-        names = [_table.code(op), direction]
-        for row in rows.sort_values("impl", key=lambda impls: impls.map(_ours_first)).itertuples():
-            lines.append([*names, _table.code(row.impl), *_values(row)])
-            names = ["", ""]
     head = [
-        r"op & pass & implementation & {launches} & {copies, casts} & {saved} & {workspace} & sums"
+        r"implementation & {launches} & {copies, casts} & {saved} & {workspace} & sums"
         r" & {same bits} & {timed by}"
     ]
+    lines = []
+    for (_, op, direction), rows in groups:
+        lines += _table.heading(head[0].count("&") + 1, f"{_table.code(op)} {direction}")
+        for row in rows.sort_values("impl", key=lambda impls: impls.map(_ours_first)).itertuples():
+            lines.append([_table.code(row.impl), *_values(row)])
+    columns = r"lrrrr>{\raggedright\arraybackslash}p{52mm}ll"
     _table.save(
         arguments.out,
-        _table.captioned("lllrrrrlll", head, lines, CAPTION, "tab:ledger"),
+        _table.captioned(columns, head, lines, CAPTION, "tab:ledger", size=_table.SMALL),
     )
 
 

@@ -1,0 +1,112 @@
+"""The targets of targets.csv, and what each cell of ours and its fastest baseline reached.
+
+targets.csv says for each row which cells count (ops, pass, a pattern for the case, dtype, least
+traffic in MiB; an empty field takes all), the quantity, and two bounds on it.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+from _data import OURS, PaperError, read, summary
+
+TARGETS = Path(__file__).parents[1] / "targets.csv"
+MIB = 2**20
+CELL = ["op", "case", "dtype", "pass"]
+TIMED = ("ok", "throttled")
+
+
+class Quantity(NamedTuple):
+    """name: as the table prints it. digits: so many. less: whether less is better."""
+
+    name: str
+    digits: int = 2
+    less: bool = False
+
+
+QUANTITIES = {
+    "tb_s": Quantity("TB/s"),
+    "us": Quantity(r"\si{\micro\second}", 1, less=True),
+    "ms": Quantity("ms", 3, less=True),
+    "copy_share": Quantity("of the copy ceiling", 3),
+    "write_share": Quantity("of the write ceiling", 3),
+    "peer_ratio": Quantity("of the best rate", 3),
+    "eager_ratio": Quantity("of eager's rate"),
+    "call_ratio": Quantity("of eager's host time", less=True),
+    "memory_share": Quantity("of eager's memory", 3, less=True),
+}
+
+
+def targets():
+    """The rows of targets.csv; `pass_` is the pass, which is a word of Python."""
+    frame = pd.read_csv(TARGETS, dtype=str, keep_default_na=False)
+    if unknown := set(frame["quantity"]) - set(QUANTITIES):
+        raise PaperError(f"{TARGETS}: quantity {min(unknown)!r} is none of {', '.join(QUANTITIES)}")
+    return frame.rename(columns={"pass": "pass_"})
+
+
+def counts(cells, target):
+    """Which of the cells a target speaks of."""
+    chosen = pd.Series(True, cells.index)
+    if target.op != "*":
+        chosen &= cells["op"].isin(target.op.split())
+    if target.pass_ != "*":
+        chosen &= cells["pass"] == target.pass_
+    if target.case:
+        chosen &= cells["case"].str.fullmatch(target.case)
+    if target.dtype:
+        chosen &= cells["dtype"] == target.dtype
+    if target.least_mib:
+        chosen &= cells["mib"] >= float(target.least_mib)
+    return chosen
+
+
+def cells(folder):
+    """The cells of ours, with each quantity of ours and, as `best_…`, of the fastest baseline."""
+    rows = summary(folder).set_index(CELL)
+    valid = rows["status"].isin(TIMED) & rows["device_us"].notna()
+    ours = rows[rows["impl"] == OURS]
+    timed = valid[rows["impl"] == OURS]
+    ours = ours.where(timed)
+    rivals = rows[valid & (rows["impl"] != OURS)].sort_values("device_us")
+    eager = rivals[rivals["impl"] == "torch_eager"].reindex(ours.index)
+    best = rivals[~rivals.index.duplicated()].reindex(ours.index)
+    limits = _limits(folder, ours)
+    # All implementations of a cell move the same bytes, and one may have no time to tell.
+    moved = (rows["gbps"] * rows["device_us"] * 1e3).groupby(level=CELL).max().reindex(ours.index)
+    own, other = (_quantities(frame, eager, limits, moved) for frame in (ours, best))
+    own["peer_ratio"] = best["device_us"] / ours["device_us"]
+    found = own.join(other.add_prefix("best_")).reset_index()
+    # Of six digits each, so that 64 MiB may come out as a little less.
+    found["mib"] = (moved.to_numpy() / MIB).round(2)
+    family = rows[rows["impl"] == OURS]["family"].to_numpy()
+    best = best["impl"].fillna("").to_numpy()
+    return found.assign(best=best, timed=timed.to_numpy(), family=family)
+
+
+def _quantities(frame, eager, limits, moved):
+    """moved: the bytes of inputs and results, each once, which every implementation holds."""
+    return pd.DataFrame(
+        {
+            "tb_s": frame["gbps"] / 1e3,
+            "us": frame["device_us"],
+            "ms": frame["device_us"] / 1e3,
+            "copy_share": frame["gbps"] / limits["copy"],
+            "write_share": frame["gbps"] / limits["write"],
+            "eager_ratio": eager["device_us"] / frame["device_us"],
+            "call_ratio": frame["call_us"] / eager["call_us"],
+            "memory_share": (frame["peak_mem_bytes"] - moved) / (eager["peak_mem_bytes"] - moved),
+        }
+    )
+
+
+def _limits(folder, ours):
+    """The measured ceilings, in GB/s, of the run that each cell comes from."""
+    rows = read(folder, "shown_ceilings")
+    rows = rows[rows["source"] == "measured"].set_index(["run_id", "quantity"])["value"]
+    run_of = {op: row.run_id for row in read(folder, "runs").itertuples() for op in row.ops.split()}
+    ops = ours.index.get_level_values("op")
+    return {
+        name: [rows.get((run_of.get(op), name), float("nan")) for op in ops]
+        for name in ("copy", "write")
+    }

@@ -1,0 +1,45 @@
+"""The large cells that memory bounds in which a baseline is clearly faster, one a line."""
+
+import _table
+from _data import natural, rank, read, run
+
+CELL = ["op", "case", "dtype", "pass"]
+LARGE_MIB, BEHIND = 64, 0.95
+CAPTION = (
+    f"Cells that memory bounds and that move {LARGE_MIB}\\,MiB or more in which the fastest "
+    f"baseline takes less than {BEHIND} of the time of ours: the ratio of times with its "
+    r"\SI{95}{\percent} interval, and the verdict."
+)
+
+
+def main(arguments):
+    verdicts = read(arguments.run, "verdicts")
+    fastest = verdicts.sort_values("ratio").drop_duplicates(CELL)
+    large = (fastest["bound"] == "memory") & (fastest["mib"] >= LARGE_MIB)
+    found = fastest[large & (fastest["ratio"] < BEHIND)]
+    if found.empty:
+        _table.save(arguments.out, f"No such cell has a ratio under {BEHIND}.\n")
+        return
+    place = rank(arguments.run)
+    ordered = sorted(
+        found.to_dict("records"),
+        key=lambda row: (place[row["family"]], row["op"], natural(row["pass"]), row["ratio"]),
+    )
+    lines, last = [], None
+    for row in ordered:
+        about = row["op"], row["pass"]
+        names = ["", ""] if about == last else [_table.code(row["op"]), row["pass"]]
+        where = f"{_table.code(row['case'])} {_table.SHORT.get(row['dtype'], row['dtype'])}"
+        numbers = [f"{row['mib']:.0f}", _table.number(row["ratio"], 3)]
+        interval = f"{row['ci_lo']:.3f}--{row['ci_hi']:.3f}"
+        end = [interval, row["verdict"], _table.code(row["baseline"])]
+        lines.append([*names, where, *numbers, *end])
+        last = about
+    head = ["op & pass & cell & {MiB} & {ratio} & interval & verdict & baseline"]
+    columns = "lllrS[table-format=1.3]lll"
+    table = _table.captioned(columns, head, lines, CAPTION, "tab:behind", size=_table.SMALL)
+    _table.save(arguments.out, table)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,64 @@
+"""What a call costs the host, at the cells that the targets name for it, beside the libraries'."""
+
+import _table
+import pandas as pd
+from _data import OURS, natural, rank, run, summary
+from _targets import CELL, cells, counts, targets
+
+CAPTION = (
+    r"Host time of a call in \si{\micro\second}, from Python to the launch, in the cells that the "
+    "targets name, and that of ours over that of eager PyTorch. A backward pass includes what "
+    "autograd does. A dash: no result, or none that counts."
+)
+QUANTITY = "call_ratio"
+PASSES = {"forward": "forward", "backward": "backward", "both": "with both in one call"}
+SHOWN = (OURS, "torch_eager", "torch_compile")
+
+
+def main(arguments):
+    found = cells(arguments.run)
+    chosen = pd.Series(False, found.index)
+    for target in targets().itertuples(index=False):
+        if target.quantity == QUANTITY:
+            chosen |= counts(found, target)
+    rows = summary(arguments.run).set_index(["impl", *CELL])
+    place = rank(arguments.run)
+    lines = []
+    for cell in sorted(
+        found[chosen].to_dict("records"),
+        key=lambda cell: (place[cell["family"]], cell["op"], natural(cell["pass"]), cell["case"]),
+    ):
+        key = [cell[name] for name in CELL]
+        times = [rows["call_us"].get((impl, *key), float("nan")) for impl in SHOWN]
+        where = f"{_table.code(cell['case'])} {cell['dtype']}"
+        numbers = [*(_table.number(time, 1) for time in times), _table.number(cell[QUANTITY])]
+        lines.append([_table.code(cell["op"]), cell["pass"], where, *numbers])
+    if not lines:
+        _table.save(arguments.out, "This run has no cell that the targets name.\n")
+        return
+    names = " & ".join(f"{{{_table.code(impl)}}}" for impl in SHOWN)
+    head = [f"op & pass & cell & {names} & {{ours / eager}}"]
+    columns = "lll*{3}{S[table-format=4.1]}S[table-format=2.2]"
+    table = _table.captioned(columns, head, lines, CAPTION, "tab:calls", size=_table.SMALL)
+    _table.save(arguments.out, _sentence(found[chosen].dropna(subset=QUANTITY)) + table)
+
+
+def _sentence(compared):
+    """How ours stands to eager PyTorch: how many cells meet the bound, the median, the worst."""
+    if compared.empty:
+        return ""
+    bound = next(row.must for row in targets().itertuples() if row.quantity == QUANTITY)
+    ratios = compared[QUANTITY]
+    worst = compared.loc[ratios.idxmax()]
+    medians = ratios.groupby(compared["pass"]).median()
+    by_pass = (f"{medians[name]:.2f} {PASSES[name]}" for name in PASSES if name in medians)
+    return (
+        f"Of {len(ratios)}~cells of one size (\\cref{{tab:calls}}), ours takes at most {bound} "
+        f"times eager PyTorch's host time in {(ratios <= float(bound)).sum()}; the median ratio is "
+        f"{', '.join(by_pass)}, and the largest is {ratios.max():.2f}, in "
+        f"{_table.code(worst['op'])} {worst['pass']}.\n"
+    )
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
