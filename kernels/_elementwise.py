@@ -6,6 +6,7 @@ eighth of a byte an element. Jain et al., "Gist: Efficient data encoding for dee
 training" (2018), kept relu's that way.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -52,6 +53,15 @@ BLOCKS = tuple(
 def choose_block(n, itemsize, **what):
     """One 16-byte access for each of 128 threads, and as many programs as that takes."""
     return {"BLOCK_N": 128 * ACCESS_BYTES // itemsize, "num_warps": 4}
+
+
+def length(n, config):
+    """What a kernel is told of a length of n: None where whole blocks fill it.
+
+    Where each block first asks whether it reaches beyond the end its loads begin later, which a
+    vector of some MiB shows. A graph that is traced may not ask for the value of a size.
+    """
+    return n if torch.compiler.is_dynamo_compiling() or n % config["BLOCK_N"] else None
 
 
 def suits_block(candidate, n, itemsize, **what):

@@ -18,6 +18,7 @@ from kernels._elementwise import (
     block_is_full,
     block_offsets,
     choose_block,
+    length,
     packed,
     store_once,
     suits_block,
@@ -56,7 +57,7 @@ def _forward_block(
 def _extremum_kernel(
     x_ptr, y_ptr, out_ptr, flags_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, True, OP, BLOCK_N)
     else:
         _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, False, OP, BLOCK_N)
@@ -81,7 +82,7 @@ def _backward_block(
 
 @triton.jit
 def _share_kernel(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, BLOCK_N: tl.constexpr):
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, True, BLOCK_N)
     else:
         _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, False, BLOCK_N)
@@ -112,7 +113,7 @@ def extremum_fwd(
         config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
         launch(
             _extremum_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, out_ptr=out, flags_ptr=flags, N=n, OP=op, **config,
+            x_ptr=x, y_ptr=y, out_ptr=out, flags_ptr=flags, N=length(n, config), OP=op, **config,
         )  # fmt: skip
     return out, flags
 
@@ -130,6 +131,6 @@ def extremum_bwd(
         config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
         launch(
             _share_kernel, (-(-n // config["BLOCK_N"]),),
-            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=n, **config,
+            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), **config,
         )  # fmt: skip
     return dx, dy

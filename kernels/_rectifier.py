@@ -16,6 +16,7 @@ from kernels._elementwise import (
     block_is_full,
     block_offsets,
     choose_block,
+    length,
     packed,
     store_once,
     suits_block,
@@ -50,7 +51,7 @@ def _forward_block(
 def _rectify_kernel(
     x_ptr, y_ptr, flags_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _forward_block(x_ptr, y_ptr, flags_ptr, N, slope, True, OP, BLOCK_N)
     else:
         _forward_block(x_ptr, y_ptr, flags_ptr, N, slope, False, OP, BLOCK_N)
@@ -74,7 +75,7 @@ def _backward_block(
 def _slope_kernel(
     flags_ptr, grad_ptr, dx_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _backward_block(flags_ptr, grad_ptr, dx_ptr, N, slope, True, OP, BLOCK_N)
     else:
         _backward_block(flags_ptr, grad_ptr, dx_ptr, N, slope, False, OP, BLOCK_N)
@@ -105,7 +106,7 @@ def rectifier_fwd(
         config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
         launch(
             _rectify_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, flags_ptr=flags, N=n, slope=slope, OP=op, **config,
+            x_ptr=x, y_ptr=y, flags_ptr=flags, N=length(n, config), slope=slope, OP=op, **config,
         )  # fmt: skip
     return y, flags
 
@@ -121,6 +122,7 @@ def rectifier_bwd(
         config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
         launch(
             _slope_kernel, (-(-n // config["BLOCK_N"]),),
-            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, N=n, slope=slope, OP=op, **config,
+            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, N=length(n, config), slope=slope, OP=op,
+            **config,
         )  # fmt: skip
     return dx

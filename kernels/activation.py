@@ -33,6 +33,7 @@ from kernels._elementwise import (
     block_is_full,
     block_offsets,
     choose_block,
+    length,
     store_once,
     suits_block,
     words_of,
@@ -216,7 +217,7 @@ def _forward_block(x_ptr, y_ptr, offs, mask, OP: tl.constexpr):
 @triton.jit
 def _forward_kernel(x_ptr, y_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr):
     offs = block_offsets(BLOCK_N)
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _forward_block(x_ptr, y_ptr, offs, None, OP)
     else:
         _forward_block(x_ptr, y_ptr, offs, offs < N, OP)
@@ -233,7 +234,7 @@ def _backward_block(x_ptr, grad_ptr, dx_ptr, offs, mask, OP: tl.constexpr):
 @triton.jit
 def _backward_kernel(x_ptr, grad_ptr, dx_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr):
     offs = block_offsets(BLOCK_N)
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _backward_block(x_ptr, grad_ptr, dx_ptr, offs, None, OP)
     else:
         _backward_block(x_ptr, grad_ptr, dx_ptr, offs, offs < N, OP)
@@ -254,7 +255,7 @@ def activation_fwd(op: str, x: torch.Tensor) -> torch.Tensor:
         config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
             _forward_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, N=n, OP=op, **config,
+            x_ptr=x, y_ptr=y, N=length(n, config), OP=op, **config,
         )  # fmt: skip
     return y
 
@@ -268,7 +269,7 @@ def activation_bwd(op: str, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
         launch(
             _backward_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=n, OP=op, **config,
+            x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=length(n, config), OP=op, **config,
         )  # fmt: skip
     return dx
 

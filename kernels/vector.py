@@ -27,6 +27,7 @@ from kernels._elementwise import (
     block_is_full,
     block_offsets,
     choose_block,
+    length,
     store_once,
     suits_block,
     words_of,
@@ -109,6 +110,10 @@ ACCUMULATES = {"dot": "float32"}
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits
 # for the last ones; few enough that their sums are soon added.
 FEWEST_PROGRAMS, MOST_PROGRAMS = 256, 4096
+# Bytes of both vectors up to which they are the first to leave the L2 cache. What was written before
+# may then stay there, while its way to memory would take a share of the bandwidth; of longer ones
+# that is a small share, and the hint makes reading slower.
+PASSING = 2**27
 # Partial sums that the last program holds at a time.
 MOST_PARTIALS = 4096
 DOT_SHAPES = ((512, 4), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 16), (8192, 16))
@@ -120,7 +125,7 @@ DOT_BLOCKS = tuple(
 
 
 def _choose_dot(n, itemsize):
-    block, warps = (1024, 4) if n < 2**22 else (2048, 8)
+    block, warps = (1024, 4) if n < 2**22 else (4096, 8) if n < 2**26 else (2048, 8)
     steps = triton.next_power_of_2(triton.cdiv(n, block * MOST_PROGRAMS // 2))
     return {"BLOCK_N": block, "STEPS": min(64, max(1, steps)), "num_warps": warps}
 
@@ -150,7 +155,7 @@ def _forward_block(x_ptr, y_ptr, out_ptr, offs, mask, alpha, OP: tl.constexpr):
 @triton.jit
 def _forward_kernel(x_ptr, y_ptr, out_ptr, N, alpha, OP: tl.constexpr, BLOCK_N: tl.constexpr):
     offs = block_offsets(BLOCK_N)
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _forward_block(x_ptr, y_ptr, out_ptr, offs, None, alpha, OP)
     else:
         _forward_block(x_ptr, y_ptr, out_ptr, offs, offs < N, alpha, OP)
@@ -175,22 +180,23 @@ def _backward_kernel(
     x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     offs = block_offsets(BLOCK_N)
-    if block_is_full(N, BLOCK_N):
+    if N is None or block_is_full(N, BLOCK_N):
         _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, None, OP)
     else:
         _backward_block(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, offs, offs < N, OP)
 
 
 @triton.jit
-def _products(x_ptr, y_ptr, offs, mask, other: tl.constexpr):
-    x = tl.load(x_ptr + offs, mask=mask, other=other).to(tl.float32)
-    return x * tl.load(y_ptr + offs, mask=mask, other=other).to(tl.float32)
+def _products(x_ptr, y_ptr, offs, mask, other: tl.constexpr, POLICY: tl.constexpr):
+    x = tl.load(x_ptr + offs, mask=mask, other=other, eviction_policy=POLICY).to(tl.float32)
+    y = tl.load(y_ptr + offs, mask=mask, other=other, eviction_policy=POLICY).to(tl.float32)
+    return x * y
 
 
 @triton.jit
 def _dot_kernel(
     x_ptr, y_ptr, partial_ptr, ticket_ptr, out_ptr, N,
-    BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    POLICY: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -199,11 +205,11 @@ def _dot_kernel(
     total = tl.zeros((BLOCK_N,), tl.float32)
     if first + BLOCK_N * STEPS <= N:
         for step in tl.range(STEPS, loop_unroll_factor=4):
-            total += _products(x_ptr, y_ptr, offs + step * BLOCK_N, None, None)
+            total += _products(x_ptr, y_ptr, offs + step * BLOCK_N, None, None, POLICY)
     else:
         for step in range(STEPS):
             here = offs + step * BLOCK_N
-            total += _products(x_ptr, y_ptr, here, here < N, 0.0)
+            total += _products(x_ptr, y_ptr, here, here < N, 0.0, POLICY)
     tl.store(partial_ptr + pid, tl.sum(total, 0))
     # Release: the sum is in memory before the number is drawn. Acquire: the last one sees all.
     if tl.atomic_add(ticket_ptr, 1, sem="acq_rel") == programs - 1:
@@ -224,7 +230,7 @@ DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 @planned
 def vector_fwd(
-    op: str, x: torch.Tensor, y: torch.Tensor | None, alpha: float = 0.0
+    op: str, x: torch.Tensor, y: torch.Tensor | None, alpha: float = 1.0
 ) -> torch.Tensor:
     """x ∘ y, or alpha x of "scale", which has no y; ValueError or TypeError where they do not
     belong together."""
@@ -241,7 +247,7 @@ def vector_fwd(
     config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
     launch(
         _forward_kernel, (-(-n // config["BLOCK_N"]),),
-        x_ptr=x, y_ptr=y, out_ptr=out, N=n, alpha=alpha, OP=op, **config,
+        x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op, **config,
     )  # fmt: skip
     return out
 
@@ -260,7 +266,8 @@ def vector_bwd(
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
         launch(
             _backward_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=n, OP=op, **config,
+            x_ptr=x, y_ptr=y, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), OP=op,
+            **config,
         )  # fmt: skip
     return dx, dy
 
@@ -277,6 +284,7 @@ def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     launch(
         _dot_kernel, (programs,),
         x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=ticket(x.device), out_ptr=out, N=n,
+        POLICY="evict_first" if 2 * n * x.element_size() <= PASSING else "",
         BLOCK_P=min(MOST_PARTIALS, 1 << (programs - 1).bit_length()), **config,
     )  # fmt: skip
     return out
