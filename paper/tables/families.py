@@ -3,7 +3,6 @@
 Behind the text of a family stands what was measured of it, by pass, and then its figure.
 """
 
-import re
 from pathlib import Path
 
 import _table
@@ -12,7 +11,6 @@ from _data import OURS, natural, rank, read, run, summary
 
 PAPER = Path(__file__).parents[1]
 CELL = ["op", "case", "dtype", "pass"]
-TITLE = re.compile(r"\\subsection\{([^}]*)\}")
 # Beyond this much to either side of one, a mean is called ahead or behind.
 LEVEL = 0.01
 PASSES = {"forward": "Forward", "backward": "Backward", "both": "With the gradients in one call"}
@@ -28,29 +26,27 @@ def main(arguments):
     lines = []
     for family in families:
         figure = family if family in drawn else "others"
-        title = _title(family)
+        title = _table.escape(family.replace("_", " ")).capitalize()
         plain = (
             rf"\subsection{{{title}}}",
             rf"The cells of this family are drawn in \cref{{fig:{figure}}}.",
         )
-        lines += [rf"\InputIfFileExists{{sections/family_{family}}}{{}}{{%", *plain, "}"]
+        lines += [
+            rf"\InputIfFileExists{{sections/family_{family}}}{{}}{{%",
+            *plain,
+            "}",
+            r"\remembertitle",
+        ]
         compared, timed = (rows[rows["family"] == family] for rows in (verdicts, own))
         if len(timed):
             passes = sorted(timed["pass"].unique(), key=natural)
             lines.append(r"\paragraph{Measured.}")
             lines += [_measured(name, compared, timed[timed["pass"] == name]) for name in passes]
         if figure != "others":
-            lines.append(_float(figure, title, first))
+            lines.append(_float(figure, r"\familytitle", first))
     if any(family not in drawn for family in families):
         lines.append(_float("others", "Further families", first))
     _table.save(arguments.out, "\n".join([*lines, ""]))
-
-
-def _title(family):
-    section = PAPER / "sections" / f"family_{family}.tex"
-    if section.is_file() and (found := TITLE.search(section.read_text(encoding="utf-8"))):
-        return found[1]
-    return _table.escape(family.replace("_", " ")).capitalize()
 
 
 def _measured(direction, compared, timed):
