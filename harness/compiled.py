@@ -98,7 +98,9 @@ def stages(launch: Launch, arch: str) -> dict[str, str]:
         kernel = compile(launch, arch)
     except Exception:
         return {}
-    return {stage: _without_places(kernel.asm[stage]) for stage in STAGES}
+    # Gluon begins where the layouts are known.
+    first = 0 if STAGES[0] in kernel.asm else 1
+    return {stage: _without_places(kernel.asm[stage]) for stage in STAGES[first:]}
 
 
 def _without_places(text: str) -> str:

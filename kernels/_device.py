@@ -35,6 +35,12 @@ def shared_bytes(device: torch.device) -> int:
     return _properties(device).shared_memory_per_block_optin
 
 
+def has_gluon(device: torch.device) -> bool:
+    """Whether kernels in Gluon run on `device`: no interpreter has it, and they name NVIDIA's
+    instructions."""
+    return device.type != "cpu" and not _plan["hip"]
+
+
 def float32_dot() -> str:
     """The input precision of a `tl.dot` that keeps float32 accuracy: three tf32 products on the
     tensor cores of NVIDIA; AMD's compiler knows no such form."""

@@ -61,23 +61,16 @@ def finite_or_zero(top):
 
 
 @triton.jit
-def joined(top, total, x, slope, SIZE: tl.constexpr):
-    """The running maximum, and the running sum of exp2((x - maximum) slope), with a block x more
-    of a row, [1, N]. There is one of each for SIZE neighbours, which one thread holds: few sums
-    are rescaled, and no thread waits for another."""
-    x = tl.reshape(x, (1, x.shape[1] // SIZE, SIZE))
-    new_top = tl.maximum(top, tl.max(x, 2))
-    base = finite_or_zero(new_top)
-    weights = tl.exp2((x - base[:, :, None]) * slope)
-    return new_top, total * tl.exp2((top - base) * slope) + tl.sum(weights, 2)
+def row_max(x):
+    """The maxima of rows [M, N], [M, 1]; of one row a scalar, which has no layout that could spread
+    to the row."""
+    return tl.max(x) if x.shape[0] == 1 else tl.max(x, 1)[:, None]
 
 
 @triton.jit
-def settled(top, total, slope):
-    """What to subtract in the row, and one over its sum; scalars, which have no layout that could
-    spread to the row."""
-    base = finite_or_zero(tl.max(top))
-    return base, 1.0 / tl.sum(total * tl.exp2((top - base) * slope))
+def row_sum(x):
+    """The sums of rows, as `row_max`."""
+    return tl.sum(x) if x.shape[0] == 1 else tl.sum(x, 1)[:, None]
 
 
 @triton.jit

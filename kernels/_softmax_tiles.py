@@ -1,12 +1,13 @@
 """Tiles of softmax: rows that a program keeps in registers in chunks, and rows that it walks."""
 
-# The longest row that one program keeps in its registers: backward, forward, and backward where
-# it keeps both of the tensors that it reads. A program of 64 registers and 32 warps has a
-# multiprocessor for itself: forward, where each entry takes two exponentials, its phases follow
-# one another, and a walk whose second part finds the row in the L2 is faster.
+# The longest row that one program keeps in its registers: backward, and backward where it keeps
+# both of the tensors that it reads.
 ROW_BYTES = 131072
-FORWARD_BYTES = 65536
 PAIR_BYTES = 65536
+# Forward it keeps the weights, in float32, of rows of so many elements. Of 16-bit rows, whose loads
+# are short beside the exponentials, it pays to walk the longer ones: they are in the first cache.
+WEIGHTS = 16384
+FEWER_WEIGHTS = 12288
 ACCESS_BYTES = 16
 MOST_CHUNKS = 4
 # Rows of more elements have few tiles that fit.
@@ -21,8 +22,9 @@ ROW_TILES = (
     (1024, 2, 512, 4),
     (8192, 1, 4096, 2),
     (16384, 1, 8192, 4),
-    (32768, 1, 16384, 8),
-    (FORWARD_BYTES, 1, 16384, 32),
+    (24576, 1, 4096, 8),
+    (32768, 1, 8192, 16),
+    (65536, 1, 16384, 32),
 )
 BACKWARD_TILES = (
     *ROW_TILES[:4],
@@ -48,6 +50,11 @@ LOOP_CANDIDATES = tuple(
 )
 
 
+def keeps(n, itemsize, causal):
+    """Whether a program keeps the weights of a row in its registers."""
+    return n <= (FEWER_WEIGHTS if itemsize == 2 and not causal else WEIGHTS)
+
+
 def choose_row(n, itemsize, causal=False, wide=False, tiles=ROW_TILES):
     held = n * (4 if wide else itemsize)
     # Faster than a generator, and by comparisons alone, which a graph of any size can trace.
@@ -64,18 +71,24 @@ def choose_backward_row(n, itemsize, causal=False):
 
 
 def choose_loop(n, itemsize):
-    return {"BLOCK_N": 8192, "num_warps": 32}
+    if n * itemsize <= 65536:
+        return {"BLOCK_N": 4096, "num_warps": 16}
+    return {"BLOCK_N": 16384, "num_warps": 32}
 
 
 def choose_backward_loop(n, itemsize):
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 
-def suits_row(candidate, n, itemsize, causal=False, wide=False):
-    """Whether the chunks are full, and a thread holds 16 to 256 bytes of a row."""
+def suits_row(candidate, n, itemsize, causal=False, most=2):
+    """Whether the chunks are full and few, and a thread holds 16 to 256 bytes of a row."""
     rows, block, warps = candidate.values()
     chunks = -(-n // block)
-    held = rows * chunks * block * (4 if wide else itemsize) / (32 * warps)
+    held = rows * chunks * block * itemsize / (32 * warps)
     full = block <= 1 << (n - 1).bit_length() and (rows == 1 or (chunks == 1 and n <= 4096))
-    few = chunks <= (MOST_CHUNKS if n > LONG_ROW else 2)
+    few = chunks <= (MOST_CHUNKS if n > LONG_ROW else most)
     return full and few and ACCESS_BYTES <= held <= HELD_BYTES
+
+
+def suits_forward_row(candidate, n, itemsize, causal=False, wide=False):
+    return suits_row(candidate, n, 4, most=3)

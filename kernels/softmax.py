@@ -5,11 +5,10 @@ row sees. backward: dx = scale y (dy - sum y dy).
 
 Bytes: forward reads x and writes y; backward reads y and dy and writes dx, 2 and 3 items an
 element; past the diagonal zeros are written, nothing is read. FLOPs: about 5 an element either
-way, so memory decides. A row is read once and stays in registers, packed as it came, in chunks;
-short rows share a program. Maximum and sum run along as in Milakov and Gimelshein, "Online
-normalizer calculation for softmax" (2018), and the exponentials are taken again for the result. A
-row too long for that is walked in blocks and walked back, out of what the cache still has of it.
-The exponential is exp2 with log2(e) folded into the scale.
+way, so memory decides. A row is read once: forward its weights stay in registers, backward what was
+read, packed as it came; short rows share a program. Longer rows are walked, out of the first cache
+once it has them, and the longest pass through shared memory (`kernels/_softmax_ring.py`). The
+exponential is exp2 with log2(e) folded into the scale.
 """
 
 import math
@@ -26,16 +25,15 @@ from kernels._plan import empty, planned
 from kernels._scores import (
     broadcast_mask,
     finite_or_zero,
-    joined,
     keys,
     mask_of,
+    row_max,
+    row_sum,
     scores,
     seen_of,
-    settled,
 )
+from kernels._softmax_ring import backward_ring, forward_ring, rings
 from kernels._softmax_tiles import (
-    ACCESS_BYTES,
-    FORWARD_BYTES,
     LOOP_CANDIDATES,
     PAIR_BYTES,
     ROW_BYTES,
@@ -44,6 +42,8 @@ from kernels._softmax_tiles import (
     choose_backward_row,
     choose_loop,
     choose_row,
+    keeps,
+    suits_forward_row,
     suits_row,
 )
 from kernels._tile import store_as, widened, zero_after
@@ -106,7 +106,7 @@ ACCUMULATES = {"softmax": "float32"}
 def _forward_row_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, M, N, H, Q, scale,
     FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     slope = tl.cast(scale, tl.float32) * LOG2E if FOLD else LOG2E
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
@@ -122,32 +122,30 @@ def _forward_row_kernel(
         inside = (rows < M) & ((columns < N) | EVEN)
         loaded = scores(x_row, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "")
         chunks = chunks + (loaded,)  # noqa: RUF005
-    if BLOCK_M == 1:
-        top = tl.full((1, BLOCK_N // SIZE), -float("inf"), tl.float32)
-        total = tl.zeros((1, BLOCK_N // SIZE), tl.float32)
-        for chunk in tl.static_range(CHUNKS):
-            top, total = joined(top, total, chunks[chunk].to(tl.float32), slope, SIZE)
-        base, share = settled(top, total, slope)
-    else:
-        x = chunks[0].to(tl.float32)
-        base = finite_or_zero(tl.max(x, 1)[:, None])
-        share = 1.0 / tl.sum(tl.exp2((x - base) * slope), 1)[:, None]
+    top = chunks[0].to(tl.float32)
+    for chunk in tl.static_range(1, CHUNKS):
+        top = tl.maximum(top, chunks[chunk].to(tl.float32))
+    base = finite_or_zero(row_max(top)) * slope
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    weights = ()
+    for chunk in tl.static_range(CHUNKS):
+        weight = tl.exp2(chunks[chunk].to(tl.float32) * slope - base)
+        total += weight
+        weights = weights + (weight,)  # noqa: RUF005
+    share = 1.0 / row_sum(total)
     if CAUSAL:
         # Weights that are not seen are zero, and so is the sum of a row that sees none.
         share = tl.where(end > 0, share, 0.0)
-    # Half the registers: the row stays packed, and the exponentials are taken again.
-    zero = zero_after(share)
     for chunk in tl.static_range(CHUNKS):
         columns = chunk * BLOCK_N + offs_n
         inside = (rows < M) & ((columns < N) | EVEN)
-        y = tl.exp2((widened(chunks[chunk], zero) - base) * slope) * share
-        store_as(y_ptr + rows * N + columns, y, inside)
+        store_as(y_ptr + rows * N + columns, weights[chunk] * share, inside)
 
 
 @triton.jit
 def _forward_loop_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, N, H, Q, scale,
-    FOLD: tl.constexpr, CAUSAL: tl.constexpr, SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
@@ -158,14 +156,20 @@ def _forward_loop_kernel(
     mask_row = None
     if mask_ptr is not None:
         mask_row = mask_of(mask_ptr, row, stride_kb, stride_kh, stride_kq, H, Q)
-    top = tl.full((1, BLOCK_N // SIZE), -float("inf"), tl.float32)
-    total = tl.zeros((1, BLOCK_N // SIZE), tl.float32)
+    top = tl.full((1, BLOCK_N), -float("inf"), tl.float32)
     for start in range(0, end, BLOCK_N):
         columns = start + offs_n
         inside = columns < N
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
-        top, total = joined(top, total, x.to(tl.float32), slope, SIZE)
-    base, share = settled(top, total, slope)
+        top = tl.maximum(top, x.to(tl.float32))
+    base = finite_or_zero(tl.max(top)) * slope
+    total = tl.zeros((1, BLOCK_N), tl.float32)
+    for start in range(0, end, BLOCK_N):
+        columns = start + offs_n
+        inside = columns < N
+        x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
+        total += tl.exp2(x.to(tl.float32) * slope - base)
+    share = 1.0 / tl.sum(total)
     if CAUSAL:
         share = tl.where(end > 0, share, 0.0)
     # Backwards: what was read last is what the cache still has.
@@ -174,7 +178,7 @@ def _forward_loop_kernel(
         columns = (blocks - 1 - block) * BLOCK_N + offs_n
         inside = columns < N
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_first")
-        y = tl.exp2((x.to(tl.float32) - base) * slope) * share
+        y = tl.exp2(x.to(tl.float32) * slope - base) * share
         store_as(y_ptr + columns, y, inside)
 
 
@@ -241,7 +245,7 @@ def _backward_loop_kernel(
         store_as(dx_ptr + offs, dx, offs < N)
 
 
-FORWARD_ROW = Configs(_forward_row_kernel, ROW_CANDIDATES, choose_row, suits_row)
+FORWARD_ROW = Configs(_forward_row_kernel, ROW_CANDIDATES, choose_row, suits_forward_row)
 FORWARD_LOOP = Configs(_forward_loop_kernel, LOOP_CANDIDATES, choose_loop)
 BACKWARD_ROW = Configs(_backward_row_kernel, ROW_CANDIDATES, choose_backward_row, suits_row)
 BACKWARD_LOOP = Configs(_backward_loop_kernel, LOOP_CANDIDATES, choose_backward_loop)
@@ -286,13 +290,16 @@ def softmax_fwd(
     kb, kh, kq = (None, None, None) if mask is None else mask.stride()[:3]
     # Only then the scores are what was read, and are kept as they came.
     fold = mask is None and scale >= SMALLEST
-    if n * (itemsize if fold else 4) > FORWARD_BYTES:
+    if n * itemsize > PAIR_BYTES and fold and not causal and rings(n, x, strides=(stride,)):
+        forward_ring(x, y, stride, scale)
+        return y
+    if not keeps(n, itemsize, causal):
         config = FORWARD_LOOP.pick(x.device, n=n, itemsize=itemsize)
         launch(
             _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask,
             stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
             N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal,
-            SIZE=ACCESS_BYTES // itemsize, **config,
+            **config,
         )  # fmt: skip
         return y
     config = FORWARD_ROW.pick(x.device, n=n, itemsize=itemsize, causal=causal, wide=not fold)
@@ -301,8 +308,7 @@ def softmax_fwd(
         _forward_row_kernel, (-(-m // config["BLOCK_M"]),), x_ptr=x, y_ptr=y, mask_ptr=mask,
         stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
         M=m, N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal,
-        EVEN=n % block == 0, CHUNKS=-(-n // block), SIZE=min(block, ACCESS_BYTES // itemsize),
-        **config,
+        EVEN=n % block == 0, CHUNKS=-(-n // block), **config,
     )  # fmt: skip
     return y
 
@@ -322,6 +328,10 @@ def softmax_bwd(
         return dx
     m = elements // n
     (y, stride_ym), (dy, stride_dym) = _rows(y), _rows(dy)
+    strides = stride_ym, stride_dym
+    if n * itemsize > PAIR_BYTES and not causal and rings(n, y, dy, strides=strides):
+        backward_ring(y, dy, dx, strides, scale)
+        return dx
     # A diagonal takes registers too.
     if n * itemsize > (PAIR_BYTES if causal else ROW_BYTES):
         config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=itemsize)

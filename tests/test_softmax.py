@@ -15,8 +15,8 @@ from kernels.softmax import softmax, softmax_reference
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 BOUND = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# One that is walked, and one that is kept in several chunks.
-LONG = (family.ROW_BYTES // 2 + 10, family.PAIR_BYTES // 4 + 1)
+# Rows that are walked in both passes, in one of them, in none; the first also of whole accesses.
+LONG = (family.ROW_BYTES // 2 + 16, family.ROW_BYTES // 2 + 10, family.PAIR_BYTES // 4 + 1, 9000)
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -127,18 +127,20 @@ def test_the_reference_is_differentiable():
 
 
 def test_the_rule_suits_what_it_chooses_for():
-    for n in (64, 1000, 4096, 16384, 32768, 65536):
+    for n in (64, 1000, 4096, 12288, 16384, 32768, 65536):
         for itemsize in (2, 4):
-            limits = {family.FORWARD_BYTES: family.FORWARD_ROW}
-            for limit, configs in (limits | {family.ROW_BYTES: family.BACKWARD_ROW}).items():
-                if n * itemsize <= limit:
-                    key = {"n": n, "itemsize": itemsize, "causal": False}
-                    config = configs.choose(**key)
-                    assert config["BLOCK_N"] <= triton.next_power_of_2(n)
-                    if n >= 4096:
-                        assert config in configs.candidates and configs.suits(config, **key)
-                    tried = sum(configs.suits(each, **key) for each in configs.candidates)
-                    assert tried <= 12
+            key = {"n": n, "itemsize": itemsize, "causal": False}
+            kept = {
+                family.FORWARD_ROW: family.keeps(**key),
+                family.BACKWARD_ROW: n * itemsize <= family.ROW_BYTES,
+            }
+            for configs in (each for each, whether in kept.items() if whether):
+                config = configs.choose(**key)
+                assert config["BLOCK_N"] <= triton.next_power_of_2(n)
+                if n >= 4096:
+                    assert config in configs.candidates and configs.suits(config, **key)
+                tried = sum(configs.suits(each, **key) for each in configs.candidates)
+                assert tried <= 12
 
 
 REFUSALS = {
