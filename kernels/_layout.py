@@ -19,3 +19,12 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
     n = x.shape[-1]
     rows = x.reshape(x.numel() // n if n else 0, n)
     return rows if rows.stride(-1) == 1 or n <= 1 else rows.contiguous()
+
+
+def describable(x: torch.Tensor) -> bool:
+    """Whether the copy engine can walk x, of two dimensions: unit last stride, rows at multiples of
+    16 bytes."""
+    aligned = x.is_meta or x.data_ptr() % ACCESS_BYTES == 0
+    # Rows that are all the same memory, as expanded ones are, have no stride to walk by.
+    step = x.stride(0) * x.element_size()
+    return x.stride(1) == 1 and step > 0 and step % ACCESS_BYTES == 0 and aligned

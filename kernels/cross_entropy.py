@@ -118,7 +118,7 @@ LATE_CONFIGS = tuple(
 
 
 def _choose_late(v, itemsize):
-    return {"STEPS": 1, "num_warps": 4}
+    return {"STEPS": 2, "num_warps": 4}
 
 
 def _suits_late(candidate, v, itemsize):
@@ -211,7 +211,7 @@ def _late_kernel(
         scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
         top, share = tl.load(rows_ptr + row), tl.load(rows_ptr + M + row) * scale
         for step in tl.static_range(STEPS):
-            x = taken(logits_ptr + row * stride_m, first + step, V, "evict_first", LANES, WIDTH)
+            x = taken(logits_ptr + row * stride_m, first + step, V, "", LANES, WIDTH)
             x = x.to(tl.float32)
             put(out_ptr, x, first + step, top, share, place, V, smoothing, scale, SMOOTH)
 

@@ -6,8 +6,11 @@ the chunk's part of dx and add to dw. So both gradients are there after the forw
 backward pass multiplies by the gradient of the loss where that is not one. The idea is that of
 Liger-Kernel's fused linear cross entropy (Hsu et al., 2024).
 
+Without gradients the logits need not be in memory even by chunks: kernels/_linear_loss.py.
+
 FLOPs: 2 M H V forward, 6 M H V with gradients, which decides; plain products, so cuBLAS computes
-them. Memory beside inputs and gradients: the buffer, an eighth of the logits or LEAST_ROWS rows.
+them. Memory beside inputs and gradients: the buffer, an eighth of the logits, or BUFFER_BYTES, or
+LEAST_ROWS rows of them, whichever is most: smaller ones would save little and leave matmuls idle.
 dw is summed over the chunks in its own dtype, each sum formed in float32 inside the matmul: a
 float32 copy would take twice the memory of w, and at most eight chunks round at most eight times.
 """
@@ -17,6 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels import _cross_entropy as shared
+from kernels import _linear_loss as tiled
 from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
@@ -100,8 +104,9 @@ LINEAR_CROSS_ENTROPY = Op(
 )
 ACCUMULATES = {"linear_cross_entropy": "float32, dw of the chunks in its dtype"}
 
-# dw is rounded once in each chunk; fewer rows would leave the matmuls idle.
-MOST_CHUNKS, LEAST_ROWS = 8, 1024
+# dw is rounded, and read and written, once in each chunk.
+MOST_CHUNKS = 8
+BUFFER_BYTES, LEAST_ROWS = 2**28, 1024
 # Rows of a chunk in steps of a matmul's tile.
 ROW_STEP = 128
 
@@ -144,12 +149,14 @@ def _chunk_kernel(
 
 LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
 CHUNK = Configs(_chunk_kernel, ROW_CONFIGS, choose_row, suits_row)
+TILES = tiled.TILES
 
 
-def _rows_of_chunk(m: int) -> int:
-    """Rows of all chunks but the last, which may be shorter."""
-    chunks = min(MOST_CHUNKS, max(1, m // LEAST_ROWS))
-    return max(1, -(-m // (chunks * ROW_STEP))) * ROW_STEP
+def _rows_of_chunk(m: int, row_bytes: int) -> int:
+    """Rows of all chunks but the last, which may be shorter, where one of the logits has so many
+    bytes."""
+    chunks = -(-m // max(LEAST_ROWS, BUFFER_BYTES // row_bytes, -(-m // MOST_CHUNKS)))
+    return max(1, -(-m // (max(1, chunks) * ROW_STEP))) * ROW_STEP
 
 
 def linear_cross_entropy_fwd(
@@ -177,7 +184,11 @@ def linear_cross_entropy_fwd(
     dx = torch.empty((m, h), **kind) if wanted[0] else None
     dw = (torch.empty if m else torch.zeros)((v, h), **kind) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
-    step = _rows_of_chunk(m)
+    if not any(wanted) and tiled.suited(x, weight):
+        options = ignore_index, float(smoothing), float(z_loss)
+        tiled.write_losses(losses, x, weight, targets, bias, *options)
+        return shared.reduced(losses, count, x.dtype), None, None, None, None
+    step = _rows_of_chunk(m, v * x.element_size())
     buffer = torch.empty((min(step, m), v), **kind)
     for first in range(0, m, step):
         part = x[first : first + step]
@@ -274,6 +285,7 @@ def linear_cross_entropy(
         found = f"{tuple(bias.shape)} {bias.dtype}"
         raise ValueError(f"bias: {found}, expected ({v},) {x.dtype}")
     x, targets = rows_of(x), targets.contiguous()
+    bias = bias if bias is None else bias.contiguous()
     options = ignore_index, label_smoothing, z_loss, reduction
     if needs_grad(x, weight, bias):
         return _LinearCrossEntropy.apply(x, weight, targets, bias, *options)

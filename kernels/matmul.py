@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels._checks import require, shaped
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes, sm_count
+from kernels._layout import describable
 from kernels._tile import store_as
 from kernels._tuned import Configs
 
@@ -244,14 +245,6 @@ DESCRIPTOR = Configs(
 )
 
 
-def _describable(x):
-    """Whether the copy engine can walk x: unit last stride, rows at multiples of 16 bytes."""
-    aligned = x.is_meta or x.data_ptr() % 16 == 0
-    # Rows that are all the same memory, as expanded ones are, have no stride to walk by.
-    step = x.stride(0) * x.element_size()
-    return x.stride(1) == 1 and step > 0 and step % 16 == 0 and aligned
-
-
 def matmul_fwd(a, b, bias, activation):
     """a: [M, K]; b: [K, N]; any strides; bias: [N], contiguous, or None. Returns [M, N]."""
     (m, k), n = a.shape, b.shape[1]
@@ -264,9 +257,9 @@ def matmul_fwd(a, b, bias, activation):
     }  # fmt: skip
     transposed = b.stride(0) == 1 and n > 1
     stored_b = b.T if transposed else b
-    walkable = a.element_size() == 2 and k > 0 and _describable(a) and _describable(stored_b)
+    walkable = a.element_size() == 2 and k > 0 and describable(a) and describable(stored_b)
     key = {"m": m, "n": n, "k": k, "transposed": transposed, "shared": shared_bytes(a.device)}
-    if walkable and _describable(out):
+    if walkable and describable(out):
         sms = sm_count(a.device)
         config = DESCRIPTOR.pick(a.device, **key, sms=sms, activation=activation)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
