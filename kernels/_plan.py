@@ -205,8 +205,9 @@ class _Writer:
 
     def plan(self, launcher: _Launcher, result: object) -> Callable:
         steps = [self._allocation(*each) for each in enumerate(self._tape.fresh)]
-        for tensor, ask in self._tape.shared:
-            self._places[tensor.data_ptr()] = f"{self._constant(ask)}().data_ptr()"
+        for index, (tensor, ask) in enumerate(self._tape.shared):
+            steps.append(f"_s{index} = {self._constant(ask)}()")
+            self._places[tensor.data_ptr()] = f"_s{index}.data_ptr()"
         steps += [self._launch(*each) for each in self._tape.launches]
         stale = [
             f"{self._constant(whose)}.choose is not {self._constant(rule)}"
