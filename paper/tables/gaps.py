@@ -45,11 +45,11 @@ def _where(places):
     ops = ", ".join(_table.code(op) for op, _ in places)
     some = {(one[0], one[1]) for _, rows in places for one in rows[["pass", "dtype"]].to_numpy()}
     passes = sorted({direction for direction, _ in some if direction}, key=natural)
-    parts = (
-        f"{direction} "
-        + " ".join(text for name, text in _table.SHORT.items() if (direction, name) in some)
-        for direction in passes
-    )
+    dtypes: dict[str, list[str]] = {}
+    for direction in passes:
+        named = " ".join(text for name, text in _table.SHORT.items() if (direction, name) in some)
+        dtypes.setdefault(named, []).append(direction)
+    parts = (f"{', '.join(directions)} {named}" for named, directions in dtypes.items())
     cells = sum(rows["cells"].sum() for _, rows in places)
     return ops, "; ".join(parts), str(cells) if cells else "--"
 
