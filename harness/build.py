@@ -2,7 +2,8 @@
 
 No GPU takes part. The ops' own launchers say what to compile: they run on tensors without data,
 and a recorder stands where Triton would launch. Each recorded launch is compiled in its default
-configuration, for sm_90 also in every candidate. Exit code 1: a default does not build for sm_90.
+configuration, for sm_90 also in those that the committed tables choose, or in every candidate.
+Exit code 1: a default does not build for sm_90.
 """
 
 import argparse
@@ -13,10 +14,10 @@ from pathlib import Path
 
 from harness.command import UserError, run, write_json, write_text
 
-# The architecture whose every candidate is compiled and whose IR is kept.
+# The architecture for which other than default configurations are compiled, and whose IR is kept.
 HOME = "90"
 ARCHS = (HOME, "80", "100", "120", "gfx942")
-# Candidates are compiled in the first; launchers may branch on the dtype, so defaults in both.
+# The others are compiled in the first; launchers may branch on the dtype, so defaults in both.
 DTYPES = ("bfloat16", "float32")
 
 
@@ -24,6 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="harness.build", description=__doc__.split("\n")[0])
     parser.add_argument("--file", required=True, help="stem of a kernel file")
     parser.add_argument("--archs", nargs="+", default=ARCHS, help="80, 90, … or gfx942, …")
+    every = "compile all candidates of each kernel, not only those that tables choose"
+    parser.add_argument("--candidates", action="store_true", help=every)
     parser.add_argument("--out", required=True, help="the table, JSON")
     parser.add_argument("--ir", required=True, help="folder for the IR of every stage")
     arguments = parser.parse_args()
@@ -39,7 +42,8 @@ def main() -> int:
 
     from harness import compiled, launches, tuned
 
-    found = launches.of_file(arguments.file, DTYPES)
+    chosen = None if arguments.candidates else tuned.chosen(arguments.file)
+    found = launches.of_file(arguments.file, DTYPES, chosen)
     rows = table(arguments.file, found, archs)
     stages = []
     for name, launch in sorted(launches.models(found, DTYPES).items()):
@@ -79,8 +83,8 @@ def _abroad(file: str, arch: str) -> list:
     if arch in compiled.SHARED_BYTES:
         limits["shared_bytes"] = compiled.SHARED_BYTES[arch]
     with _device.planned_for(**limits):
-        found = launches.of_file(file, DTYPES)
-    return list({(x.name, x.op.name, x.dtype): x for x in found if x.default}.values())
+        found = launches.of_file(file, DTYPES, {})
+    return list({(x.name, x.op.name, x.dtype): x for x in found}.values())
 
 
 def _verdict(file: str, rows: Sequence[Mapping]) -> int:

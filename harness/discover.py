@@ -147,6 +147,19 @@ class Study:
         given = {key: value for key, value in limits.items() if value is not None}
         return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
 
+    def verify_priority(self, wildcards) -> float:
+        """Which verifications begin first: of the recorded run the share that ran out of time.
+
+        The longest, begun last, would run alone at the end.
+        """
+        path = self.root / self.config["recorded"] / "verify" / wildcards.op
+        try:
+            cells = read_json(path / f"{wildcards.impl}.json", "").get("cells", [])
+        except UserError:
+            # Of a broken one the command that shows it tells.
+            return 0.0
+        return sum(cell["status"] == "unreached" for cell in cells) / max(1, len(cells))
+
     @property
     def timing(self) -> str:
         """The keys of `timing` as options of `harness.measure`."""
@@ -225,7 +238,15 @@ class Study:
         return self.digests.get(wildcards.get("family") or self.ops[wildcards.op], "")
 
     def reports(self, op: str) -> list[str]:
-        return [f"{self.run}/verify/{op}/{impl}.json" for impl in self.impls(op)]
+        """The reports that this run makes of an op: of all whose times it takes.
+
+        Beside replayed times, of ours and of the yardstick only. What the rivals run on a GPU was
+        verified there, and its reports are recorded; without one they run other code or none.
+        """
+        impls = self.impls(op)
+        if not self.measures:
+            impls = [impl for impl in impls if impl in (OURS, Path(YARDSTICK).stem)]
+        return [f"{self.run}/verify/{op}/{impl}.json" for impl in impls]
 
     def gate(self, wildcards) -> list[str]:
         """No time without a verification report: those of all implementations of the op."""

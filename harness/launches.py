@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 from harness import inputs, load, oracle
 from harness.command import UserError
 from kernels._contract import Case, Op
-from kernels._tuned import Configs
+from kernels._tuned import Config, Configs
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,15 @@ class Launch:
         return " ".join(f"{k}={v}" for k, v in self.arguments.items() if k not in variable)
 
 
-def of_file(stem: str, dtypes: Sequence[str]) -> list[Launch]:
+def of_file(
+    stem: str, dtypes: Sequence[str], tried: Mapping[str, Sequence[Config]] | None = None
+) -> list[Launch]:
     """The launches that the ops of a kernel file make, those of default configurations first.
 
     For each set of flags the first, the middle and the last case of the sweep are run in `dtypes`;
-    further cases only where they reach a kernel that these do not. Candidates are launched in the
-    case that stands for their kernel. Raises UserError for a kernel that no case launches.
+    further cases only where they reach a kernel that these do not. tried: by kernel the
+    configurations to launch beside the default ones, all candidates where it is left out, each in
+    the case that stands for its kernel. Raises UserError for a kernel that no case launches.
     """
     module = importlib.import_module(f"kernels.{stem}")
     values = list(vars(module).values())
@@ -65,7 +68,10 @@ def of_file(stem: str, dtypes: Sequence[str]) -> list[Launch]:
             f"kernels/{stem}.py: no case of any op launches {', '.join(sorted(missing))};"
             " add such a case or remove the kernel"
         )
-    return found + [x for each in declared(stem, Configs) for x in _candidates(each, found, dtypes)]
+    for each in declared(stem, Configs):
+        configs = each.candidates if tried is None else tried.get(each.name, ())
+        found += _candidates(each, configs, found, dtypes)
+    return found
 
 
 def declared(stem: str, kind: type) -> list:
@@ -134,15 +140,17 @@ def models(found: Sequence[Launch], dtypes: Sequence[str]) -> dict[str, Launch]:
 
 
 def _candidates(
-    configs: Configs, found: Sequence[Launch], dtypes: Sequence[str]
-) -> Iterator[Launch]:
+    configs: Configs, tried: Sequence[Config], found: Sequence[Launch], dtypes: Sequence[str]
+) -> list[Launch]:
     own = [launch for launch in found if launch.name == configs.name]
-    for candidate in configs.candidates:
+    launches = []
+    for candidate in tried:
         suited = [launch for launch in own if configs.suits(candidate, **launch.key)]
         model = models(suited or own, dtypes)[configs.name]
         for launch in trial(configs, candidate, model.op, model.case, model.dtype):
             arguments = {**launch.arguments, **candidate}
-            yield replace(launch, arguments=arguments, default=False)
+            launches.append(replace(launch, arguments=arguments, default=False))
+    return launches
 
 
 def trial(

@@ -33,6 +33,9 @@ TIMING = [field.name for field in fields(Timing)]
 def main() -> None:
     options = _options()
     began = time.monotonic()
+    # Verification has compiled what torch.compile needs here; the processes that it would start to
+    # compile side by side would import torch beside the first timings.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # It imports what the workers need while this process imports what it needs itself.
     forkserver.current()
     op, family = load.op(options.op)

@@ -83,15 +83,34 @@ def findings(stem: str, folder: Path = _tuned.COMMITTED) -> list[dict[str, str]]
     state: "stale" entries bind no longer, "incomplete" ones bind but have not met every candidate.
     Raises UserError for a broken table.
     """
-    found = []
+    return [
+        {"table": path.name, "kernel": kernel, "state": state, "reason": reason}
+        for path, kernel, tuned, family in _records(stem, folder)
+        for state, reason in _amiss(stem, kernel, tuned, family)
+    ]
+
+
+def chosen(stem: str, folder: Path = _tuned.COMMITTED) -> dict[str, list[_tuned.Config]]:
+    """By kernel the configurations that entries in force choose, each once.
+
+    Raises UserError for a broken table.
+    """
+    found, bound = {}, _kernels(stem)
+    for _, kernel, tuned, family in _records(stem, folder):
+        if kernel in bound and not _tuned.stale(bound[kernel].kernel, tuned, family):
+            configs = found.setdefault(kernel, [])
+            for entry in tuned["keys"]:
+                if entry["config"] not in configs:
+                    configs.append(entry["config"])
+    return found
+
+
+def _records(stem: str, folder: Path) -> Iterator[tuple[Path, str, Mapping, Mapping]]:
+    """The parts of the tables for a kernel file: the table, the kernel, its part, its family's."""
     for path in sorted(folder.glob("*.json")):
         family = _read(path)["families"].get(stem, {"kernels": {}})
         for kernel, tuned in family["kernels"].items():
-            for state, reason in _amiss(stem, kernel, tuned, family):
-                found.append(
-                    {"table": path.name, "kernel": kernel, "state": state, "reason": reason}
-                )
-    return found
+            yield path, kernel, tuned, family
 
 
 def _amiss(stem: str, kernel: str, tuned: Mapping, family: Mapping) -> Iterator[tuple[str, str]]:

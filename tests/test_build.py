@@ -84,9 +84,10 @@ def make_tree(root, kernels=KERNELS):
     return root
 
 
-def build(root, *archs, file="toy"):
+def build(root, *words, file="toy"):
+    """words: architectures, then options."""
     out = root / "results" / "toy.json"
-    call = [sys.executable, "-m", "harness.build", "--file", file, "--archs", *archs]
+    call = [sys.executable, "-m", "harness.build", "--file", file, "--archs", *words]
     done = subprocess.run(
         [*call, "--out", str(out), "--ir", str(root / "results/toy")],
         cwd=root,
@@ -101,7 +102,7 @@ def build(root, *archs, file="toy"):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     root = make_tree(tmp_path_factory.mktemp("tree"))
-    done, table = build(root, "90", "80", "gfx942")
+    done, table = build(root, "90", "80", "gfx942", "--candidates")
     assert done.returncode == 0, done.stderr
     return root, done, table
 
@@ -157,7 +158,7 @@ def test_ir_of_every_stage_is_kept(built):
 
 
 def test_binaries_do_not_depend_on_the_folder(built, tmp_path):
-    done, table = build(make_tree(tmp_path / "elsewhere"), "90")
+    done, table = build(make_tree(tmp_path / "elsewhere"), "90", "--candidates")
     assert done.returncode == 0, done.stderr
     assert table["kernels"] == rows(built[2], arch="90")
     assert table["ir"] == built[2]["ir"]
@@ -183,6 +184,27 @@ def test_entries_that_bind_no_longer_are_listed(tmp_path):
     assert (finding["table"], finding["kernel"]) == ("fake.json", "_double_kernel")
     assert finding["state"] == "stale" and finding["reason"].startswith("tuned with triton 3.5.0")
     assert "build toy: fake.json: _double_kernel stale: tuned with triton 3.5.0" in done.stdout
+
+
+def test_what_a_table_chooses_is_built_beside_the_defaults(tmp_path):
+    root = make_tree(tmp_path / "tree")
+    wide = {"BLOCK_N": 1024, "num_warps": 8}
+    code = (
+        "import json, sys, triton; from kernels import _tuned, toy;"
+        "entry = {'key': {'n': 4096}, 'config': json.loads(sys.argv[1])};"
+        "entry |= {'timed': {}, 'failed': {}};"
+        "part = {'source_sha256': _tuned.source_sha256(toy._double_kernel), 'keys': [entry] * 2};"
+        "record = {'triton': triton.__version__, 'kernels': {'_double_kernel': part}};"
+        "print(json.dumps({'device': 'Fake GPU', 'families': {'toy': record}}))"
+    )
+    call = [sys.executable, "-c", code, json.dumps(wide)]
+    made = subprocess.run(call, cwd=root, capture_output=True, text=True, check=True)
+    (root / "kernels/tuned").mkdir()
+    (root / "kernels/tuned/fake.json").write_text(made.stdout)
+    done, table = build(root, "90", "80")
+    assert done.returncode == 0, done.stderr
+    [chosen] = rows(table, default=False)
+    assert (chosen["arch"], chosen["config"]) == ("90", "BLOCK_N=1024 num_warps=8")
 
 
 def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):

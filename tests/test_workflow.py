@@ -3,6 +3,8 @@
 A dry run names each job by its message ("Verify softmax of ours"); these tests compare the sets.
 """
 
+import dataclasses
+import json
 import os
 import re
 import shutil
@@ -126,6 +128,15 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
         message.startswith("Measure ") and "ceilings" not in message for message in found
     )
     assert {f"Replay {op} from results/recorded/h200" for op in discover.ops(ROOT)} <= found
+
+
+def test_beside_replayed_times_ours_and_the_yardstick_are_verified(tree):
+    found = {job for job in jobs(tree, *REPLAY) if job.startswith("Verify")}
+    ops = discover.ops(ROOT)
+    assert found == {f"Verify {op} of {impl}" for op in ops for impl in ("ours", "torch_eager")}
+    # Any other where it is asked for.
+    one = "results/study/verify/softmax/torch_compile.json"
+    assert "Verify softmax of torch_compile" in jobs(tree, one, *REPLAY)
 
 
 def test_a_kernel_file_adds_its_own_jobs(finished):
@@ -263,6 +274,22 @@ def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     assert limited.verify_budget(types.SimpleNamespace(impl="ours")) == ""
     unlimited = study(tmp_path, verify={"sweep_s": None, "baseline_s": None})
     assert unlimited.verify_budget(rival) == ""
+
+
+def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
+    reports = tmp_path / "recorded" / "verify" / "softmax"
+    reports.mkdir(parents=True)
+    cells = [{"status": status} for status in ("ok", "unreached", "unreached", "inaccurate")]
+    (reports / "slow.json").write_text(json.dumps({"cells": cells}))
+    (reports / "absent.json").write_text('{"cells": []}')
+    (reports / "broken.json").write_text('{"cells')
+    mine = dataclasses.replace(study(tmp_path), root=tmp_path, config={"recorded": "recorded"})
+
+    def priority(impl):
+        return mine.verify_priority(types.SimpleNamespace(op="softmax", impl=impl))
+
+    assert priority("slow") == 0.5
+    assert [priority(impl) for impl in ("absent", "broken", "new")] == [0.0] * 3
 
 
 @pytest.mark.parametrize(

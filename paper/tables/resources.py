@@ -1,4 +1,4 @@
-"""Registers and shared memory of each kernel: default configurations by target, all for one."""
+"""Registers and shared memory of each kernel: the defaults by target, all that is chosen for one."""
 
 import _table
 import pandas as pd
@@ -21,7 +21,7 @@ def main(arguments):
     groups = " & ".join(rf"\multicolumn{{2}}{{c}}{{{_arch(arch)}}}" for arch in archs)
     last = 1 + 2 * len(archs)
     rules = "".join(rf"\cmidrule(lr){{{c}-{c + 1}}}" for c in range(2, last, 2))
-    every = rf"\multicolumn{{4}}{{c}}{{all configurations, {_arch(widest)}}}"
+    every = rf"\multicolumn{{4}}{{c}}{{by rule or table, {_arch(widest)}}}"
     head = [
         f"& {groups} & {every}",
         rules + rf"\cmidrule(l){{{last + 1}-{last + 4}}}",

@@ -1,4 +1,4 @@
-"""Every configuration of every kernel, compiled ahead of time for each architecture."""
+"""Every kernel, compiled ahead of time for each architecture as its rules and tables have it."""
 
 
 rule build:

@@ -8,6 +8,7 @@ rule verify:
         "<run>/verify/{op}/{impl}.json",
     log:
         "<log>/verify/{op}/{impl}.log",
+    priority: study.verify_priority
     params:
         seed=config["seed"],
         dtypes=config["dtypes"],
