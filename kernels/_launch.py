@@ -66,15 +66,15 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
     if torch.compiler.is_dynamo_compiling():
         kernel[grid](**arguments)
         return
-    fast = type(kernel) is JITFunction and JITFunction.run is _run
+    fast, started = type(kernel) is JITFunction and JITFunction.run is _run, None
     if fast and arguments[kernel.arg_names[0]].is_cuda:
         started = _starter(kernel)(grid, **arguments)
-        if (noting := tape()) is not None:
-            values = [arguments[name] for name in kernel.arg_names]
-            noting.launches.append((grid, values, started))
     else:
         _check(kernel, arguments)
         kernel[grid](**arguments)
+    if (noting := tape()) is not None:
+        values = [arguments[name] for name in kernel.arg_names]
+        noting.launches.append((grid, values, started))
 
 
 def _starter(kernel: JITFunction) -> Callable:

@@ -199,8 +199,8 @@ class _Writer:
         self._tape, self._given, self._constants = written, given, []
         self._places = {tensor.data_ptr(): f"_{name}" for name, tensor in given.items()}
         apart = len(self._places) == len(given) and 0 not in self._places
-        # What is allocated during a capture belongs to the graph.
-        if not (apart and written.launches) or torch.cuda.is_current_stream_capturing():
+        known = written.launches and all(start is not None for *_, start in written.launches)
+        if not (apart and known):
             raise _UnplannedError
 
     def plan(self, launcher: _Launcher, result: object) -> Callable:
@@ -239,9 +239,7 @@ class _Writer:
         what = tuple(tensor.shape), tensor.stride(), tensor.dtype
         return f"_t{index} = _new({', '.join(map(self._constant, what))})"
 
-    def _launch(self, grid: tuple[int, ...], values: Sequence, start: tuple | None) -> str:
-        if start is None:
-            raise _UnplannedError
+    def _launch(self, grid: tuple[int, ...], values: Sequence, start: tuple) -> str:
         device, launch, function, metadata, cooperative, dependent = start
         x, y, z, device, function, cooperative, dependent, metadata = map(
             self._constant,

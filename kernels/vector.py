@@ -229,17 +229,22 @@ DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 
 @planned
-def vector_fwd(
-    op: str, x: torch.Tensor, y: torch.Tensor | None, alpha: float = 1.0
-) -> torch.Tensor:
-    """x ∘ y, or alpha x of "scale", which has no y; ValueError or TypeError where they do not
-    belong together."""
-    if y is None:
-        floating(x=x)
-        x = y = x.contiguous()
-    else:
-        pair(x, y)
-        x, y = x.contiguous(), y.contiguous()
+def scale_fwd(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    """alpha x; TypeError where x is not floating."""
+    floating(x=x)
+    x = x.contiguous()
+    return _forward("scale", x, x, alpha)
+
+
+@planned
+def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """x ∘ y; ValueError or TypeError where they do not belong together."""
+    pair(x, y)
+    return _forward(op, x.contiguous(), y.contiguous(), 1.0)
+
+
+def _forward(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float) -> torch.Tensor:
+    """Both contiguous, of one shape; y of "scale" is not looked at."""
     out, n = empty(x), x.numel()
     if n == 0:
         return out
@@ -294,11 +299,11 @@ class _Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, alpha):
         ctx.alpha = alpha
-        return vector_fwd("scale", x, None, alpha)
+        return scale_fwd(x, alpha)
 
     @staticmethod
     def backward(ctx, grad):
-        return vector_fwd("scale", grad, None, ctx.alpha), None
+        return scale_fwd(grad, ctx.alpha), None
 
 
 class _Add(torch.autograd.Function):
@@ -360,7 +365,7 @@ def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     Differentiable in x.
     """
     alpha = float(alpha)
-    return _Scale.apply(x, alpha) if needs_grad(x) else vector_fwd("scale", x, None, alpha)
+    return _Scale.apply(x, alpha) if needs_grad(x) else scale_fwd(x, alpha)
 
 
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,6 @@ def host(monkeypatch):
     cuda = {"_cuda_getDevice": lambda: -1, "_cuda_getCurrentRawStream": lambda device: 0}
     for name, function in cuda.items():
         monkeypatch.setattr(torch._C, name, function, raising=False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     on_host = {"_quick": torch._C._dynamo.guards._empty_strided_cpu, "_strided": _on_host}
     for name, function in on_host.items():
