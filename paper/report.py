@@ -35,6 +35,7 @@ th { border-bottom: 1px solid var(--line); }
 td.long { white-space: normal; min-width: 18rem; }
 td.number { text-align: right; }
 td { border-bottom: 1px solid color-mix(in srgb, var(--line) 40%, transparent); }
+summary { cursor: pointer; margin: 0.5rem 0; }
 code { font-size: 0.9em; overflow-wrap: anywhere; }
 nav a { margin-right: 1rem; }
 </style>
@@ -61,6 +62,8 @@ nav a { margin-right: 1rem; }
 {% endfor -%}
 {% if section.rows is not none -%}
 {% if section.rows -%}
+{% set rows = section.rows|length -%}
+{% if rows > most %}<details><summary>{{ rows }} rows</summary>{% endif %}
 <div class="table"><table>
 <thead><tr>{% for name in section.columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
@@ -72,6 +75,7 @@ nav a { margin-right: 1rem; }
 </tr>
 {% endfor -%}
 </tbody></table></div>
+{% if rows > most %}</details>{% endif %}
 {% else %}<p>None.</p>
 {% endif -%}
 {% endif -%}
@@ -82,6 +86,14 @@ nav a { margin-right: 1rem; }
 
 
 VERDICTS = ("better", "no difference", "worse", "undecided")
+CELL = ["op", "case", "dtype", "pass"]
+# A table of more rows than this is folded.
+MOST_ROWS = 60
+FASTEST = (
+    "Time of the fastest baseline of each cell over the time of ours; above one, ours takes less "
+    "time. Geometric mean, least and greatest over the cells, the verdicts on them, and the least "
+    "one's case and baseline."
+)
 SPEEDUP = (
     "Time of a baseline over the time of ours; above one, ours takes less time. Geometric mean, "
     "least and greatest over the cells, and the verdicts on single cells."
@@ -118,9 +130,16 @@ def main(arguments) -> None:
     folder = arguments.run
     runs = _data.read(folder, "runs")
     sections = [
-        _section("claims", "Claims", _claims(folder), note=CLAIMS),
-        _section("speedup", "Speedups", _speedups(folder), _figures(folder, ["headline"]), SPEEDUP),
+        _section(
+            "fastest",
+            "Ours and the fastest",
+            _fastest(folder),
+            _figures(folder, ["headline"]),
+            FASTEST,
+        ),
         _section("families", "Families", None, _figures(folder, _drawn(folder))),
+        _section("claims", "Claims", _claims(folder), note=CLAIMS),
+        _section("speedup", "Speedups", _speedups(folder), note=SPEEDUP),
         _section("holes", "Cells without a time", _holes(folder), note=HOLES),
         _section("remarks", "Remarks", _remarks(folder), note=REMARKS),
         _section("verification", "Verification", _verification(folder), note=VERIFICATION),
@@ -139,6 +158,7 @@ def main(arguments) -> None:
         title=", ".join(runs["run_id"]),
         runs=runs.to_dict("records"),
         sections=sections,
+        most=MOST_ROWS,
         show=_show,
         kind=_kind,
     )
@@ -175,20 +195,32 @@ def _drawn(folder: Path) -> list[str]:
 
 
 def _speedups(folder: Path) -> pd.DataFrame:
-    verdicts = _data.read(folder, "verdicts")
-    rows = []
+    return _ratios(folder, _data.read(folder, "verdicts"), ["op", "pass", "baseline"])
+
+
+def _fastest(folder: Path) -> pd.DataFrame:
+    verdicts = _data.read(folder, "verdicts").sort_values("ratio")
+    fastest = verdicts.drop_duplicates(CELL)
+    names = ["case", "dtype", "baseline"]
+    worst = fastest.drop_duplicates(["op", "pass"])[["op", "pass", *names]]
+    return _ratios(folder, fastest, ["op", "pass"]).merge(worst, on=["op", "pass"])
+
+
+def _ratios(folder: Path, verdicts: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Mean and range of the ratios by `names`, and how many cells have each verdict."""
     place = _data.rank(folder)
-    names = ["family", "op", "pass", "baseline"]
     groups = sorted(
-        verdicts.groupby(names), key=lambda g: (place[g[0][0]], *map(_data.natural, g[0][1:]))
+        verdicts.groupby(["family", *names]),
+        key=lambda g: (place[g[0][0]], *map(_data.natural, g[0][1:])),
     )
+    rows = []
     for key, cells in groups:
-        row = dict(zip(names[1:], key[1:], strict=True)) | {"cells": len(cells)}
+        row = dict(zip(names, key[1:], strict=True)) | {"cells": len(cells)}
         row["mean"] = float(np.exp(np.log(cells["ratio"]).mean()))
         row |= {"least": cells["ratio"].min(), "most": cells["ratio"].max()}
         row |= {name: (cells["verdict"] == name).sum() for name in VERDICTS}
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=None if rows else names)
 
 
 def _holes(folder: Path) -> pd.DataFrame:
