@@ -1,4 +1,4 @@
-"""Registers and shared memory of each kernel: the defaults by target, all that is chosen for one."""
+"""Registers and shared memory of each kernel: defaults by target, all that is chosen for one."""
 
 import _table
 import pandas as pd
