@@ -6,14 +6,6 @@ import torch
 ACCESS_BYTES = 16
 
 
-def empty_rows(x: torch.Tensor) -> torch.Tensor:
-    """An empty tensor of the shape, dtype and device of x, contiguous."""
-    # What x has already need not be asked for, which takes a sixth of the time of a short launch.
-    if x.is_contiguous():
-        return torch.empty_like(x)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x of shape [..., N] as [M, N], contiguous in N; copies only where the layout forces it."""
     n = x.shape[-1]

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from kernels._cases import ROW_EDGE
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
-from kernels._layout import ACCESS_BYTES, empty_rows, rows_of
+from kernels._layout import ACCESS_BYTES, rows_of
+from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 # s(x) = 1 / (1 + exp2(-log2(e) x)).
@@ -205,9 +206,10 @@ FORWARD = Configs(_forward_kernel, BLOCKS, _choose, _suits)
 BACKWARD = Configs(_backward_kernel, BLOCKS, _choose, _suits)
 
 
+@planned
 def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
     """gate, up: [..., N]. act: "silu", "gelu_tanh" or "gelu_erf". Returns y, contiguous."""
-    y = empty_rows(gate)
+    y = empty(gate)
     size = n = y.numel()
     if size == 0:
         return y
@@ -226,7 +228,15 @@ def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
     return y
 
 
-def gated_bwd(gate, up, dy, dgate, dup, act: str) -> None:
+@planned
+def gated_bwd(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    dy: torch.Tensor,
+    dgate: torch.Tensor,
+    dup: torch.Tensor,
+    act: str,
+) -> None:
     """gate, up, dy: [..., N]. Writes dgate and dup: [..., N], whose rows lie equally far apart."""
     size = n = dy.numel()
     if size == 0:
@@ -262,7 +272,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         gate, up = ctx.saved_tensors
-        dgate, dup = empty_rows(gate), None if up is None else empty_rows(up)
+        dgate, dup = empty(gate), None if up is None else empty(up)
         gated_bwd(*_halves(gate, up), dy, *_halves(dgate, dup), ctx.act)
         return dgate, dup, None
 

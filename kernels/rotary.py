@@ -17,7 +17,8 @@ import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
-from kernels._layout import ACCESS_BYTES, empty_rows
+from kernels._layout import ACCESS_BYTES
+from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -194,9 +195,17 @@ def _rotary_kernel(
 TURNS = Configs(_rotary_kernel, HEADS, _choose, _suits)
 
 
-def _rotate(q, k, cos, sin, interleaved: bool, inverse: bool):
+@planned
+def _rotate(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    inverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both tensors turned, contiguous. q: [B, S, H, D], k: [B, S, K, D]; cos, sin: [S, R]."""
-    q_out, k_out = empty_rows(q), empty_rows(k)
+    q_out, k_out = empty(q), empty(k)
     if q.numel() == 0 and k.numel() == 0:
         return q_out, k_out
     q = q if q.stride(3) == 1 else q.contiguous()
