@@ -2,13 +2,14 @@
 
 With h = (x - mean) rstd (RMS norm: x rstd) and g = w dy: dx = rstd (g - h mean(g h) - mean g) + ds,
 dw = sum of dy h over the rows, db = sum of dy; the terms mean g and db are those of a layer norm,
-ds is the gradient of the fused sum. Rows of up to ROW_BYTES: a fixed number of programs walk over
-rows that lie together, read each once while the next are on their way to shared memory, and keep
-their share of dw and db in registers. Longer rows: one kernel takes mean(g h) and mean g of all
-rows, a second one computes dx, dw and db tile by tile, so x and dy are read twice: 10 bytes an
-element of 16 bits where 6 are needed. A last kernel adds the shares in a fixed order, so the result
-is the same in each run. The two-stage sum follows the layer norm tutorial of Triton, without its
-locks.
+ds is the gradient of the fused sum. A fixed number of programs walk over rows that lie together,
+read each once while the next are on their way to shared memory, and keep their share of dw and db
+in registers. Rows beyond ROW_BYTES have several programs, each of which holds the same columns of
+many rows; they take the sums along a row together (`_exchange.py`). Where rows do not divide so, or
+programs may not wait for each other, one kernel takes mean(g h) and mean g of all rows, and a
+second one computes dx, dw and db tile by tile, so x and dy are read twice: 10 bytes an element of
+16 bits where 6 are needed. A last kernel adds the shares in a fixed order, so the result is the
+same in each run. The two-stage sum follows the layer norm tutorial of Triton, without its locks.
 """
 
 import torch
@@ -16,13 +17,14 @@ import triton
 import triton.language as tl
 
 from kernels._device import shared_bytes, sm_count
+from kernels._exchange import parts_together, side_by_side, unsaid
 from kernels._launch import launch
 from kernels._norm_forward import add_pairs, spaced
 from kernels._plan import empty, planned
 from kernels._tile import load_f32, store_as, widened, zero_after
 from kernels._tuned import Config, Configs
 
-# The longest row whose share of dw and db one program keeps in its registers.
+# What a program holds of a row at most, with its share of dw and db.
 ROW_BYTES = 32768
 # The longest row that is kept whatever its length, in one block.
 UNDIVIDED = 8192
@@ -40,10 +42,26 @@ ROW_TILES = (
     (8192, 1, 8, 3, 1),
     (16384, 1, 16, 3, 1),
 )
-ROW_CANDIDATES = tuple(
-    {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
-    for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8), (8, 4))
-    for stages, programs in ((1, 4), (3, 1), (3, 2))
+
+
+def _row_config(rows, stages, programs, holders, warps):
+    return {
+        "BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "HOLDERS": holders,
+        "num_warps": warps,
+    }  # fmt: skip
+
+
+ROW_CANDIDATES = (
+    *(
+        _row_config(rows, stages, programs, 1, warps)
+        for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8), (8, 4))
+        for stages, programs in ((1, 4), (3, 1), (3, 2))
+    ),
+    *(
+        _row_config(1, 3, programs, holders, warps)
+        for holders in (2, 4, 8, 16, 32, 64)
+        for warps, programs in ((8, 1), (8, 2), (16, 1))
+    ),
 )
 TILE_CANDIDATES = tuple(
     {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
@@ -59,6 +77,8 @@ SUM_CANDIDATES = tuple(
     {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
     for rows, columns in ((32, 32), (64, 32), (128, 16), (256, 8))
 )
+# The most programs that hold a row between them.
+MOST_HOLDERS = 64
 # Shared memory for rows on their way, a little less than an H200 has.
 SHARED_BYTES = 220000
 
@@ -79,13 +99,19 @@ def backward_configs(family: str, tile: Config = TILE) -> tuple[Configs, Configs
 
 
 def _choose_row(n, itemsize):
+    if n * itemsize > ROW_BYTES:
+        holders = 1 << (-(-n * itemsize // ROW_BYTES) - 1).bit_length()
+        return _row_config(1, 3, 1, min(holders, MOST_HOLDERS), 16)
     rows, warps, stages, programs = next(tile for limit, *tile in ROW_TILES if n <= limit)
-    return {"BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "num_warps": warps}
+    return _row_config(rows, stages, programs, 1, warps)
 
 
 def _suits_row(candidate, n, itemsize):
     """Whether a thread has 8 to 32 elements of a tile, and what is on its way fits: x, dy, ds."""
-    elements = candidate["BLOCK_M"] * (1 << (n - 1).bit_length())
+    held = n // candidate["HOLDERS"]
+    if (n * itemsize > ROW_BYTES) != (candidate["HOLDERS"] > 1) or held * itemsize > ROW_BYTES:
+        return False
+    elements = candidate["BLOCK_M"] * (1 << (held - 1).bit_length())
     on_the_way = 3 * (candidate["STAGES"] - 1) * elements * itemsize
     several = candidate["BLOCK_M"] == 1 or elements <= 4096
     full = 8 <= elements // (32 * candidate["num_warps"]) <= 32
@@ -99,29 +125,31 @@ def _choose_sum(n, itemsize):
 
 @triton.jit
 def _norm_backward_row_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr,
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr, slots_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
+    BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr, HOLDERS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
+    holder = tl.program_id(0) % HOLDERS
+    begin = holder * CHUNKS * BLOCK_N
+    group = (tl.program_id(0) // HOLDERS).to(tl.int64)
+    groups = tl.num_programs(0) // HOLDERS
     dw, db, weights = (), (), ()
     for chunk in tl.static_range(CHUNKS):
-        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         weights += (tl.load(weight_ptr + offs, mask=(offs < N) | EVEN, other=0.0),)
         dw += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
         db += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
     # Rows that lie together: one line of the cache has the statistics of many.
-    share = tl.cdiv(tl.cdiv(M, BLOCK_M), programs) * BLOCK_M
-    last = tl.minimum((program + 1) * share, M)
-    for start in tl.range(program * share, last, BLOCK_M, num_stages=STAGES):
+    share = tl.cdiv(tl.cdiv(M, BLOCK_M), groups) * BLOCK_M
+    last = tl.minimum((group + 1) * share, M)
+    for start in tl.range(group * share, last, BLOCK_M, num_stages=STAGES):
         offs_m = start + tl.arange(0, BLOCK_M)
         rows = offs_m[:, None]
         mask_m = (offs_m < M) | (BLOCK_M == 1)
         xs, dys = (), ()
         for chunk in tl.static_range(CHUNKS):
-            offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+            offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
             mask = mask_m[:, None] & ((offs < N) | EVEN)
             xs += (tl.load(x_ptr + rows * stride_xm + offs, mask=mask, other=0.0),)
             dys += (tl.load(dy_ptr + rows * stride_dym + offs, mask=mask, other=0.0),)
@@ -146,14 +174,21 @@ def _norm_backward_row_kernel(
                 db += (old_db[chunk],)
         if CENTRED:
             along, level = tl.reduce((lane_along, lane_level), 1, add_pairs)
-            level = (level / N)[:, None]
         else:
             along = tl.sum(lane_along, 1)
-            level = 0.0
+            level = tl.zeros((BLOCK_M,), tl.float32)
+        if HOLDERS > 1:
+            alongs, levels = parts_together(
+                slots_ptr + start * (2 * HOLDERS), holder, tl.sum(along, 0), tl.sum(level, 0),
+                HOLDERS,
+            )  # fmt: skip
+            along = tl.sum(alongs, 0) + tl.zeros((BLOCK_M,), tl.float32)
+            level = tl.sum(levels, 0) + tl.zeros((BLOCK_M,), tl.float32)
         zero = zero_after(along)[:, None]
         along = (along / N)[:, None]
+        level = (level / N)[:, None]
         for chunk in tl.static_range(CHUNKS):
-            offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+            offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
             mask = mask_m[:, None] & ((offs < N) | EVEN)
             hat = (widened(xs[chunk], zero) - mean) * rstd
             g = widened(weights[chunk], zero) * widened(dys[chunk], zero)
@@ -163,12 +198,12 @@ def _norm_backward_row_kernel(
                 dx += widened(ds, zero)
             store_as(dx_ptr + rows * N + offs, dx, mask)
     for chunk in tl.static_range(CHUNKS):
-        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask = (offs < N) | EVEN
-        tl.store(parts_ptr + program * N + offs, tl.sum(dw[chunk], 0)[None, :], mask=mask)
+        tl.store(parts_ptr + group * N + offs, tl.sum(dw[chunk], 0)[None, :], mask=mask)
         if CENTRED:
             total = tl.sum(db[chunk], 0)[None, :]
-            tl.store(parts_ptr + (programs + program) * N + offs, total, mask=mask)
+            tl.store(parts_ptr + (groups + group) * N + offs, total, mask=mask)
 
 
 @triton.jit
@@ -296,18 +331,18 @@ def norm_backward(
     if ds is not None:
         ds, stride_dsm = spaced(ds, n)
     rows, sums_of_rows, tiles, sum_parts = configs
-    # By the rule two rows of each tensor are on their way.
-    whole, block = _blocks(n)
-    if n * itemsize <= ROW_BYTES and whole and 6 * n * itemsize <= shared_bytes(device):
-        config = rows.pick(device, n=n, itemsize=itemsize)
-        programs = min(-(-m // config["BLOCK_M"]), config["PER_SM"] * sm_count(device))
+    config = rows.pick(device, n=n, itemsize=itemsize)
+    groups, held, block = _shares(n, itemsize, config, device)
+    if groups:
+        holders, programs = config["HOLDERS"], min(-(-m // config["BLOCK_M"]), groups)
         parts = empty(x, (1 + centred, programs, n), torch.float32)
+        slots = unsaid(m, holders, device) if holders > 1 else None
         launch(
-            _norm_backward_row_kernel, (programs,),
+            _norm_backward_row_kernel, (programs * holders,),
             x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
-            parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym, stride_dsm=stride_dsm,
-            M=m, N=n, CENTRED=centred, EVEN=n % block == 0, CHUNKS=-(-n // block), BLOCK_N=block,
-            **config,
+            parts_ptr=parts, slots_ptr=slots, stride_xm=stride_xm, stride_dym=stride_dym,
+            stride_dsm=stride_dsm, M=m, N=n, CENTRED=centred, EVEN=held % block == 0,
+            CHUNKS=-(-held // block), BLOCK_N=block, **config,
         )  # fmt: skip
     else:
         config = sums_of_rows.pick(device, n=n, itemsize=itemsize)
@@ -336,6 +371,19 @@ def norm_backward(
         parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=programs, N=n, **config,
     )  # fmt: skip
     return dx, dw, db
+
+
+def _shares(n, itemsize, config, device):
+    """How many rows are held at a time, 0 where they cannot be; the columns that a program holds of
+    one, and the elements of a block of them."""
+    holders = config["HOLDERS"]
+    held, uneven = -(-n // holders), n % holders
+    whole, block = _blocks(held)
+    # By the rule two rows of each tensor are on their way.
+    fits = held * itemsize <= ROW_BYTES and 6 * held * itemsize <= shared_bytes(device)
+    if not (whole and fits) or (holders > 1 and (uneven or not side_by_side(device))):
+        return 0, held, block
+    return config["PER_SM"] * sm_count(device) // holders, held, block
 
 
 def _blocks(n):

@@ -5,17 +5,20 @@ configuration decides, since which is faster depends on the length. Kept rows st
 which they came, in chunks, and are widened anew for each use: a second copy in float32 would
 double the registers. The weights are loaded after the statistics, so that they hold no registers
 before. The mean and the variance come from one pass over the deviations from the mean of the first
-chunk, taken while the others are on their way: that mean is near enough for nothing to cancel, and
-where it is far, the variance is large (Chan, Golub and LeVeque, 1983, on shifted data).
+entries, which each warp takes for itself while the others are on their way: that mean is near
+enough for nothing to cancel, and where it is far, the variance is large (Chan, Golub and LeVeque,
+1983, on shifted data). Rows that no program can keep have several (`_norm_long.py`).
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels._exchange import unsaid
 from kernels._launch import launch
 from kernels._layout import rows_of
 from kernels._norm import check_norm
+from kernels._norm_long import LONG_BYTES, _norm_long_kernel, long_configs, long_groups
 from kernels._plan import empty, planned
 from kernels._tile import load_f32_hinted, store_as, widened, zero_after
 from kernels._tuned import Configs
@@ -28,6 +31,9 @@ LOOP_BYTES = 4096
 KEPT_SUM = 16384
 ACCESS_BYTES = 16
 MOST_CHUNKS = 8
+# The entries whose mean the others are set apart from, and how many of them a warp takes at a time.
+HEAD = tl.constexpr(128)
+LANES = tl.constexpr(32)
 # (longest row in bytes, rows of a program, most elements of a chunk, whether kept, warps)
 TILES = (
     (256, 8, 128, 1, 4),
@@ -35,10 +41,9 @@ TILES = (
     (1024, 2, 512, 1, 4),
     (2048, 2, 1024, 1, 4),
     (4096, 1, 2048, 1, 4),
-    (8192, 1, 1024, 0, 4),
+    (8192, 1, 2048, 0, 8),
     (16384, 1, 2048, 1, 4),
-    (24576, 1, 4096, 1, 8),
-    (32768, 1, 2048, 0, 8),
+    (32768, 1, 4096, 0, 16),
     (65536, 1, 4096, 1, 16),
     (ROW_BYTES, 1, 8192, 1, 32),
     (float("inf"), 1, 2048, 0, 16),
@@ -75,8 +80,9 @@ CANDIDATES = (
 )
 
 
-def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
-    """The tiles of rows, kept or walked, for the table of a family; `tiles` is its rule."""
+def forward_configs(family: str, tiles: tuple = TILES) -> tuple[Configs, Configs]:
+    """The tiles of rows, kept or walked, and of rows that several programs hold, for the table of
+    a family; `tiles` is the rule of the first."""
 
     def choose(n, itemsize, residual):
         size, whole = n * itemsize, max(16, 1 << (n - 1).bit_length())
@@ -89,7 +95,8 @@ def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
                 return _config(rows, min(block, whole), keep, warps)
         raise ValueError(f"tiles: none for {size} bytes, expected a last one without a limit")
 
-    return Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
+    rows = Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
+    return rows, long_configs(family)
 
 
 def _suits(candidate, n, itemsize, residual):
@@ -123,13 +130,56 @@ def _arrived(x_ptr, residual_ptr, offs_x, offs_r, mask, POLICY: tl.constexpr):
 
 
 @triton.jit
+def _pivot(x_ptr, residual_ptr, start_x, start_r, N):
+    """The mean of the first entries of a row. Each warp takes it for itself, without a barrier."""
+    head = tl.zeros((LANES,), tl.float32)
+    for part in tl.static_range(HEAD // LANES):
+        offs = part * LANES + tl.arange(0, LANES)
+        x = _arrived(x_ptr, residual_ptr, start_x + offs, start_r + offs, offs < N, "evict_last")
+        head += x.to(tl.float32)
+    return tl.sum(head, 0) / tl.minimum(N, HEAD)
+
+
+@triton.jit
+def _statistics(
+    stats_ptr, offs_m, mask_m, shift, first, second, M, N, eps, CENTRED: tl.constexpr
+):  # fmt: skip
+    """Mean and rstd of rows, stored where they are wanted; `first` and `second` hold for each lane
+    the sum of what lies apart from `shift`, and of its squares."""
+    if CENTRED:
+        off, square = tl.reduce((first, second), 1, add_pairs)
+        off /= N
+        mean = shift + off
+        square = square / N - off * off
+        if stats_ptr is not None:
+            tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
+    else:
+        mean = shift
+        square = tl.sum(second, 1) / N
+    rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
+    if stats_ptr is not None:
+        tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
+    return mean, rstd
+
+
+@triton.jit
+def _normalized(x, mean, rstd, weight_ptr, bias_ptr, offs_n, mask_n, CENTRED: tl.constexpr):
+    weight = load_f32_hinted(weight_ptr + offs_n, mask_n, "evict_last")
+    if CENTRED:
+        bias = load_f32_hinted(bias_ptr + offs_n, mask_n, "evict_last")
+        return (x - mean[:, None]) * rstd[:, None] * weight + bias
+    return x * rstd[:, None] * weight
+
+
+@triton.jit
 def _norm_kept(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    program = tl.program_id(0).to(tl.int64)
+    offs_m = program * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = (offs_m < M) | (BLOCK_M == 1)
     rows = offs_m[:, None]
     chunks = ()
@@ -143,50 +193,37 @@ def _norm_kept(
         if residual_ptr is not None:
             tl.store(total_ptr + rows * N + offs, x, mask=mask)
         chunks = chunks + (x,)  # noqa: RUF005
-    second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    shift = tl.zeros((BLOCK_M,), tl.float32)
     if CENTRED:
-        shift = tl.sum(chunks[0].to(tl.float32), 1) / tl.minimum(N, BLOCK_N)
-        zero = zero_after(shift)[:, None]
-        first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for chunk in tl.static_range(CHUNKS):
+        if BLOCK_M == 1:
+            shift += _pivot(x_ptr, residual_ptr, program * stride_xm, program * stride_rm, N)
+        else:
+            shift = tl.sum(chunks[0].to(tl.float32), 1) / tl.minimum(N, BLOCK_N)
+    zero = zero_after(shift)[:, None]
+    first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        apart = widened(chunks[chunk], zero)
+        if CENTRED:
             offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-            apart = widened(chunks[chunk], zero) - shift[:, None]
-            apart = tl.where((offs < N) | EVEN, apart, 0.0)
+            apart = tl.where((offs < N) | EVEN, apart - shift[:, None], 0.0)
             first += apart
-            second += apart * apart
-        off, square = tl.reduce((first, second), 1, add_pairs)
-        off /= N
-        mean = shift + off
-        square = square / N - off * off
-        if stats_ptr is not None:
-            tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
-    else:
-        for chunk in tl.static_range(CHUNKS):
-            x = chunks[chunk].to(tl.float32)
-            second += x * x
-        square = tl.sum(second, 1) / N
-    rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
-    if stats_ptr is not None:
-        tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
+        second += apart * apart
+    mean, rstd = _statistics(stats_ptr, offs_m, mask_m, shift, first, second, M, N, eps, CENTRED)
     zero = zero_after(rstd)[:, None]
     for chunk in tl.static_range(CHUNKS):
-        offs_n = chunk * BLOCK_N + tl.arange(0, BLOCK_N)
-        mask_n = (offs_n < N) | EVEN
+        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        mask_n = (offs < N) | EVEN
         x = widened(chunks[chunk], zero)
-        weight = load_f32_hinted(weight_ptr + offs_n, mask_n, "evict_last")[None, :]
-        if CENTRED:
-            bias = load_f32_hinted(bias_ptr + offs_n, mask_n, "evict_last")[None, :]
-            y = (x - mean[:, None]) * rstd[:, None] * weight + bias
-        else:
-            y = x * rstd[:, None] * weight
-        store_as(y_ptr + rows * N + offs_n[None, :], y, mask_m[:, None] & mask_n[None, :])
+        y = _normalized(x, mean, rstd, weight_ptr, bias_ptr, offs, mask_n, CENTRED)
+        store_as(y_ptr + rows * N + offs, y, mask_m[:, None] & mask_n)
 
 
 @triton.jit
 def _norm_walked(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
-    CENTRED: tl.constexpr, EVEN: tl.constexpr, BLOCK_N: tl.constexpr,
+    CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
@@ -194,50 +231,38 @@ def _norm_walked(
     if residual_ptr is not None:
         residual_ptr += row * stride_rm
         total_ptr += row * N
-    offs_n = tl.arange(0, BLOCK_N)
-    # Sums for each lane; the lanes meet once, after the walk.
-    first = tl.zeros((BLOCK_N,), tl.float32)
-    second = tl.zeros((BLOCK_N,), tl.float32)
+    offs_n = tl.arange(0, BLOCK_N)[None, :]
+    shift = tl.zeros((1,), tl.float32)
     if CENTRED:
-        head = _arrived(x_ptr, residual_ptr, offs_n, offs_n, (offs_n < N) | EVEN, "evict_last")
-        shift = tl.sum(head.to(tl.float32), 0) / tl.minimum(N, BLOCK_N)
-    for start in range(0, N, BLOCK_N):
-        offs = start + offs_n
+        shift += _pivot(x_ptr, residual_ptr, 0, 0, N)
+    # Sums for each lane; the lanes meet once, after the walk. The number of its steps is constant,
+    # so the loads of several are on their way at a time.
+    first = tl.zeros((1, BLOCK_N), tl.float32)
+    second = tl.zeros((1, BLOCK_N), tl.float32)
+    for chunk in range(CHUNKS):
+        offs = chunk * BLOCK_N + offs_n
         mask = (offs < N) | EVEN
         x = _arrived(x_ptr, residual_ptr, offs, offs, mask, "evict_last")
         if residual_ptr is not None:
             tl.store(total_ptr + offs, x, mask=mask)
         apart = x.to(tl.float32)
         if CENTRED:
-            apart = tl.where(mask, apart - shift, 0.0)
+            apart = tl.where(mask, apart - shift[:, None], 0.0)
             first += apart
         second += apart * apart
-    if CENTRED:
-        off, square = tl.reduce((first, second), 0, add_pairs)
-        off /= N
-        mean = shift + off
-        square = square / N - off * off
-        if stats_ptr is not None:
-            tl.store(stats_ptr + M + row, mean)
-    else:
-        square = tl.sum(second, 0) / N
-    rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
-    if stats_ptr is not None:
-        tl.store(stats_ptr + row, rstd)
+    offs_m = row + tl.arange(0, 1)
+    mean, rstd = _statistics(
+        stats_ptr, offs_m, offs_m < M, shift, first, second, M, N, eps, CENTRED
+    )
     if residual_ptr is not None:
         # The sum comes back to other threads than those that stored it.
         tl.debug_barrier()
         x_ptr = total_ptr
-    for start in range(0, N, BLOCK_N):
-        offs = start + offs_n
+    for chunk in range(CHUNKS):
+        offs = chunk * BLOCK_N + offs_n
         mask = (offs < N) | EVEN
         x = load_f32_hinted(x_ptr + offs, mask, "evict_first")
-        weight = load_f32_hinted(weight_ptr + offs, mask, "evict_last")
-        if CENTRED:
-            bias = load_f32_hinted(bias_ptr + offs, mask, "evict_last")
-            y = (x - mean) * rstd * weight + bias
-        else:
-            y = x * rstd * weight
+        y = _normalized(x, mean, rstd, weight_ptr, bias_ptr, offs, mask, CENTRED)
         store_as(y_ptr + offs, y, mask)
 
 
@@ -256,13 +281,13 @@ def _norm_forward_kernel(
     else:
         _norm_walked(
             x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
-            stride_xm, stride_rm, M, N, eps, CENTRED, EVEN, BLOCK_N,
+            stride_xm, stride_rm, M, N, eps, CENTRED, EVEN, CHUNKS, BLOCK_N,
         )  # fmt: skip
 
 
 @planned
 def norm_forward(
-    configs: Configs,
+    configs: tuple[Configs, Configs],
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
@@ -291,15 +316,28 @@ def norm_forward(
     x, stride_xm = spaced(x, n)
     if keep:
         stats = empty(x, (1 + centred, m), torch.float32)
+    tiles, long = configs
     key = {"n": n, "itemsize": x.element_size(), "residual": residual is not None}
-    config = configs.pick(x.device, **key)
+    if n * x.element_size() >= LONG_BYTES:
+        config = long.pick(x.device, **key)
+        holders, groups = config["HOLDERS"], long_groups(m, config, x.device, **key)
+        if groups:
+            launch(
+                _norm_long_kernel, (groups * holders,),
+                x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
+                total_ptr=total, stats_ptr=stats, slots_ptr=unsaid(m, holders, x.device),
+                stride_xm=stride_xm, stride_rm=stride_rm, M=m, N=n, eps=eps, CENTRED=centred,
+                BLOCK_N=n // holders, **config,
+            )  # fmt: skip
+            return y, total, stats
+    config = tiles.pick(x.device, **key)
     block = config["BLOCK_N"]
     launch(
         _norm_forward_kernel, (-(-m // config["BLOCK_M"]),),
         x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
         total_ptr=total, stats_ptr=stats, stride_xm=stride_xm, stride_rm=stride_rm,
         M=m, N=n, eps=eps, CENTRED=centred, EVEN=n % block == 0,
-        CHUNKS=-(-n // block) if config["KEEP"] else 0, **config,
+        CHUNKS=-(-n // block), **config,
     )  # fmt: skip
     return y, total, stats
 

@@ -20,7 +20,7 @@ NORMS = {
     "layer_norm": (layer_norm, layer_norm_reference),
     "rms_norm": (rms_norm, rms_norm_reference),
 }
-FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
+FORWARD = {"layer_norm": ln.FORWARD_ROW, "rms_norm": rms.FORWARD_ROW}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
 
