@@ -1,5 +1,6 @@
 """The verification of one implementation in a process of its own, as `harness.worker` drives it."""
 
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,7 +8,7 @@ from functools import partial
 
 import torch
 
-from harness import contents, load, oracle, statuses, trial
+from harness import contents, interpreter, load, oracle, statuses, trial
 from harness.command import UserError
 from kernels._contract import Case
 
@@ -26,6 +27,8 @@ class Bench:
         self.version = load.version(impl)
         self.accumulates = load.accumulates(op, impl)
         self.ours = impl in (load.OURS, load.TWIN)
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            interpreter.quicken()
         self.seed = seed
         self.device = "cpu"
         self.units: list[tuple[Case, str]] = []

@@ -9,7 +9,7 @@ import os
 import pkgutil
 
 import kernels
-from harness import nvml
+from harness import interpreter, nvml
 
 if not nvml.gpus():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -18,3 +18,4 @@ if not nvml.gpus():
     # The interpreter imports it at its first launch, and it must see the variable as well.
     importlib.import_module("triton.experimental.gluon.language")
     del os.environ["TRITON_INTERPRET"]
+    interpreter.quicken()

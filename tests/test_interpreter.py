@@ -1,0 +1,93 @@
+"""Reductions that Triton's interpreter does element by element give the same in whole arrays."""
+
+import os
+
+import pytest
+import torch
+
+from harness import interpreter, nvml
+
+pytestmark = pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")
+KERNELS = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _after(a, b, c, d):
+    # x -> a x + b, then x -> c x + d: the order counts.
+    return a * c, b * c + d
+
+
+@triton.jit
+def chain(a_ptr, b_ptr, out_ptr, AXIS: tl.constexpr, KEEP: tl.constexpr):
+    offs = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    a, b = tl.load(a_ptr + offs), tl.load(b_ptr + offs)
+    slope, shift = tl.reduce((a, b), AXIS, _after, keep_dims=KEEP)
+    found = slope * 100 + shift
+    if AXIS == 1:
+        at = tl.arange(0, 8)
+        if KEEP:
+            at = at[:, None]
+    else:
+        at = tl.arange(0, 16)
+        if KEEP:
+            at = at[None, :]
+    tl.store(out_ptr + at, found)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b)
+
+
+@triton.jit
+def least(a_ptr, out_ptr):
+    offs = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(out_ptr, tl.reduce(tl.load(a_ptr + offs), None, _smaller))
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    import importlib.util
+
+    path = tmp_path_factory.mktemp("kernels") / "reductions.py"
+    path.write_text(KERNELS)
+    spec = importlib.util.spec_from_file_location("reductions", path)
+    module = importlib.util.module_from_spec(spec)
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del os.environ["TRITON_INTERPRET"]
+    return module
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_order_of_a_reduction_is_kept(kernels, axis, keep):
+    a, b = torch.randn(2, 8, 16, dtype=torch.float64)
+    a = a / 4 + 1
+    out = torch.full((16 if axis == 0 else 8,), torch.nan, dtype=torch.float64)
+    kernels.chain[(1,)](a, b, out, AXIS=axis, KEEP=keep)
+    value = torch.full_like(out, 100.0)
+    slope, shift = torch.ones_like(value), torch.zeros_like(value)
+    for index in range(a.shape[axis]):
+        slope, shift = (
+            slope * a.select(axis, index),
+            shift * a.select(axis, index) + b.select(axis, index),
+        )
+    torch.testing.assert_close(out, slope * value + shift)
+
+
+def test_a_reduction_of_all_elements_gives_a_number(kernels):
+    a, out = torch.randn(8, 16), torch.zeros(1)
+    kernels.least[(1,)](a, out)
+    assert out.item() == a.min().item()
+
+
+def test_it_is_in_force_where_kernels_are_verified():
+    from triton.runtime.interpreter import ReduceOps
+
+    assert ReduceOps.generic_reduce is interpreter._reduce
