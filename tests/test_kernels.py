@@ -41,7 +41,7 @@ def test_softmax_rows_sum_to_one_and_ignore_a_shift(m, n, dtype):
     x = randn(m, n, dtype=dtype)
     y = softmax.softmax(x)
     close(y.double().sum(-1), torch.ones(m, device=DEVICE), dtype)
-    # A shift by a power of two changes no difference between entries of this size; the exponents are
+    # A shift by a power of two changes no difference between entries of this size; exponents are
     # differences of products, which the interpreter rounds.
     whole = torch.round(x * 8)
     apart = softmax.softmax(whole) - softmax.softmax(whole + 64)
