@@ -38,7 +38,7 @@ def main(arguments):
     head = ["op & pass & cell & {MiB} & {ratio} & interval & verdict & baseline"]
     columns = "lllrS[table-format=1.3]lll"
     table = _table.captioned(columns, head, lines, CAPTION, "tab:behind", size=_table.SMALL)
-    _table.save(arguments.out, table)
+    _table.save(arguments.out, f"\\Cref{{tab:behind}} lists those.\n{table}")
 
 
 if __name__ == "__main__":
