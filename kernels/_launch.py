@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 import torch
 from triton.runtime.jit import JITFunction
 
-from kernels._plan import tape
+from kernels._plan import ALIGNMENT, loosely, tape
 
 # A size is part of what a call is known by; a program that sees ever new sizes starts anew.
 MOST_CALLS = 4096
-ALIGNMENT = 16
 POINTER = "_ptr"
 OPTIONS = ("num_warps", "num_stages")
 
@@ -73,7 +72,7 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
         _check(kernel, arguments)
         kernel[grid](**arguments)
     if (noting := tape()) is not None:
-        values = [arguments[name] for name in kernel.arg_names]
+        values = {name: arguments[name] for name in kernel.arg_names}
         noting.launches.append((grid, values, started))
 
 
@@ -115,26 +114,12 @@ def _written(kernel: JITFunction) -> Callable:
         "_calls": _calls,
         "_current_device": torch._C._cuda_getDevice,
         "_kernel": id(kernel),
-        "_loosely": _loosely,
+        "_loosely": loosely,
         "_miss": functools.partial(_miss, kernel),
         "_stream": torch._C._cuda_getCurrentRawStream,
     }
     exec(text, space)
     return space["starter"]
-
-
-def _loosely(value: int | torch.Tensor) -> tuple[object, int]:
-    """What a kernel depends on of a value that it is not specialized for; what it is handed."""
-    if isinstance(value, torch.Tensor):
-        address = value.data_ptr()
-        return (value.dtype, address % ALIGNMENT), address
-    return _width(value), value
-
-
-def _width(value: int) -> int:
-    """Which of int32, int64 and uint64 Triton takes for a number."""
-    bits = (value if value >= 0 else ~value).bit_length()
-    return (bits > 31) + (bits > 63)
 
 
 def _miss(kernel: JITFunction, key: tuple, device: int, grid: tuple, values: tuple, *options):

@@ -15,7 +15,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -68,15 +68,15 @@ class Tape:
     """What one call of a launcher does, in one thread.
 
     fresh: the tensors that it allocated, each with its version. shared: those that it asked for,
-    with what to ask. launches: grid, arguments in the kernel's order, and what starts it, None if
-    that is not known yet. choices: whose configuration it took, and by which rule.
+    with what to ask. launches: grid, arguments in the kernel's order, what starts it, None if that
+    is not known yet. choices: whose configuration it took, and by which rule.
     """
 
     def __init__(self):
         self.thread = threading.get_ident()
         self.fresh: list[tuple[torch.Tensor, int]] = []
         self.shared: list[tuple[torch.Tensor, Callable]] = []
-        self.launches: list[tuple[tuple, list, tuple | None]] = []
+        self.launches: list[tuple[tuple, dict, tuple | None]] = []
         self.choices: list[tuple[object, Callable]] = []
 
 
@@ -106,11 +106,12 @@ def empty(
 
 @dataclass(frozen=True)
 class _Launcher:
-    """A launcher, the names of its arguments and of the tensors among them, its plans by key."""
+    """A launcher, the names of its arguments and of those whose addresses its plans, by key, are
+    handed."""
 
     function: Callable
     names: tuple[str, ...]
-    tensors: tuple[str, ...]
+    handed: tuple[str, ...]
     plans: dict[tuple, Callable]
 
     @property
@@ -118,36 +119,55 @@ class _Launcher:
         """What its look-up and its plans are both written with."""
         return {
             "names": ", ".join(self.names),
-            "addresses": ", ".join(f"_{name}" for name in self.tensors),
+            "addresses": ", ".join(f"_{name}" for name in self.handed),
         }
+
+
+def loosely(value: int | torch.Tensor) -> tuple[object, int]:
+    """What a kernel depends on of a value that it is not specialized for; what it is handed."""
+    if isinstance(value, torch.Tensor):
+        address = value.data_ptr()
+        return (value.dtype, value.get_device(), address % ALIGNMENT), address
+    return width(value), value
+
+
+def width(value: int) -> int:
+    """Which of int32, int64 and uint64 Triton takes for a number."""
+    bits = (value if value >= 0 else ~value).bit_length()
+    return (bits > 31) + (bits > 63)
 
 
 def planned(function: Callable) -> Callable:
     """A launcher whose known calls are made by plan; see the module.
 
-    function: its tensors are annotated as `torch.Tensor`, or `torch.Tensor | None`, the first of
-    them is always there; all other arguments can be hashed. It returns tensors that `empty` made
-    or that it was given, or None in the place of one: a single one or a tuple.
+    function: its tensors are annotated as `torch.Tensor`, or `torch.Tensor | None`; one that is
+    `int | torch.Tensor`, such as a seed, goes to a parameter of its name that the kernel's
+    `do_not_specialize` names; all other arguments can be hashed. It returns tensors that `empty`
+    made or that it was given, or None in the place of one: a single one or a tuple.
     """
-    key, steps, tensors = [], [], []
+    key, steps, handed = [], [], []
     parameters = inspect.signature(function).parameters
     for name, parameter in parameters.items():
         layout = f"{name}.is_contiguous() or {name}.stride()"
-        known = f"{name}.dtype, {name}.shape, {layout}, {{}}, _{name} % {ALIGNMENT}"
+        known = f"{name}.dtype, {name}.shape, {layout}, {name}.get_device(), _{name} % {ALIGNMENT}"
         if parameter.annotation is torch.Tensor:
             steps.append(f"_{name} = {name}.data_ptr()")
-            key.append(known.format(f"{name}.get_device()"))
-            tensors.append(name)
+            key.append(known)
+            handed.append(name)
         elif parameter.annotation == torch.Tensor | None:
             steps.append(f"_{name} = 0 if {name} is None else {name}.data_ptr()")
-            key.append(f"{name} if {name} is None else ({known.format(f'{name}.get_device()')})")
-            tensors.append(name)
+            key.append(f"{name} if {name} is None else ({known})")
+            handed.append(name)
+        elif parameter.annotation == int | torch.Tensor:
+            steps.append(f"_{name}_kind, _{name} = loosely({name})")
+            key.append(f"_{name}_kind")
+            handed.append(name)
         elif parameter.annotation is float:
             # Zeros of either sign are equal, and are not the same.
             key.append(f"{name} or repr({name})")
         else:
             key.append(name)
-    launcher = _Launcher(function, tuple(parameters), tuple(tensors), {})
+    launcher = _Launcher(function, tuple(parameters), tuple(handed), {})
     text = LOOK_UP.format(steps="\n        ".join(steps), key=", ".join(key), **launcher.words)
     traced = torch.compiler.is_dynamo_compiling
     made = _factory(text)(launcher, function, launcher.plans, traced)
@@ -165,7 +185,9 @@ def _factory(text: str) -> Callable:
 def _noted(launcher: _Launcher, key: tuple, *arguments):
     """Calls a launcher and keeps a plan of what it did, where there can be one."""
     given = dict(zip(launcher.names, arguments, strict=True))
-    given = {name: given[name] for name in launcher.tensors if given[name] is not None}
+    given = {name: given[name] for name in launcher.handed if given[name] is not None}
+    loose = {name: value for name, value in given.items() if isinstance(value, int)}
+    given = {name: value for name, value in given.items() if name not in loose}
     if JITFunction.run is not _run or tape() is not None:
         return launcher.function(*arguments)
     written, versions = Tape(), [*map(_version, given.values())]
@@ -176,7 +198,7 @@ def _noted(launcher: _Launcher, key: tuple, *arguments):
         _tapes.remove(written)
     if versions == [*map(_version, given.values())]:
         with contextlib.suppress(_UnplannedError):
-            plan = _Writer(written, given).plan(launcher, result)
+            plan = _Writer(written, given, loose).plan(launcher, result)
             if len(launcher.plans) >= MOST_PLANS:
                 launcher.plans.clear()
             launcher.plans[key] = plan
@@ -195,8 +217,8 @@ class _UnplannedError(Exception):
 class _Writer:
     """Writes the plan of a call from its tape; raises _UnplannedError where that is not all."""
 
-    def __init__(self, written: Tape, given: Mapping[str, torch.Tensor]):
-        self._tape, self._given, self._constants = written, given, []
+    def __init__(self, written: Tape, given: Mapping[str, torch.Tensor], loose: Mapping[str, int]):
+        self._tape, self._given, self._loose, self._constants = written, given, loose, []
         self._places = {tensor.data_ptr(): f"_{name}" for name, tensor in given.items()}
         apart = len(self._places) == len(given) and 0 not in self._places
         known = written.launches and all(start is not None for *_, start in written.launches)
@@ -239,21 +261,23 @@ class _Writer:
         what = tuple(tensor.shape), tensor.stride(), tensor.dtype
         return f"_t{index} = _new({', '.join(map(self._constant, what))})"
 
-    def _launch(self, grid: tuple[int, ...], values: Sequence, start: tuple) -> str:
+    def _launch(self, grid: tuple[int, ...], values: Mapping[str, object], start: tuple) -> str:
         device, launch, function, metadata, cooperative, dependent = start
         x, y, z, device, function, cooperative, dependent, metadata = map(
             self._constant,
             (*(*grid, 1, 1)[:3], device, function, cooperative, dependent, metadata),
         )
-        handed = ", ".join(map(self._value, values))
+        handed = ", ".join(self._value(*each) for each in values.items())
         return (
             f"{self._constant(launch)}({x}, {y}, {z}, _stream({device}), {function}, "
             f"{cooperative}, {dependent}, None, None, {metadata}, None, None, None, {handed})"
         )
 
-    def _value(self, value: object) -> str:
+    def _value(self, name: str, value: object) -> str:
         if value is None:
             return "None"
+        if name in self._loose and value is self._loose[name]:
+            return f"_{name}"
         if not isinstance(value, torch.Tensor):
             return self._constant(value)
         place = self._places.get(value.data_ptr())

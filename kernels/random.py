@@ -27,6 +27,7 @@ import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._launch import launch, needs_grad
+from kernels._plan import empty, planned
 from kernels._random import improbable, interleave, multiply_high, philox, philox_words, uneven
 from kernels._tuned import Configs
 
@@ -312,10 +313,10 @@ def _device(seed: int | torch.Tensor, device: torch.device | str | None):
     return seed.device
 
 
+@planned
 def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
-    out = torch.empty_like(x)
-    n = x.numel()
+    out, n = empty(x), x.numel()
     if n:
         config = DROPOUT_TILES.pick(x.device, itemsize=x.element_size())
         # An entry is kept where its 16 bits, at the top of a word, exceed the bound.

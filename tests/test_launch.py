@@ -11,6 +11,7 @@ from triton.runtime.jit import JITFunction
 from harness import nvml
 from kernels import _launch
 from kernels._launch import launch, needs_grad
+from kernels._plan import width
 
 gpu = pytest.mark.skipif(not nvml.gpus(), reason="needs a GPU")
 
@@ -132,7 +133,7 @@ def test_the_width_of_a_number_is_what_triton_takes_it_for(value):
     from triton.backends.compiler import BaseBackend
 
     found = native_specialize_impl(BaseBackend, value, False, False, False)
-    assert names[found[0]] == _launch._width(value)
+    assert names[found[0]] == width(value)
 
 
 def test_a_tensor_by_another_name_is_refused():

@@ -49,8 +49,8 @@ def _on_host(shape, stride, dtype):
 
 def launched(x, out, number):
     """Launches, and notes what `kernels._launch` notes of a launch that it knows."""
-    values = [x, out, x.numel(), number]
-    start(1, 1, 1, 0, x.data_ptr(), out.data_ptr(), *values[2:])
+    values = {"x_ptr": x, "out_ptr": out, "N": x.numel(), "number": number}
+    start(1, 1, 1, 0, x.data_ptr(), out.data_ptr(), x.numel(), number)
     if (noting := tape()) is not None:
         noting.launches.append(((1,), values, (-1, start, 0, (4, 1, 0), False, False)))
 
@@ -116,6 +116,21 @@ def test_zeros_of_either_sign_are_told_apart(host):
         result = launcher.call(torch.full((2,), -0.0), zero)
         assert torch.signbit(result).all() == (str(zero) == "-0.0")
     assert launcher.bodies == 2
+
+
+def test_a_seed_is_handed_over_and_needs_no_plan_of_its_own(host):
+    bodies = []
+
+    @planned
+    def seeded(x: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
+        bodies.append(number)
+        out = empty(x)
+        launched(x, out, number)
+        return out
+
+    for seed in (4, 7, 2**31 - 1, 2**31, 2**40):
+        assert torch.equal(seeded(torch.zeros(4), seed), torch.full((4,), float(seed)))
+    assert bodies == [4, 2**31]
 
 
 def test_a_view_of_an_argument_lies_as_far_in(host):
