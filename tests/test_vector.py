@@ -111,7 +111,8 @@ def test_extrema_of_odd_numbers_and_their_gradients_equal_pytorch(name, dtype):
 @pytest.mark.parametrize("n", [0, 1, 8, 4099])
 def test_two_bits_an_element_are_kept_of_an_extremum(n):
     x, y = randn(n, seed=1).round().requires_grad_(), randn(n, seed=2).round()
-    (flags,) = vector.maximum(x, y).grad_fn.saved_tensors
+    out = vector.maximum(x, y)
+    (flags,) = out.grad_fn.saved_tensors
     assert flags.dtype == torch.int16 and flags.shape == (math.ceil(n / 8),)
     bits = flags.to(torch.int32)[:, None] >> torch.arange(16, device=DEVICE) & 1
     assert torch.equal(bits[:, :8].flatten()[:n].bool(), x > y)
