@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness import discover, inputs, load, oracle
 from harness.command import run
-from kernels._contract import Op
+from kernels._contract import Case, Op
 
 SEED = 0
 
@@ -23,19 +23,23 @@ def main() -> None:
         for case in op.edge:
             for dtype in op.dtypes_of(case):
                 if dtype in arguments.dtypes:
-                    _call(op, function, case, dtype)
+                    call(op, function, case, dtype, "cuda")
                     count += 1
     torch.cuda.synchronize()
     print(f"sanitized {count} cases")
 
 
-def _call(op: Op, function, case, dtype: str) -> None:
-    tensors = inputs.make(op, case, dtype, SEED, "cuda")
+def call(op: Op, function, case: Case, dtype: str, device: str) -> None:
+    """Both passes of a case, on random inputs and gradients."""
+    import torch
+
+    tensors = inputs.make(op, case, dtype, SEED, device)
     gradients = None
     if op.differentiable:
         shapes = inputs.make(op, case, dtype, SEED, "meta")
-        outputs = oracle.run(op, op.reference, case, shapes)
-        gradients = [t.to("cuda") for t in inputs.gradients(tuple(outputs.values()), SEED)]
+        outputs = oracle.run(op, op.reference, case, shapes).values()
+        blank = [torch.empty_like(output, device=device) for output in outputs]
+        gradients = inputs.gradients(blank, SEED)
     oracle.run(op, function, case, tensors, gradients)
 
 

@@ -4,10 +4,11 @@ import contextlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from harness import reports, sanitize
+from harness import discover, load, reports, sanitize, sanitized
 
 OURS = {"_forward_kernel", "_other_kernel"}
 CLEAN = "sanitized 12 cases\n========= ERROR SUMMARY: 0 errors\n"
@@ -114,3 +115,19 @@ def test_what_is_of_this_run_goes_before_what_is_recorded(tmp_path):
     rows = list(reports.sanitizer(tmp_path / "run", tmp_path / "recorded", families))
     found = [(row["file"], row["version"], row["findings"], row["elsewhere"]) for row in rows]
     assert found == [("matmul", "recorded", 0, 2), ("softmax", "run", 0, 2)]
+
+
+@pytest.mark.parametrize("name", sorted(discover.ops(Path())))
+def test_what_the_tools_watch_runs_both_passes(name, monkeypatch):
+    op, found, run = load.op(name)[0], [], sanitized.oracle.run
+
+    def kept(*arguments):
+        found.append(run(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(sanitized.oracle, "run", kept)
+    case = min(op.edge, key=lambda case: sum(case.sizes.values()))
+    sanitized.call(op, op.reference, case, op.dtypes_of(case)[0], "cpu")
+    results = found[-1]
+    assert all(tensor.device.type == "cpu" for tensor in results.values())
+    assert op.differentiable == any(key.startswith("d") for key in results)
