@@ -14,6 +14,7 @@ from pathlib import Path
 from harness import reports
 from harness.command import UserError, run, write_text
 from harness.load import OURS
+from harness.statuses import COLOUR
 from kernels._contract import DTYPES, PASSES
 
 # From the best to the worst; what a library declines is no fault of its other cases.
@@ -26,6 +27,8 @@ SIGNS = {
     "unavailable": "absent",
     "": "·",
 }
+# Letters of a reason in which two must agree to be one, and that are shown.
+ALIKE, SHOWN = 40, 140
 MARKERS = "<!-- capabilities: begin -->", "<!-- capabilities: end -->"
 HEAD = """# What each implementation can do
 
@@ -38,6 +41,11 @@ kept by hand. Three signs stand for float32, float16 and bfloat16, edge cases in
 - ✗ wrong, or without a result, in some case (`inaccurate`, `oom`, `hung`, `crashed`)
 - absent: not installed where the run was recorded
 - ·: not verified: its file has no function for this op, or the op no such pass or dtype"""
+
+GAPS_HEAD = """## Gaps
+
+By implementation and status, with the number of cells. Reasons that differ in sizes alone, or far
+behind, stand together; the one of most cells is given, in the words of the library."""
 
 
 def rows(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
@@ -111,7 +119,7 @@ def page(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
             for impl in _impls(some)
         ]
         parts.append(f"## {family}\n\n{_markdown(['implementation', *titles], lines)}")
-    parts.append("## Gaps\n\n" + "\n".join(_gap_lines(gaps(found, families))))
+    parts.append(f"{GAPS_HEAD}\n\n" + "\n".join(_gap_lines(gaps(found, families))))
     return "\n\n".join([*parts, ""])
 
 
@@ -163,19 +171,44 @@ def _named(impl: str, table: Iterable[Mapping]) -> str:
 
 
 def _gap_lines(lacking: Iterable[Mapping]) -> Iterator[str]:
-    places: dict[tuple[str, str, str], dict[str, None]] = {}
+    """A line for each implementation, status and kind of reason: the reason of most cells, and the
+    ops with passes and dtypes."""
+    places: dict[tuple[str, str, str], list[Mapping]] = {}
     for row in lacking:
-        key = (row["impl"], row["status"], row["reason"])
-        place = " ".join(filter(None, (row["op"], row.get("pass"), row.get("dtype"))))
-        places.setdefault(key, {})[f"{place} ({row['cells']})" if row["cells"] else place] = None
+        key = row["impl"], row["status"], _kind(row["reason"])
+        places.setdefault(key, []).append(row)
     if not places:
         yield "None."
-    for (impl, status, reason), names in sorted(places.items()):
-        yield f"- `{impl}` {status}: {_plain(reason)}: {', '.join(names)}"
+    for (impl, status, _), rows in sorted(places.items()):
+        reasons: Counter[str] = Counter()
+        ops: dict[str, list[Mapping]] = {}
+        for row in rows:
+            reasons[row["reason"]] += row["cells"]
+            ops.setdefault(row["op"], []).append(row)
+        listed = ", ".join(_place(op, some) for op, some in sorted(ops.items()))
+        alike = " (and the like)" * (len(reasons) > 1)
+        yield f"- `{impl}` {status}: {_plain(reasons.most_common(1)[0][0])}{alike}: {listed}"
+
+
+def _kind(reason: str) -> str:
+    """What reasons have in common that differ in sizes and dtypes alone, or far behind."""
+    return re.sub(r"[\d.]+(?:e[+-]\d+)?", "#", reason)[:ALIKE]
+
+
+def _place(op: str, rows: Sequence[Mapping]) -> str:
+    """An op with its passes, those dtypes that are not all, and the number of cells."""
+    found = {(row["pass"], row["dtype"]) for row in rows if row.get("pass")}
+    passes = [name for name in PASSES if any(name == one for one, _ in found)]
+    dtypes = [name for name in DTYPES if any(name == one for _, one in found)]
+    names = [op, " and ".join(passes), "" if len(dtypes) == len(DTYPES) else " and ".join(dtypes)]
+    cells = sum(row["cells"] for row in rows)
+    return " ".join(filter(None, [*names, f"({cells})" if cells else ""]))
 
 
 def _plain(text: str) -> str:
-    """A library's words as Markdown shows them."""
+    """A library's words as Markdown shows them, without the colours of a terminal."""
+    text = COLOUR.sub("", text)
+    text = text if len(text) <= SHOWN else text[: SHOWN - 3].rstrip() + "..."
     return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text)
 
 

@@ -1,5 +1,7 @@
 """What can become of a cell, and which of these an exception stands for."""
 
+import re
+
 from harness.command import UserError
 
 STATUSES = (
@@ -17,6 +19,7 @@ STATUSES = (
 # tell nothing of how an implementation computes.
 SILENT = ("unsupported", "unreached")
 REASON_LENGTH = 240
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Unsupported(Exception):
@@ -64,7 +67,9 @@ def reason(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of a message, "" of an empty one.
 
-    One that only announces the next, as that of a failed compilation, takes it along.
+    One that only announces the next, as that of a failed compilation, takes it along. Colours of a
+    terminal are left out.
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    text = COLOUR.sub("", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])[:REASON_LENGTH]

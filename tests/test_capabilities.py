@@ -98,6 +98,14 @@ def test_the_page_has_a_sign_for_each_dtype_and_a_line_for_each_gap():
     assert "- `absent` unavailable: no driver: softmax" in page
 
 
+def test_reasons_that_differ_in_sizes_stand_together():
+    cells = [cell(f"N{n}", "unsupported", reason=f"no {n} columns") for n in (3, 5, 5)]
+    cells += [cell("N7", "unsupported", "float32", reason="another")]
+    page = capabilities.page([report("add", "lib", *cells)], FAMILIES)
+    assert "- `lib` unsupported: no 5 columns (and the like): add forward float16 (3)" in page
+    assert "- `lib` unsupported: another: add forward float32 (1)" in page
+
+
 def test_the_short_form_has_a_sign_for_each_family():
     lines = capabilities.short(REPORTS, FAMILIES).splitlines()
     assert lines[0] == "| implementation | softmax | vector |"

@@ -39,6 +39,7 @@ def test_the_status_of_an_exception(error, status):
         (ValueError(""), "ValueError"),
         (TypeError("raised:\n  no compiler\nmore"), "TypeError: raised: no compiler"),
         (Unsupported("one\ntwo"), "one"),
+        (Unsupported("\x1b[91mred\x1b[0m"), "red"),
         (Unavailable("ImportError: no x"), "ImportError: no x"),
         (KeyError("x" * 1000), ("KeyError: 'x" + "x" * 1000)[: statuses.REASON_LENGTH]),
     ],
