@@ -52,7 +52,7 @@ def long_groups(
     """How many rows are held at a time, each by programs of its own; 0 where none can be: it
     divides into no powers of two, or the device has too few multiprocessors."""
     holders, stages, programs, _ = config.values()
-    held, uneven = divmod(n, holders)
+    held, uneven = n // holders, n % holders
     size = held * itemsize * (1 + residual) * (stages - 1)
     if uneven or held & (held - 1) or holders > MOST_HOLDERS:
         return 0

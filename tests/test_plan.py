@@ -332,7 +332,7 @@ def test_memory_that_is_watched_is_watched_in_a_plan_too(host):
     assert launcher.bodies == 1
 
 
-def test_a_traced_graph_sees_the_launcher(host):
+def test_a_traced_graph_sees_the_launcher():
     calls = Launcher(lambda x, number, other: x + number)
     compiled = torch.compile(calls.call, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 2.0))
