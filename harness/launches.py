@@ -46,7 +46,7 @@ def of_file(
     """The launches that the ops of a kernel file make, those of default configurations first.
 
     For each set of flags the first, the middle and the last case of the sweep are run in `dtypes`;
-    further cases only where they reach a kernel that these do not. tried: by kernel the
+    further cases and dtypes only where they reach a kernel that these do not. tried: by kernel the
     configurations to launch beside the default ones, all candidates where it is left out, each in
     the case that stands for its kernel. Raises UserError for a kernel that no case launches.
     """
@@ -59,7 +59,9 @@ def of_file(
     found = [launch for op in ops for launch in _sampled(op, dtypes)]
     missing -= {launch.name for launch in found}
     for op in ops:
-        for case, dtype in itertools.product((*op.sweep, *op.edge), dtypes):
+        cases = (*op.sweep, *op.edge)
+        rest = ((case, dtype) for case in cases for dtype in op.dtypes_of(case))
+        for case, dtype in (*itertools.product(cases, dtypes), *rest):
             if missing:
                 found += [x for x in launched(op, case, dtype) if x.name in missing]
                 missing -= {launch.name for launch in found}
@@ -134,9 +136,13 @@ def _entries(kernels: Iterator[JITFunction]) -> set[str]:
 
 
 def models(found: Sequence[Launch], dtypes: Sequence[str]) -> dict[str, Launch]:
-    """By kernel the launch that stands for it: the last default one in the first dtype it has."""
+    """By kernel the launch that stands for it: the last default one in the first dtype it has.
+
+    dtypes: the first ones, others follow.
+    """
     defaults = [launch for launch in found if launch.default]
-    return {x.name: x for dtype in reversed(dtypes) for x in defaults if x.dtype == dtype}
+    order = dict.fromkeys((*dtypes, *(launch.dtype for launch in defaults)))
+    return {x.name: x for dtype in reversed(order) for x in defaults if x.dtype == dtype}
 
 
 def _candidates(

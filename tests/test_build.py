@@ -207,6 +207,15 @@ def test_what_a_table_chooses_is_built_beside_the_defaults(tmp_path):
     assert (chosen["arch"], chosen["config"]) == ("90", "BLOCK_N=1024 num_warps=8")
 
 
+def test_a_kernel_of_another_dtype_alone_is_built(tmp_path):
+    # As where a loss keeps its gradient for later in float16 only.
+    halves = KERNELS.replace("if n < 10:", "if x.dtype == torch.float16:")
+    done, table = build(make_tree(tmp_path / "tree", halves), "90")
+    assert done.returncode == 0, done.stderr
+    assert [row["dtype"] for row in rows(table, kernel="_small_kernel")] == ["float16"]
+    assert "_small_kernel" in {row["kernel"] for row in table["ir"]}
+
+
 def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
     lonely = KERNELS.replace("(case(N=3),)", "()")
     done, table = build(make_tree(tmp_path / "tree", lonely), "90")
