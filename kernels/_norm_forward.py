@@ -1,24 +1,23 @@
 """Forward pass of layer norm and RMS norm, with or without a residual, for rows of any length.
 
-A row is either kept in registers or walked twice, the second time out of a cache; KEEP of the
+A row is either kept in registers or walked twice, the second time out of a cache; HOLDERS of the
 configuration decides, since which is faster depends on the length. Kept rows stay in the dtype in
 which they came, in chunks, and are widened anew for each use: a second copy in float32 would
 double the registers. The weights are loaded after the statistics, so that they hold no registers
 before. The mean and the variance come from one pass over the deviations from the mean of the first
-entries, which each warp takes for itself while the others are on their way: that mean is near
-enough for nothing to cancel, and where it is far, the variance is large (Chan, Golub and LeVeque,
-1983, on shifted data). Rows that no program can keep have several (`_norm_long.py`).
+entries: that is near enough for nothing to cancel, and where it is far, the variance is large
+(Chan, Golub and LeVeque, 1983, on shifted data). Rows that no single program can keep have several,
+which take their sums together (`_exchange.py`); a walk would read them from memory again.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels._exchange import unsaid
+from kernels._exchange import parts_together, side_by_side, unsaid
 from kernels._launch import launch
 from kernels._layout import rows_of
 from kernels._norm import check_norm
-from kernels._norm_long import LONG_BYTES, _norm_long_kernel, long_configs, long_groups
 from kernels._plan import empty, planned
 from kernels._tile import load_f32_hinted, store_as, widened, zero_after
 from kernels._tuned import Configs
@@ -27,41 +26,47 @@ from kernels._tuned import Configs
 ROW_BYTES = 131072
 # The shortest row that is worth walking twice.
 LOOP_BYTES = 4096
-# The longest row whose fused sum is always kept.
-KEPT_SUM = 16384
 ACCESS_BYTES = 16
 MOST_CHUNKS = 8
 # The entries whose mean the others are set apart from, and how many of them a warp takes at a time.
 HEAD = tl.constexpr(128)
 LANES = tl.constexpr(32)
-# (longest row in bytes, rows of a program, most elements of a chunk, whether kept, warps)
-TILES = (
+# (longest row in bytes, rows of a program, most elements of a chunk, programs that hold a row or 0
+# where it is walked, warps)
+SHORT_TILES = (
     (256, 8, 128, 1, 4),
     (512, 4, 256, 1, 4),
     (1024, 2, 512, 1, 4),
     (2048, 2, 1024, 1, 4),
     (4096, 1, 2048, 1, 4),
-    (8192, 1, 2048, 0, 8),
+)
+LONG_TILES = (
+    *((ROW_BYTES * 2**power, 1, 4096, 4 * 2**power, 8) for power in (1, 2, 3, 4)),
+    (float("inf"), 1, 4096, 0, 16),
+)
+TILES = (
+    *SHORT_TILES,
+    (8192, 1, 4096, 0, 8),
     (16384, 1, 2048, 1, 4),
     (32768, 1, 4096, 0, 16),
-    (65536, 1, 4096, 1, 16),
+    (65536, 1, 4096, 0, 32),
     (ROW_BYTES, 1, 8192, 1, 32),
-    (float("inf"), 1, 2048, 0, 16),
+    *LONG_TILES,
 )
-# An RMS norm reads one vector less, so its second walk costs less.
+# An RMS norm reads one vector less, and a residual is read but once.
 RMS_TILES = (
-    *TILES[:5],
+    *SHORT_TILES,
     (8192, 1, 2048, 0, 8),
     (16384, 1, 2048, 1, 4),
     (32768, 1, 4096, 0, 16),
     (65536, 1, 8192, 0, 32),
     (ROW_BYTES, 1, 16384, 1, 32),
-    (float("inf"), 1, 8192, 0, 32),
+    *LONG_TILES,
 )
 
 
-def _config(rows, block, keep, warps):
-    return {"BLOCK_M": rows, "BLOCK_N": block, "KEEP": keep, "num_warps": warps}
+def _config(rows, block, holders, warps):
+    return {"BLOCK_M": rows, "BLOCK_N": block, "HOLDERS": holders, "num_warps": warps}
 
 
 CANDIDATES = (
@@ -75,43 +80,44 @@ CANDIDATES = (
     ),
     *(
         _config(1, block, 0, warps)
-        for block, warps in ((1024, 4), (2048, 8), (2048, 16), (4096, 16), (8192, 16), (8192, 32))
+        for block, warps in ((1024, 4), (2048, 8), (4096, 8), (4096, 16), (4096, 32), (8192, 32))
     ),
+    *(_config(1, 4096, holders, 8) for holders in (4, 8, 16, 32, 64)),
 )
 
 
-def forward_configs(family: str, tiles: tuple = TILES) -> tuple[Configs, Configs]:
-    """The tiles of rows, kept or walked, and of rows that several programs hold, for the table of
-    a family; `tiles` is the rule of the first."""
+def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
+    """The tiles of rows, held or walked, for the table of a family; `tiles` is its rule where there
+    is no residual."""
 
     def choose(n, itemsize, residual):
         size, whole = n * itemsize, max(16, 1 << (n - 1).bit_length())
-        for limit, rows, block, keep, warps in tiles:
-            # A sum is not worth taking twice where registers hold the row.
-            if residual and not keep and size <= KEPT_SUM:
-                continue
+        for limit, rows, block, holders, warps in RMS_TILES if residual else tiles:
             # Masks take the registers that the longest rows would need.
-            if size <= limit and (limit != ROW_BYTES or n % block == 0):
-                return _config(rows, min(block, whole), keep, warps)
+            kept = limit >= ROW_BYTES and holders
+            if size <= limit and not (kept and n % (holders * block)):
+                return _config(rows, min(block, whole), holders, warps)
         raise ValueError(f"tiles: none for {size} bytes, expected a last one without a limit")
 
-    rows = Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
-    return rows, long_configs(family)
+    return Configs(_norm_forward_kernel, CANDIDATES, choose, _suits, family)
 
 
 def _suits(candidate, n, itemsize, residual):
     """Whether blocks are full, and a thread holds up to 128 bytes: of long rows half that at
     least, of short ones an access."""
-    rows, block, keep, warps = candidate.values()
+    rows, block, holders, warps = candidate.values()
     size, whole = n * itemsize, max(128, 1 << (n - 1).bit_length())
-    if not keep:
-        return size > LOOP_BYTES and 2 * block <= n and (n <= 8 * block or size > ROW_BYTES)
-    chunks = -(-n // block)
+    if not holders:
+        return size > LOOP_BYTES and block <= n and (n <= 8 * block or size > ROW_BYTES)
+    if n % (holders * block) and holders > 1:
+        return False
+    chunks = -(-n // (holders * block))
     held = rows * chunks * block * itemsize / (32 * warps)
     full = block == whole if n <= 2048 else 2048 <= block <= whole
     shared = rows == 1 or (chunks == 1 and size <= 8192)
     least = ACCESS_BYTES if size <= 4096 else 64
-    return size <= ROW_BYTES and full and shared and chunks <= MOST_CHUNKS and least <= held <= 128
+    alone = holders > 1 or size <= ROW_BYTES
+    return alone and full and shared and chunks <= MOST_CHUNKS and least <= held <= 128
 
 
 @triton.jit
@@ -141,21 +147,26 @@ def _pivot(x_ptr, residual_ptr, start_x, start_r, N):
 
 
 @triton.jit
+def _summed(first, second, CENTRED: tl.constexpr):
+    if CENTRED:
+        return tl.reduce((first, second), 1, add_pairs)
+    return tl.zeros((first.shape[0],), tl.float32), tl.sum(second, 1)
+
+
+@triton.jit
 def _statistics(
     stats_ptr, offs_m, mask_m, shift, first, second, M, N, eps, CENTRED: tl.constexpr
 ):  # fmt: skip
-    """Mean and rstd of rows, stored where they are wanted; `first` and `second` hold for each lane
-    the sum of what lies apart from `shift`, and of its squares."""
+    """Mean and rstd of rows, stored where they are wanted, by the sums of what lies apart from
+    `shift` and of its squares."""
+    mean = shift
+    square = second / N
     if CENTRED:
-        off, square = tl.reduce((first, second), 1, add_pairs)
-        off /= N
-        mean = shift + off
-        square = square / N - off * off
+        off = first / N
+        mean += off
+        square -= off * off
         if stats_ptr is not None:
             tl.store(stats_ptr + M + offs_m, mean, mask=mask_m)
-    else:
-        mean = shift
-        square = tl.sum(second, 1) / N
     rstd = tl.rsqrt(square + tl.cast(eps, tl.float32))
     if stats_ptr is not None:
         tl.store(stats_ptr + offs_m, rstd, mask=mask_m)
@@ -173,18 +184,19 @@ def _normalized(x, mean, rstd, weight_ptr, bias_ptr, offs_n, mask_n, CENTRED: tl
 
 @triton.jit
 def _norm_kept(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr, slots_ptr,
     stride_xm, stride_rm, M, N, eps,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HOLDERS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    offs_m = program * BLOCK_M + tl.arange(0, BLOCK_M)
+    holder = tl.program_id(0) % HOLDERS
+    begin = holder * CHUNKS * BLOCK_N
+    offs_m = (tl.program_id(0) // HOLDERS).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = (offs_m < M) | (BLOCK_M == 1)
     rows = offs_m[:, None]
     chunks = ()
     for chunk in tl.static_range(CHUNKS):
-        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask = mask_m[:, None] & ((offs < N) | EVEN)
         x = _arrived(
             x_ptr, residual_ptr, rows * stride_xm + offs, rows * stride_rm + offs, mask,
@@ -195,8 +207,9 @@ def _norm_kept(
         chunks = chunks + (x,)  # noqa: RUF005
     shift = tl.zeros((BLOCK_M,), tl.float32)
     if CENTRED:
-        if BLOCK_M == 1:
-            shift += _pivot(x_ptr, residual_ptr, program * stride_xm, program * stride_rm, N)
+        if HOLDERS > 1:
+            row = (tl.program_id(0) // HOLDERS).to(tl.int64)
+            shift += _pivot(x_ptr, residual_ptr, row * stride_xm, row * stride_rm, N)
         else:
             shift = tl.sum(chunks[0].to(tl.float32), 1) / tl.minimum(N, BLOCK_N)
     zero = zero_after(shift)[:, None]
@@ -205,14 +218,24 @@ def _norm_kept(
     for chunk in tl.static_range(CHUNKS):
         apart = widened(chunks[chunk], zero)
         if CENTRED:
-            offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+            offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
             apart = tl.where((offs < N) | EVEN, apart - shift[:, None], 0.0)
             first += apart
         second += apart * apart
-    mean, rstd = _statistics(stats_ptr, offs_m, mask_m, shift, first, second, M, N, eps, CENTRED)
+    first, second = _summed(first, second, CENTRED)
+    if HOLDERS > 1:
+        firsts, seconds = parts_together(
+            slots_ptr + (tl.program_id(0) // HOLDERS).to(tl.int64) * (2 * HOLDERS), holder,
+            tl.sum(first, 0), tl.sum(second, 0), HOLDERS,
+        )  # fmt: skip
+        first = tl.sum(firsts, 0) + tl.zeros((BLOCK_M,), tl.float32)
+        second = tl.sum(seconds, 0) + tl.zeros((BLOCK_M,), tl.float32)
+    mean, rstd = _statistics(
+        stats_ptr, offs_m, mask_m & (holder == 0), shift, first, second, M, N, eps, CENTRED
+    )
     zero = zero_after(rstd)[:, None]
     for chunk in tl.static_range(CHUNKS):
-        offs = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+        offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask_n = (offs < N) | EVEN
         x = widened(chunks[chunk], zero)
         y = _normalized(x, mean, rstd, weight_ptr, bias_ptr, offs, mask_n, CENTRED)
@@ -250,6 +273,7 @@ def _norm_walked(
             apart = tl.where(mask, apart - shift[:, None], 0.0)
             first += apart
         second += apart * apart
+    first, second = _summed(first, second, CENTRED)
     offs_m = row + tl.arange(0, 1)
     mean, rstd = _statistics(
         stats_ptr, offs_m, offs_m < M, shift, first, second, M, N, eps, CENTRED
@@ -268,15 +292,15 @@ def _norm_walked(
 
 @triton.jit
 def _norm_forward_kernel(
-    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr, slots_ptr,
     stride_xm, stride_rm, M, N, eps,
     CENTRED: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEEP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HOLDERS: tl.constexpr,
 ):  # fmt: skip
-    if KEEP:
+    if HOLDERS:
         _norm_kept(
-            x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr,
-            stride_xm, stride_rm, M, N, eps, CENTRED, EVEN, CHUNKS, BLOCK_M, BLOCK_N,
+            x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, total_ptr, stats_ptr, slots_ptr,
+            stride_xm, stride_rm, M, N, eps, CENTRED, EVEN, CHUNKS, BLOCK_M, BLOCK_N, HOLDERS,
         )  # fmt: skip
     else:
         _norm_walked(
@@ -287,7 +311,7 @@ def _norm_forward_kernel(
 
 @planned
 def norm_forward(
-    configs: tuple[Configs, Configs],
+    configs: Configs,
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,
@@ -316,28 +340,20 @@ def norm_forward(
     x, stride_xm = spaced(x, n)
     if keep:
         stats = empty(x, (1 + centred, m), torch.float32)
-    tiles, long = configs
     key = {"n": n, "itemsize": x.element_size(), "residual": residual is not None}
-    if n * x.element_size() >= LONG_BYTES:
-        config = long.pick(x.device, **key)
-        holders, groups = config["HOLDERS"], long_groups(m, config, x.device, **key)
-        if groups:
-            launch(
-                _norm_long_kernel, (groups * holders,),
-                x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
-                total_ptr=total, stats_ptr=stats, slots_ptr=unsaid(m, holders, x.device),
-                stride_xm=stride_xm, stride_rm=stride_rm, M=m, N=n, eps=eps, CENTRED=centred,
-                BLOCK_N=n // holders, **config,
-            )  # fmt: skip
-            return y, total, stats
-    config = tiles.pick(x.device, **key)
-    block = config["BLOCK_N"]
+    config = configs.pick(x.device, **key)
+    if config["HOLDERS"] > 1 and not side_by_side(x.device):
+        config = {**config, "HOLDERS": 0}
+    holders = config["HOLDERS"]
+    programs = max(holders, 1)
+    share = programs * config["BLOCK_N"]
     launch(
-        _norm_forward_kernel, (-(-m // config["BLOCK_M"]),),
+        _norm_forward_kernel, (-(-m // config["BLOCK_M"]) * programs,),
         x_ptr=x, residual_ptr=residual, weight_ptr=weight, bias_ptr=bias, y_ptr=y,
-        total_ptr=total, stats_ptr=stats, stride_xm=stride_xm, stride_rm=stride_rm,
-        M=m, N=n, eps=eps, CENTRED=centred, EVEN=n % block == 0,
-        CHUNKS=-(-n // block), **config,
+        total_ptr=total, stats_ptr=stats,
+        slots_ptr=unsaid(m, holders, x.device) if holders > 1 else None,
+        stride_xm=stride_xm, stride_rm=stride_rm, M=m, N=n, eps=eps, CENTRED=centred,
+        EVEN=n % share == 0, CHUNKS=-(-n // share), **config,
     )  # fmt: skip
     return y, total, stats
 

@@ -49,7 +49,7 @@ LAYER_NORM = Op(
 )
 ACCUMULATES = {"layer_norm": "float32"}
 
-FORWARD = FORWARD_ROW, FORWARD_LONG = forward_configs("layer_norm")
+FORWARD = forward_configs("layer_norm")
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("layer_norm")
 
 

@@ -47,7 +47,7 @@ RMS_NORM = Op(
 )
 ACCUMULATES = {"rms_norm": "float32"}
 
-FORWARD = FORWARD_ROW, FORWARD_LONG = forward_configs("rms_norm", RMS_TILES)
+FORWARD = forward_configs("rms_norm", RMS_TILES)
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
     "rms_norm", RMS_TILE
 )

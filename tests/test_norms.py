@@ -20,7 +20,7 @@ NORMS = {
     "layer_norm": (layer_norm, layer_norm_reference),
     "rms_norm": (rms_norm, rms_norm_reference),
 }
-FORWARD = {"layer_norm": ln.FORWARD_ROW, "rms_norm": rms.FORWARD_ROW}
+FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
 
@@ -72,7 +72,7 @@ def test_random_shapes(name, data):
 
 def forward(name, rows, block, keep, warps=4):
     """Within the body of it the forward pass of a norm has this configuration."""
-    config = {"BLOCK_M": rows, "BLOCK_N": block, "KEEP": keep, "num_warps": warps}
+    config = {"BLOCK_M": rows, "BLOCK_N": block, "HOLDERS": keep, "num_warps": warps}
     return choosing(FORWARD[name], lambda **key: config)
 
 
