@@ -7,9 +7,11 @@ Large tensors are walked down the rows of x, so that programs that run at the sa
 neighbouring parts of the same rows of out, which counts for more than to read so.
 
 Rows of an odd number of two-byte elements begin at odd elements every other time, so that no access
-of more than two bytes fits all of them. Words of four bytes fit each row by itself: those of a row
-that begins at an odd element are taken one element further. A word of out needs one element each of
-two rows of x, and three words of x hold all that two words of out do: `_odd_kernel`.
+of more than two bytes fits all of them. Where it is the rows of x, words of four bytes fit each row
+by itself: those of a row that begins at an odd element are taken one element further, and three
+words of x hold all that two words of out do (`_words_kernel`). Where it is the rows of out, single
+elements in small tiles are the best that was found (`_items_kernel`): tiles next to each other
+share the sectors of 32 bytes at their edges, and what counts is how soon both have written.
 """
 
 import torch
@@ -84,8 +86,12 @@ def _suits(candidate, itemsize, large):
     return 2 <= accesses <= 8 and shortest >= 64
 
 
-def _choose_odd(large):
-    return _tile(64, 64, 1, 4)
+def _choose_words(large):
+    return _tile(128, 64, 1, 8)
+
+
+def _choose_items(large):
+    return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8}
 
 
 CONFIGS = tuple(
@@ -94,10 +100,14 @@ CONFIGS = tuple(
     for down in (0, 1)
     for warps in (4, 8, 16)
 )
-ODD_CONFIGS = tuple(
+WORDS_CONFIGS = tuple(
     _tile(rows, columns, down, warps)
-    for rows, columns, warps in ((64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8))
+    for rows, columns, warps in ((64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8))
     for down in (0, 1)
+)
+ITEMS_CONFIGS = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": 32, "num_warps": warps}
+    for rows, warps in ((32, 2), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8), (128, 16))
 )
 
 
@@ -130,53 +140,53 @@ def _transpose_kernel(
 
 
 @triton.jit
-def _odd_kernel(
+def _words_kernel(
     x_ptr, out_ptr, stride_xm, M, N,
-    ODD_STRIDE: tl.constexpr, ODD_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr,
 ):  # fmt: skip
-    """Elements of two bytes; x and out begin at a multiple of four bytes."""
+    """Elements of two bytes, an odd stride, an even M; x begins at a multiple of four bytes."""
     start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, DOWN)
     i = start_m // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
     k = start_n // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
-    # Column 2k of out's words joins rows 2i and 2i + 1 of x; column 2k + 1 joins the row 2i and
-    # this one beside it, for where M is odd the words of the odd rows of out begin one earlier.
-    BESIDE: tl.constexpr = -1 if ODD_M else 1
-    if (start_m >= ODD_M) & (start_m + BLOCK_M <= M) & (start_n + BLOCK_N + ODD_STRIDE <= N):
-        # Words of an odd row, if the stride is odd, begin at columns 2k - 1, else at 2k as all do.
+    if (start_m + BLOCK_M <= M) & (start_n + BLOCK_N < N):
+        # Words of even rows begin at columns 2k, those of odd ones at 2k - 1.
         even_rows = x_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
         even_rows += i.to(tl.int64) * stride_xm + k
-        odd_rows = even_rows + (stride_xm - ODD_STRIDE) // 2
-        here = tl.load(even_rows)
-        below = tl.load(odd_rows)
-        if ODD_M:
-            beside = tl.load(odd_rows - stride_xm + ODD_STRIDE)
-        elif ODD_STRIDE:
-            beside = tl.load(odd_rows + 1)
-        else:
-            beside = below
-        second = below >> 16 if ODD_STRIDE else below & 0xFFFF
-        other = beside & 0xFFFF if ODD_STRIDE else beside >> 16
+        odd_rows = even_rows + (stride_xm - 1) // 2
+        even, odd, next_odd = tl.load(even_rows), tl.load(odd_rows), tl.load(odd_rows + 1)
         words = out_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
         words += tl.trans(k).to(tl.int64) * M + tl.trans(i)
-        tl.store(words, tl.trans((here & 0xFFFF) | (second << 16)))
-        joined = (here & 0xFFFF0000) | other if ODD_M else (here >> 16) | (other << 16)
-        tl.store(words + (M - ODD_M) // 2, tl.trans(joined))
+        tl.store(words, tl.trans((even & 0xFFFF) | (odd & 0xFFFF0000)))
+        tl.store(words + M // 2, tl.trans((even >> 16) | (next_odd << 16)))
     else:
         x_ptrs = x_ptr + (2 * i).to(tl.int64) * stride_xm + 2 * k
         out_ptrs = out_ptr + (2 * tl.trans(k)).to(tl.int64) * M + 2 * tl.trans(i)
         for column in tl.static_range(2):
-            for second in tl.static_range(2):
-                row = second * (BESIDE if column else 1)
-                mask = (2 * i + row >= 0) & (2 * i + row < M) & (2 * k + column < N)
+            for row in tl.static_range(2):
+                mask = (2 * i + row < M) & (2 * k + column < N)
                 x = tl.load(x_ptrs + (row * stride_xm + column), mask=mask)
                 tl.store(out_ptrs + (column * M + row), tl.trans(x), mask=tl.trans(mask))
 
 
+@triton.jit
+def _items_kernel(
+    x_ptr, out_ptr, stride_xm, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Offsets are of 32 bits."""
+    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    mask = (m < M) & (n < N)
+    x = tl.load(x_ptr + (n + stride_xm * m), mask=mask, eviction_policy="evict_last")
+    tl.store(out_ptr + (m + M * n), x, mask=mask)
+
+
 TILES = Configs(_transpose_kernel, CONFIGS, _choose, _suits)
-ODD_TILES = Configs(_odd_kernel, ODD_CONFIGS, _choose_odd)
+WORDS = Configs(_words_kernel, WORDS_CONFIGS, _choose_words)
+ITEMS = Configs(_items_kernel, ITEMS_CONFIGS, _choose_items)
 # Bytes from which on a tensor counts as large: it keeps the GPU busy for many waves of programs.
 LARGE = 2**27
+# Programs that a grid may have along its second axis.
+MOST_COLUMNS = 65535
 
 
 @planned
@@ -189,12 +199,18 @@ def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
         return out
     stride, large = x.stride(0), m * n * itemsize >= LARGE
     # A traced graph knows no addresses.
-    odd = itemsize == 2 and (m % 2 or stride % 2) and not torch.compiler.is_dynamo_compiling()
-    if odd and x.data_ptr() % 4 == 0:
-        config = ODD_TILES.pick(x.device, large=large)
+    uneven = itemsize == 2 and (m % 2 or stride % 2) and not torch.compiler.is_dynamo_compiling()
+    if uneven and m % 2 and m * max(stride, n) < 2**31 and n <= MOST_COLUMNS:
+        config = ITEMS.pick(x.device, large=large)
         launch(
-            _odd_kernel, (_tiles(m, n, config),), x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n,
-            ODD_STRIDE=stride % 2, ODD_M=m % 2, **config,
+            _items_kernel, (-(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"])),
+            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
+        )  # fmt: skip
+    elif uneven and m % 2 == 0 and x.data_ptr() % 4 == 0:
+        config = WORDS.pick(x.device, large=large)
+        launch(
+            _words_kernel, (_tiles(m, n, config),),
+            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
         )  # fmt: skip
     else:
         config = TILES.pick(x.device, itemsize=itemsize, large=large)
