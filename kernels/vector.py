@@ -126,7 +126,8 @@ DOT_BLOCKS = tuple(
 
 def _choose_dot(n, itemsize):
     block, warps = (1024, 4) if n < 2**22 else (4096, 8) if n < 2**26 else (2048, 8)
-    steps = triton.next_power_of_2(triton.cdiv(n, block * MOST_PROGRAMS // 2))
+    programs = MOST_PROGRAMS if n >= 2**26 else MOST_PROGRAMS // 2
+    steps = triton.next_power_of_2(triton.cdiv(n, block * programs))
     return {"BLOCK_N": block, "STEPS": min(64, max(1, steps)), "num_warps": warps}
 
 
