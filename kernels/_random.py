@@ -29,9 +29,10 @@ def philox(seed, block, CALLS: tl.constexpr):
 
     seed: an integer, or a pointer to one of 64 bits. CALLS: a power of two.
     """
-    if seed.dtype.is_ptr():
+    # To the compiler of PyTorch, which looks for what a kernel writes, a number has no dtype.
+    if hasattr(seed, "dtype") and seed.dtype.is_ptr():
         seed = tl.load(seed)
-    seed = seed.to(tl.int64)
+    seed = tl.cast(seed, tl.int64)
     k0, k1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
     first = block.to(tl.int64) * CALLS
     # The first call of a block is a multiple of its length: the sum of the low halves stays low.

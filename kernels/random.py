@@ -184,12 +184,15 @@ DROPOUT = Op(
 )
 
 
+# The tuner's choices on an H200.
 def _choose_randint(itemsize, words):
-    return {"BLOCK": 4096 // itemsize, "num_warps": 4}
+    return {"BLOCK": 512 if itemsize > 4 * words else 1024, "num_warps": itemsize // 2}
 
 
 def _choose_dropout(itemsize):
-    return {"BLOCK": 2048, "num_warps": 4}
+    # 32 bytes a thread.
+    warps = 8 // itemsize
+    return {"BLOCK": 32 * warps * 32 // itemsize, "num_warps": warps}
 
 
 def _suits_randint(candidate, itemsize, words):
@@ -216,21 +219,21 @@ def _randint_kernel(
 ):  # fmt: skip
     # The tiles lie on the stream, of which the output begins skip * UNIT elements into the first.
     pid = tl.program_id(0)
-    a, b, c, d = philox(seed, first.to(tl.int64) + pid, BLOCK * WORDS // 4)
+    a, b, c, d = philox(seed, tl.cast(first, tl.int64) + pid, BLOCK * WORDS // 4)
     if WORDS == 1:
-        value = tl.umulhi(interleave(a, b, c, d, BLOCK), span.to(tl.uint32))
+        value = tl.umulhi(interleave(a, b, c, d, BLOCK), tl.cast(span, tl.uint32))
     elif LONG:
         even = a.to(tl.uint64) | (b.to(tl.uint64) << 32)
         odd = c.to(tl.uint64) | (d.to(tl.uint64) << 32)
-        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK), span.to(tl.uint64))
+        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK), tl.cast(span, tl.uint64))
     else:
         # The same for a range of one word, by two multiplications.
-        factor = span.to(tl.uint32).to(tl.uint64)
+        factor = tl.cast(span, tl.uint32).to(tl.uint64)
         low_word, high_word = tl.join(a, c).reshape(BLOCK), tl.join(b, d).reshape(BLOCK)
         carry = (low_word.to(tl.uint64) * factor) >> 32
         value = (high_word.to(tl.uint64) * factor + carry) >> 32
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    out = value.to(dtype) + low.to(dtype)
+    out = value.to(dtype) + tl.cast(low, dtype)
     offs = pid.to(tl.int64) * BLOCK - skip * UNIT + tl.arange(0, BLOCK)
     if (pid > 0) & ((pid + 1).to(tl.int64) * BLOCK - skip * UNIT <= N):
         tl.store(out_ptr + offs, out)
@@ -244,7 +247,7 @@ def _dropout_kernel(x_ptr, out_ptr, seed, bound, scale, N, BLOCK: tl.constexpr):
     a, b, c, d = philox(seed, pid, BLOCK // 8)
     words = interleave(a, b, c, d, BLOCK // 2)
     # Moved to the top of a word, what is below 16 bits decides nothing.
-    keep = tl.join(words << 16, words).reshape(BLOCK) > bound.to(tl.uint32)
+    keep = tl.join(words << 16, words).reshape(BLOCK) > tl.cast(bound, tl.uint32)
     offs = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if (pid + 1).to(tl.int64) * BLOCK <= N:
         x = tl.load(x_ptr + offs, eviction_policy="evict_first").to(tl.float32)
