@@ -57,10 +57,11 @@ def linear_tiles_kernel(
             x += bias.to(tl.float32)[None, :]
         offs_m = start_m + tl.arange(0, BLOCK_M)
         mask = offs_m < M
-        part_ptrs = parts_ptr + tile_n.to(tl.int64) * M * (3 if SMOOTH else 2) + offs_m
+        part_ptrs = parts_ptr + offs_m.to(tl.int64) * tiles_n + tile_n
+        further = tl.cast(M, tl.int64) * tiles_n
         if SMOOTH:
             # What the copy engine reads past the last class is zero, and so is the bias there.
-            tl.store(part_ptrs + 2 * M, tl.sum(x, 1), mask=mask)
+            tl.store(part_ptrs + 2 * further, tl.sum(x, 1), mask=mask)
         if not WHOLE:
             x = tl.where((classes < V)[None, :], x, -float("inf"))
         top = tl.max(x, 1)
@@ -68,7 +69,7 @@ def linear_tiles_kernel(
         base = tl.where(top == -float("inf"), 0.0, top)
         total = tl.sum(tl.exp2((x - base[:, None]) * LOG2E), 1)
         tl.store(part_ptrs, top, mask=mask)
-        tl.store(part_ptrs + M, total, mask=mask)
+        tl.store(part_ptrs + further, total, mask=mask)
 
 
 @triton.jit
@@ -95,15 +96,16 @@ def _join_kernel(
         own = tl.where(inside, own, float("nan"))
         offs = tl.arange(0, BLOCK_T)
         mask = offs < tiles
-        part_ptrs = parts_ptr + offs.to(tl.int64) * M * (3 if SMOOTH else 2) + row
+        part_ptrs = parts_ptr + row * tiles + offs
+        further = tl.cast(M, tl.int64) * tiles
         tops = tl.load(part_ptrs, mask=mask, other=-float("inf"))
-        totals = tl.load(part_ptrs + M, mask=mask, other=0.0)
+        totals = tl.load(part_ptrs + further, mask=mask, other=0.0)
         top = tl.max(tops, 0)
         base = tl.where(top == -float("inf"), 0.0, top)
         total = tl.sum(totals * tl.exp2((tops - base) * LOG2E), 0)
         plain = 0.0
         if SMOOTH:
-            plain = tl.sum(tl.load(part_ptrs + 2 * M, mask=mask, other=0.0), 0)
+            plain = tl.sum(tl.load(part_ptrs + 2 * further, mask=mask, other=0.0), 0)
         loss, _ = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, loss)
 
@@ -140,7 +142,7 @@ def write_losses(
     config = TILES.pick(x.device, v=v, h=h)
     rows, columns, inner = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles, smooth = -(-v // columns), smoothing > 0
-    parts = torch.empty((tiles, 3 if smooth else 2, m), dtype=torch.float32, device=x.device)
+    parts = torch.empty((3 if smooth else 2, m, tiles), dtype=torch.float32, device=x.device)
     linear_tiles_kernel[(min(sm_count(x.device), -(-m // rows) * tiles),)](
         x_desc=TensorDescriptor.from_tensor(x, [rows, inner]),
         weight_desc=TensorDescriptor.from_tensor(weight, [columns, inner]),
