@@ -13,7 +13,7 @@ HEAD = (
     r"op & pass & {cells} & {mean} & {better} & {same} & {worse} & {open}"
     r" & {ratio} & case & baseline",
 )
-COLUMNS = "llS[table-format=3.0]S[table-format=2.2]*{4}{S[table-format=3.0]}S[table-format=2.2]ll"
+COLUMNS = "llS[table-format=3.0]S[table-format=2.3]*{4}{S[table-format=3.0]}S[table-format=1.3]ll"
 
 
 def main(arguments):
@@ -45,7 +45,7 @@ def _figures(cells, named=False):
     worst = cells.iloc[0]
     where = " ".join([*[worst["op"]] * named, worst["case"]])
     where = f"{_table.code(where)} {_table.SHORT.get(worst['dtype'], worst['dtype'])}"
-    numbers = [_table.number(value) for value in (mean, worst["ratio"])]
+    numbers = [_table.number(value, 3) for value in (mean, worst["ratio"])]
     return [str(len(cells)), numbers[0], *counts, numbers[1], where, _table.code(worst["baseline"])]
 
 
