@@ -110,9 +110,8 @@ ACCUMULATES = {"dot": "float32"}
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits
 # for the last ones; few enough that their sums are soon added.
 FEWEST_PROGRAMS, MOST_PROGRAMS = 256, 4096
-# Bytes of both vectors up to which they are the first to leave the L2 cache. What was written
-# before may then stay there, while its way to memory would take a share of the bandwidth; of longer
-# ones that is a small share, and the hint makes reading slower.
+# Bytes of both vectors up to which they leave the L2 cache first: what was written before may stay,
+# and its way to memory takes no share of the bandwidth. More is read slower with the hint.
 PASSING = 2**27
 # Partial sums that the last program holds at a time.
 MOST_PARTIALS = 4096

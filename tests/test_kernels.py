@@ -101,7 +101,7 @@ def test_attention_of_more_heads_than_a_grid_holds(shape, monkeypatch):
 
 
 def test_a_row_of_minus_infinity_is_nan_as_in_pytorch():
-    for n in (100, softmax.ROW_BYTES):
+    for n in (100, 70000):
         x = torch.full((1, n), -math.inf, device=DEVICE)
         assert softmax.softmax(x).isnan().all()
 
@@ -118,7 +118,7 @@ def test_more_dimensions_and_broken_layouts_give_the_same():
 
 def test_expanded_factors_are_walked_by_pointers():
     a, b = randn(1, 64, dtype=torch.float16).expand(32, 64), randn(64, 32, dtype=torch.float16)
-    assert not matmul._describable(a)
+    assert not matmul.describable(a)
     close(matmul.matmul(a, b), a.double() @ b.double(), torch.float16)
 
 
