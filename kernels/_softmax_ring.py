@@ -19,25 +19,24 @@ from kernels._launch import launch
 from kernels._layout import ACCESS_BYTES
 
 LOG2E = gl.constexpr(1.4426950408889634)
-# Of the chunks of a ring at most so many are of the row at hand; the others come after it.
-SLOTS = 7
-MOST_CHUNKS = 4
+# Chunks of shared memory of a multiprocessor; at most so many are of the row at hand, and the rest
+# of rows that come after it.
+SLOTS = 14
+MOST_CHUNKS = 8
 CHUNK_BYTES = 16384
-# The ring, and the little that sums over the warps take. Two programs share a multiprocessor: one
-# computes while the other waits for the rest of its row.
-RING_BYTES = SLOTS * CHUNK_BYTES + 1024
-RESIDENT = 2
-WARPS = 8
+WARPS = 16
+# The chunks, and the little that sums over the warps take.
+RING_BYTES = SLOTS * CHUNK_BYTES + 2048
 # Copies of 16 bytes, and sizes that Triton knows to be multiples of them.
 ALIGNMENT = 16
 
 
 @gluon.jit
-def _fetch(ring, slot, x_ptr, row, columns, stride, M, end):
+def _fetch(ring, slot, x_ptr, row, columns, stride, M, end, EVEN: gl.constexpr):
     async_copy.async_copy_global_to_shared(
         ring.index(slot),
         x_ptr + row.to(gl.int64) * stride + columns,
-        mask=(row < M) & (columns < end),
+        mask=(row < M) & ((columns < end) | EVEN),
         eviction_policy="evict_first",
     )
 
@@ -69,7 +68,7 @@ def _exchanged(words_ptr, part, top, total, PARTS: gl.constexpr):
 def _forward_ring_kernel(
     x_ptr, y_ptr, words_ptr, stride_xm, M, N, scale, SIZE,
     PARTS: gl.constexpr, CHUNKS: gl.constexpr, SLOTS: gl.constexpr, BLOCK_N: gl.constexpr,
-    ACCESS: gl.constexpr,
+    ACCESS: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1, ACCESS], [32, 1], [gl.num_warps(), 1], [1, 0])
     lanes: gl.constexpr = gl.SliceLayout(1, layout)
@@ -85,7 +84,7 @@ def _forward_ring_kernel(
     slope = scale * LOG2E
     for k in gl.static_range(SLOTS):
         columns = k % CHUNKS * BLOCK_N + offs
-        _fetch(ring, k, x_ptr, first + k // CHUNKS * step, columns, stride_xm, M, end)
+        _fetch(ring, k, x_ptr, first + k // CHUNKS * step, columns, stride_xm, M, end, EVEN)
         async_copy.commit_group()
     head = 0
     for row in range(first, M, step):
@@ -94,7 +93,7 @@ def _forward_ring_kernel(
         for k in gl.static_range(CHUNKS):
             async_copy.wait_group(SLOTS - 1 - k)
             x = ring.index((head + k) % SLOTS).load(layout).to(gl.float32)
-            inside = k * BLOCK_N + firsts < end
+            inside = (k * BLOCK_N + firsts < end) | EVEN
             new_top = gl.maximum(top, gl.where(inside, gl.max(x, 1) * slope, -float("inf")))
             base = _finite_or_zero(new_top)
             more = gl.sum(gl.exp2(x * slope - base[:, None]), 1)
@@ -108,17 +107,21 @@ def _forward_ring_kernel(
             total = gl.sum(totals * gl.exp2(tops - _finite_or_zero(row_top)), 0)
         base = _finite_or_zero(row_top)
         share = 1.0 / total
-        for k in gl.static_range(CHUNKS):
-            slot = (head + k) % SLOTS
-            x = ring.index(slot).load(layout).to(gl.float32)
-            columns = k * BLOCK_N + offs
-            y = gl.exp2(x * slope - base) * share
-            y_row = y_ptr + row.to(gl.int64) * N
-            gl.store(y_row + columns, y.to(y_ptr.dtype.element_ty), mask=columns < end)
-            columns = (k + SLOTS) % CHUNKS * BLOCK_N + offs
-            later = row + (k + SLOTS) // CHUNKS * step
-            _fetch(ring, slot, x_ptr, later, columns, stride_xm, M, end)
-            async_copy.commit_group()
+        y_row = y_ptr + row.to(gl.int64) * N
+        # Two at a time: all threads wait for each other between reading a chunk and filling it.
+        for pair in gl.static_range(0, CHUNKS, 2):
+            for k in gl.static_range(pair, pair + 2):
+                x = ring.index((head + k) % SLOTS).load(layout).to(gl.float32)
+                columns = k * BLOCK_N + offs
+                y = gl.exp2(x * slope - base) * share
+                y = y.to(y_ptr.dtype.element_ty)
+                gl.store(y_row + columns, y, mask=(columns < end) | EVEN)
+            for k in gl.static_range(pair, pair + 2):
+                columns = (k + SLOTS) % CHUNKS * BLOCK_N + offs
+                later = row + (k + SLOTS) // CHUNKS * step
+                slot = (head + k) % SLOTS
+                _fetch(ring, slot, x_ptr, later, columns, stride_xm, M, end, EVEN)
+                async_copy.commit_group()
         head = (head + CHUNKS) % SLOTS
 
 
@@ -126,7 +129,7 @@ def _forward_ring_kernel(
 def _backward_ring_kernel(
     y_ptr, dy_ptr, dx_ptr, words_ptr, stride_ym, stride_dym, M, N, scale, SIZE,
     PARTS: gl.constexpr, CHUNKS: gl.constexpr, SLOTS: gl.constexpr, BLOCK_N: gl.constexpr,
-    ACCESS: gl.constexpr,
+    ACCESS: gl.constexpr, EVEN: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1, ACCESS], [32, 1], [gl.num_warps(), 1], [1, 0])
     lanes: gl.constexpr = gl.SliceLayout(1, layout)
@@ -143,8 +146,8 @@ def _backward_ring_kernel(
     for k in gl.static_range(SLOTS):
         columns = k % CHUNKS * BLOCK_N + offs
         row = first + k // CHUNKS * step
-        _fetch(ys, k, y_ptr, row, columns, stride_ym, M, end)
-        _fetch(dys, k, dy_ptr, row, columns, stride_dym, M, end)
+        _fetch(ys, k, y_ptr, row, columns, stride_ym, M, end, EVEN)
+        _fetch(dys, k, dy_ptr, row, columns, stride_dym, M, end, EVEN)
         async_copy.commit_group()
     head = 0
     for row in range(first, M, step):
@@ -154,25 +157,28 @@ def _backward_ring_kernel(
             slot = (head + k) % SLOTS
             y = ys.index(slot).load(layout).to(gl.float32)
             dy = dys.index(slot).load(layout).to(gl.float32)
-            products += gl.where(k * BLOCK_N + firsts < end, gl.sum(y * dy, 1), 0.0)
+            products += gl.where((k * BLOCK_N + firsts < end) | EVEN, gl.sum(y * dy, 1), 0.0)
         weighted = gl.sum(products, 0)
         if PARTS > 1:
             one = gl.to_tensor(1.0)
             _, parts = _exchanged(words_ptr + row * PARTS, part, one, weighted, PARTS)
             weighted = gl.sum(parts, 0)
-        for k in gl.static_range(CHUNKS):
-            slot = (head + k) % SLOTS
-            y = ys.index(slot).load(layout).to(gl.float32)
-            dy = dys.index(slot).load(layout).to(gl.float32)
-            columns = k * BLOCK_N + offs
-            dx = y * (dy - weighted) * scale
-            dx_row = dx_ptr + row.to(gl.int64) * N
-            gl.store(dx_row + columns, dx.to(dx_ptr.dtype.element_ty), mask=columns < end)
-            columns = (k + SLOTS) % CHUNKS * BLOCK_N + offs
-            later = row + (k + SLOTS) // CHUNKS * step
-            _fetch(ys, slot, y_ptr, later, columns, stride_ym, M, end)
-            _fetch(dys, slot, dy_ptr, later, columns, stride_dym, M, end)
-            async_copy.commit_group()
+        dx_row = dx_ptr + row.to(gl.int64) * N
+        for pair in gl.static_range(0, CHUNKS, 2):
+            for k in gl.static_range(pair, pair + 2):
+                slot = (head + k) % SLOTS
+                y = ys.index(slot).load(layout).to(gl.float32)
+                dy = dys.index(slot).load(layout).to(gl.float32)
+                columns = k * BLOCK_N + offs
+                dx = (y * (dy - weighted) * scale).to(dx_ptr.dtype.element_ty)
+                gl.store(dx_row + columns, dx, mask=(columns < end) | EVEN)
+            for k in gl.static_range(pair, pair + 2):
+                columns = (k + SLOTS) % CHUNKS * BLOCK_N + offs
+                later = row + (k + SLOTS) // CHUNKS * step
+                slot = (head + k) % SLOTS
+                _fetch(ys, slot, y_ptr, later, columns, stride_ym, M, end, EVEN)
+                _fetch(dys, slot, dy_ptr, later, columns, stride_dym, M, end, EVEN)
+                async_copy.commit_group()
         head = (head + CHUNKS) % SLOTS
 
 
@@ -184,8 +190,9 @@ def rings(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
     device = tensors[0].device
     if torch.compiler.is_dynamo_compiling() or not has_gluon(device):
         return False
-    parts = _shared(n, tensors[0].element_size(), len(tensors))["PARTS"]
-    if shared_bytes(device) < RESIDENT * RING_BYTES or parts > RESIDENT * sm_count(device):
+    shared = _shared(n, tensors[0].element_size(), len(tensors))
+    most = SLOTS // shared["SLOTS"] * sm_count(device)
+    if shared_bytes(device) < RING_BYTES or shared["PARTS"] > most:
         return False
     sizes = (n, *strides, *(tensor.data_ptr() for tensor in tensors))
     return not any(size % ALIGNMENT for size in sizes)
@@ -194,21 +201,26 @@ def rings(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
 def _shared(n: int, itemsize: int, tensors: int) -> dict[str, int]:
     """How programs share a row of n elements of so many tensors."""
     block = CHUNK_BYTES // (tensors * itemsize)
-    parts = triton.next_power_of_2(-(-n // (MOST_CHUNKS * block)))
+    # While a program waits for the other parts of its row, a second one computes.
+    resident = 1 if tensors == 1 and n <= MOST_CHUNKS * block else 2
+    parts = triton.next_power_of_2(-(-n * resident // (MOST_CHUNKS * block)))
     size = -(-n // (parts * ALIGNMENT)) * ALIGNMENT
     return {
         "SIZE": size,
         "PARTS": parts,
-        "CHUNKS": -(-size // block),
-        "SLOTS": SLOTS,
+        "CHUNKS": -(-size // (2 * block)) * 2,
+        "SLOTS": SLOTS // resident,
         "BLOCK_N": block,
         "ACCESS": ACCESS_BYTES // itemsize,
+        "EVEN": n == parts * size and size % (2 * block) == 0,
+        "num_warps": WARPS // resident,
     }
 
 
-def _programs(m: int, parts: int, device: torch.device) -> tuple[int, torch.Tensor | None]:
+def _programs(m: int, shared: dict[str, int], device: torch.device) -> tuple:
     """How many programs share m rows, and the words of each row, zero at first."""
-    programs = min(m, RESIDENT * sm_count(device) // parts) * parts
+    parts, resident = shared["PARTS"], SLOTS // shared["SLOTS"]
+    programs = min(m, resident * sm_count(device) // parts) * parts
     if parts == 1:
         return programs, None
     return programs, torch.zeros(m * parts, dtype=torch.int64, device=device)
@@ -218,11 +230,10 @@ def forward_ring(x: torch.Tensor, y: torch.Tensor, stride: int, scale: float) ->
     """y = softmax(scale x) of rows [..., N] that lie `stride` elements apart; scale positive."""
     n, m = x.shape[-1], y.numel() // y.shape[-1]
     shared = _shared(n, x.element_size(), 1)
-    parts = shared["PARTS"]
-    programs, words = _programs(m, parts, x.device)
+    programs, words = _programs(m, shared, x.device)
     launch(
         _forward_ring_kernel, (programs,), x_ptr=x, y_ptr=y, words_ptr=words, stride_xm=stride,
-        M=m, N=n, scale=scale, **shared, num_warps=WARPS, launch_cooperative_grid=parts > 1,
+        M=m, N=n, scale=scale, **shared, launch_cooperative_grid=words is not None,
     )  # fmt: skip
 
 
@@ -232,10 +243,9 @@ def backward_ring(
     """dx = scale y (dy - sum y dy) of rows [..., N]; those of y and dy lie `strides` apart."""
     n, m = y.shape[-1], dx.numel() // dx.shape[-1]
     shared = _shared(n, y.element_size(), 2)
-    parts = shared["PARTS"]
-    programs, words = _programs(m, parts, y.device)
+    programs, words = _programs(m, shared, y.device)
     launch(
         _backward_ring_kernel, (programs,), y_ptr=y, dy_ptr=dy, dx_ptr=dx, words_ptr=words,
         stride_ym=strides[0], stride_dym=strides[1], M=m, N=n, scale=scale, **shared,
-        num_warps=WARPS, launch_cooperative_grid=parts > 1,
+        launch_cooperative_grid=words is not None,
     )  # fmt: skip

@@ -44,15 +44,23 @@ ROW_CANDIDATES = tuple(
 )
 LOOP_CANDIDATES = tuple(
     {"BLOCK_N": block, "num_warps": warps}
-    for block in (4096, 8192, 16384)
+    for block in (2048, 4096, 8192, 16384)
     for warps in (8, 16, 32)
-    if 8 <= block // (32 * warps) <= 32
+    if 4 <= block // (32 * warps) <= 32
 )
 
 
 def keeps(n, itemsize, causal):
     """Whether a program keeps the weights of a row in its registers."""
     return n <= (FEWER_WEIGHTS if itemsize == 2 and not causal else WEIGHTS)
+
+
+def walks_backward(n, itemsize, causal):
+    """Whether a program reads y and dy twice: long rows, and those of which the first cache holds
+    enough for a multiprocessor."""
+    if causal:
+        return n * itemsize > PAIR_BYTES
+    return n * itemsize > ROW_BYTES or 4096 < n * itemsize <= 16384
 
 
 def choose_row(n, itemsize, causal=False, wide=False, tiles=ROW_TILES):
@@ -71,12 +79,14 @@ def choose_backward_row(n, itemsize, causal=False):
 
 
 def choose_loop(n, itemsize):
-    if n * itemsize <= 65536:
+    if n * itemsize <= 32768:
         return {"BLOCK_N": 4096, "num_warps": 16}
-    return {"BLOCK_N": 16384, "num_warps": 32}
+    return {"BLOCK_N": 8192, "num_warps": 16 if n * itemsize <= 65536 else 32}
 
 
 def choose_backward_loop(n, itemsize):
+    if n * itemsize <= 16384:
+        return {"BLOCK_N": 8192 // itemsize, "num_warps": 8 if n * itemsize <= 8192 else 16}
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 
