@@ -281,7 +281,7 @@ def choose_walk(v: int, itemsize: int) -> dict[str, int]:
 
 def choose_row(v: int, itemsize: int) -> dict[str, int]:
     """The rule of a kernel that calls `gradient_of_row`."""
-    warps = 2
+    warps = 4
     while warps < 32 and chunks_of(v, itemsize, warps) > 16:
         warps *= 2
     # What the tuner found; in between, four ahead take a third longer.
