@@ -6,10 +6,9 @@ ds is the gradient of the fused sum. A fixed number of programs walk over rows t
 read each once while the next are on their way to shared memory, and keep their share of dw and db
 in registers. Rows beyond ROW_BYTES have several programs, each of which holds the same columns of
 many rows; they take the sums along a row together (`_exchange.py`). Where rows do not divide so, or
-programs may not wait for each other, one kernel takes mean(g h) and mean g of all rows, and a
-second one computes dx, dw and db tile by tile, so x and dy are read twice: 10 bytes an element of
-16 bits where 6 are needed. A last kernel adds the shares in a fixed order, so the result is the
-same in each run. The two-stage sum follows the layer norm tutorial of Triton, without its locks.
+programs may not wait for each other, x and dy are read twice (`_norm_backward_twice.py`). A last
+kernel adds the shares in a fixed order, so the result is the same in each run. The two-stage sum
+follows the layer norm tutorial of Triton, without its locks.
 """
 
 import torch
@@ -19,19 +18,27 @@ import triton.language as tl
 from kernels._device import shared_bytes, sm_count
 from kernels._exchange import parts_together, side_by_side, unsaid
 from kernels._launch import launch
+from kernels._norm_backward_twice import (
+    SPLITS,
+    TILE,
+    TILE_CANDIDATES,
+    TILE_PROGRAMS,
+    WALKED_BLOCK,
+    WALKED_WARPS,
+    _norm_backward_sums_kernel,
+    _norm_backward_tile_kernel,
+    _norm_backward_walked_kernel,
+    walks,
+)
 from kernels._norm_forward import add_pairs, spaced
 from kernels._plan import empty, planned
-from kernels._tile import load_f32, store_as, widened, zero_after
+from kernels._tile import store_as, widened, zero_after
 from kernels._tuned import Config, Configs
 
 # What a program holds of a row at most, with its share of dw and db.
 ROW_BYTES = 32768
 # The longest row that is kept whatever its length, in one block.
 UNDIVIDED = 8192
-# Programs that share the columns of a row where sums along it are taken.
-SPLITS = 8
-# Programs for each multiprocessor that share the columns and the rows.
-TILE_PROGRAMS = 8
 # (longest row, rows of a tile, warps, stages, programs a multiprocessor)
 ROW_TILES = (
     (256, 8, 4, 3, 2),
@@ -63,47 +70,41 @@ ROW_CANDIDATES = (
         for warps, programs in ((8, 1), (8, 2), (16, 1))
     ),
 )
-TILE_CANDIDATES = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
-    for rows, columns in ((4, 512), (8, 256), (8, 512), (16, 256))
-    for stages in (1, 3)
-)
-# The fastest of them for a layer norm, and for an RMS norm, whose sums take fewer registers.
-TILE, RMS_TILE = (
-    {"BLOCK_M": 8, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
-    for columns, stages in ((256, 3), (512, 1))
-)
 SUM_CANDIDATES = tuple(
     {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
     for rows, columns in ((32, 32), (64, 32), (128, 16), (256, 8))
 )
-# The most programs that hold a row between them.
+# The most programs that hold a row between them. A layer norm has them hold rows of up to
+# SHARED_ROW_BYTES: of longer ones db would take registers that it has not.
 MOST_HOLDERS = 64
+SHARED_ROW_BYTES = 65536
 # Shared memory for rows on their way, a little less than an H200 has.
 SHARED_BYTES = 220000
 
 
-def backward_configs(family: str, tile: Config = TILE) -> tuple[Configs, Configs, Configs, Configs]:
+def backward_configs(
+    family: str, tile: Config = TILE, longest: float = SHARED_ROW_BYTES
+) -> tuple[Configs, Configs, Configs, Configs]:
     """The tiles of rows, of the sums along rows, of tiles and of shares, for a family's table;
-    `tile` is the rule of the second and the third."""
+    `tile` is the rule of the second and the third, programs share rows of up to `longest` bytes."""
+
+    def choose_row(n, itemsize):
+        if ROW_BYTES < n * itemsize <= longest:
+            holders = 1 << (-(-n * itemsize // ROW_BYTES) - 1).bit_length()
+            return _row_config(1, 3, 1, min(holders, MOST_HOLDERS), 16)
+        tiles = (tile for limit, *tile in ROW_TILES if n <= limit)
+        rows, warps, stages, programs = next(tiles, ROW_TILES[-1][1:])
+        return _row_config(rows, stages, programs, 1, warps)
 
     def choose_tile(n, itemsize):
         return tile
 
     return (
-        Configs(_norm_backward_row_kernel, ROW_CANDIDATES, _choose_row, _suits_row, family),
+        Configs(_norm_backward_row_kernel, ROW_CANDIDATES, choose_row, _suits_row, family),
         Configs(_norm_backward_sums_kernel, TILE_CANDIDATES, choose_tile, family=family),
         Configs(_norm_backward_tile_kernel, TILE_CANDIDATES, choose_tile, family=family),
         Configs(_norm_sum_parts_kernel, SUM_CANDIDATES, _choose_sum, family=family),
     )
-
-
-def _choose_row(n, itemsize):
-    if n * itemsize > ROW_BYTES:
-        holders = 1 << (-(-n * itemsize // ROW_BYTES) - 1).bit_length()
-        return _row_config(1, 3, 1, min(holders, MOST_HOLDERS), 16)
-    rows, warps, stages, programs = next(tile for limit, *tile in ROW_TILES if n <= limit)
-    return _row_config(rows, stages, programs, 1, warps)
 
 
 def _suits_row(candidate, n, itemsize):
@@ -207,84 +208,6 @@ def _norm_backward_row_kernel(
 
 
 @triton.jit
-def _norm_backward_sums_kernel(
-    x_ptr, dy_ptr, weight_ptr, stats_ptr, sums_ptr, stride_xm, stride_dym, M, N,
-    CENTRED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    split = tl.program_id(1)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    mask_m = offs_m < M
-    rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
-    along = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    level = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if CENTRED:
-        mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
-    span = tl.cdiv(tl.cdiv(N, BLOCK_N), SPLITS) * BLOCK_N
-    last = tl.minimum((split + 1) * span, N)
-    for start in tl.range(split * span, last, BLOCK_N, num_stages=STAGES):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        mask_n = (offs_n < N) | EVEN
-        mask = mask_m[:, None] & mask_n[None, :]
-        x = load_f32(x_ptr + offs_m[:, None] * stride_xm + offs_n[None, :], mask)
-        dy = load_f32(dy_ptr + offs_m[:, None] * stride_dym + offs_n[None, :], mask)
-        g = load_f32(weight_ptr + offs_n, mask_n)[None, :] * dy
-        if CENTRED:
-            x -= mean
-            level += g
-        along += g * (x * rstd)
-    tl.store(sums_ptr + offs_m * SPLITS + split, tl.sum(along, 1), mask=mask_m)
-    if CENTRED:
-        offs = (M + offs_m) * SPLITS + split
-        tl.store(sums_ptr + offs, tl.sum(level, 1), mask=mask_m)
-
-
-@triton.jit
-def _norm_backward_tile_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, sums_ptr, dx_ptr, parts_ptr,
-    stride_xm, stride_dym, stride_dsm, M, N,
-    CENTRED: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    mask_n = (offs_n < N) | EVEN
-    splits = tl.arange(0, SPLITS)
-    weight = load_f32(weight_ptr + offs_n, mask_n)[None, :]
-    dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    share = tl.cdiv(tl.cdiv(M, BLOCK_M), tl.num_programs(1)) * BLOCK_M
-    begin = tl.program_id(1).to(tl.int64) * share
-    end = tl.minimum(begin + share, M)
-    for start in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
-        offs_m = start + tl.arange(0, BLOCK_M)
-        rows = offs_m[:, None]
-        mask_m = offs_m < end
-        mask = mask_m[:, None] & mask_n[None, :]
-        x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask)
-        dy = load_f32(dy_ptr + rows * stride_dym + offs_n[None, :], mask)
-        rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
-        sums = sums_ptr + rows * SPLITS + splits[None, :]
-        along = tl.sum(tl.load(sums, mask=mask_m[:, None], other=0.0), 1)[:, None] / N
-        if CENTRED:
-            x -= tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
-            db += dy
-        hat = x * rstd
-        dx = weight * dy - hat * along
-        if CENTRED:
-            sums += M * SPLITS
-            dx -= tl.sum(tl.load(sums, mask=mask_m[:, None], other=0.0), 1)[:, None] / N
-        dx *= rstd
-        if ds_ptr is not None:
-            dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
-        store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
-        dw += dy * hat
-    parts_ptr += tl.program_id(1).to(tl.int64) * N + offs_n
-    tl.store(parts_ptr, tl.sum(dw, 0), mask=mask_n)
-    if CENTRED:
-        tl.store(parts_ptr + tl.num_programs(1).to(tl.int64) * N, tl.sum(db, 0), mask=mask_n)
-
-
-@triton.jit
 def _norm_sum_parts_kernel(
     parts_ptr, dw_ptr, db_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
 ):
@@ -333,7 +256,16 @@ def norm_backward(
     rows, sums_of_rows, tiles, sum_parts = configs
     config = rows.pick(device, n=n, itemsize=itemsize)
     groups, held, block = _shares(n, itemsize, config, device)
-    if groups:
+    if not centred and walks(n, itemsize):
+        programs = min(m, sm_count(device))
+        parts = empty(x, (1, programs, n), torch.float32)
+        launch(
+            _norm_backward_walked_kernel, (programs,),
+            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
+            parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym, stride_dsm=stride_dsm,
+            M=m, N=n, CHUNKS=n // WALKED_BLOCK, BLOCK_N=WALKED_BLOCK, num_warps=WALKED_WARPS,
+        )  # fmt: skip
+    elif groups:
         holders, programs = config["HOLDERS"], min(-(-m // config["BLOCK_M"]), groups)
         parts = empty(x, (1 + centred, programs, n), torch.float32)
         slots = unsaid(m, holders, device) if holders > 1 else None
@@ -377,11 +309,13 @@ def _shares(n, itemsize, config, device):
     """How many rows are held at a time, 0 where they cannot be; the columns that a program holds of
     one, and the elements of a block of them."""
     holders = config["HOLDERS"]
-    held, uneven = -(-n // holders), n % holders
+    held = -(-n // holders)
     whole, block = _blocks(held)
     # By the rule two rows of each tensor are on their way.
     fits = held * itemsize <= ROW_BYTES and 6 * held * itemsize <= shared_bytes(device)
-    if not (whole and fits) or (holders > 1 and (uneven or not side_by_side(device))):
+    if not (whole and fits) or (
+        holders > 1 and (n % (holders * block) or not side_by_side(device))
+    ):
         return 0, held, block
     return config["PER_SM"] * sm_count(device) // holders, held, block
 

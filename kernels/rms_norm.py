@@ -15,7 +15,8 @@ import torch
 from kernels._contract import Op, Tensor
 from kernels._launch import needs_grad
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
-from kernels._norm_backward import RMS_TILE, backward_configs, norm_backward
+from kernels._norm_backward import backward_configs, norm_backward
+from kernels._norm_backward_twice import RMS_TILE
 from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
 
 
@@ -49,7 +50,7 @@ ACCUMULATES = {"rms_norm": "float32"}
 
 FORWARD = forward_configs("rms_norm", RMS_TILES)
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
-    "rms_norm", RMS_TILE
+    "rms_norm", RMS_TILE, longest=float("inf")
 )
 
 

@@ -23,6 +23,8 @@ NORMS = {
 FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
+# On one they wait for each other; the interpreter, which has them walk, takes minutes.
+on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="several programs hold a row on a GPU only")
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -84,6 +86,34 @@ def test_rows_that_are_walked(name, fused, monkeypatch):
     # The last block of a row is short.
     with forward(name, 1, 256, 0):
         agree(name, tensors(name, (5, 600), torch.float32, fused))
+
+
+@both
+@on_a_gpu
+@pytest.mark.parametrize("fused", [False, True])
+def test_rows_that_several_programs_hold(name, fused):
+    given = tensors(name, (3, 131072), torch.bfloat16, fused)
+    agree(name, given)
+    for one, other in zip(*(results(NORMS[name][0], given) for _ in range(2)), strict=True):
+        assert torch.equal(one, other)
+
+
+@both
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("n", [12288, 16384])
+def test_long_rows_of_four_bytes(name, n, fused):
+    agree(name, tensors(name, (5, n), torch.float32, fused))
+
+
+@both
+@on_a_gpu
+def test_a_number_that_is_none_in_a_long_row_stays_in_its_row(name):
+    given = tensors(name, (3, 131072), torch.float16, False)
+    with torch.no_grad():
+        # All bits set: as such a slot says that its sum is not there yet.
+        given["x"][1, 70000:70002].view(torch.int16).fill_(-1)
+    y = NORMS[name][0](**given)
+    assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
 
 
 @both
