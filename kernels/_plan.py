@@ -28,7 +28,7 @@ ALIGNMENT = 16
 _run = JITFunction.run
 _tapes: list["Tape"] = []
 
-# What begins with "_" is its own.
+# What begins with "_" is its own, with "__" what an argument is handed over as.
 LOOK_UP = """
 def factory(_launcher, _function, _plans, _traced):
     def planned({names}):
@@ -119,7 +119,7 @@ class _Launcher:
         """What its look-up and its plans are both written with."""
         return {
             "names": ", ".join(self.names),
-            "addresses": ", ".join(f"_{name}" for name in self.handed),
+            "addresses": ", ".join(f"__{name}" for name in self.handed),
         }
 
 
@@ -149,18 +149,18 @@ def planned(function: Callable) -> Callable:
     parameters = inspect.signature(function).parameters
     for name, parameter in parameters.items():
         layout = f"{name}.is_contiguous() or {name}.stride()"
-        known = f"{name}.dtype, {name}.shape, {layout}, {name}.get_device(), _{name} % {ALIGNMENT}"
+        known = f"{name}.dtype, {name}.shape, {layout}, {name}.get_device(), __{name} % {ALIGNMENT}"
         if parameter.annotation is torch.Tensor:
-            steps.append(f"_{name} = {name}.data_ptr()")
+            steps.append(f"__{name} = {name}.data_ptr()")
             key.append(known)
             handed.append(name)
         elif parameter.annotation == torch.Tensor | None:
-            steps.append(f"_{name} = 0 if {name} is None else {name}.data_ptr()")
+            steps.append(f"__{name} = 0 if {name} is None else {name}.data_ptr()")
             key.append(f"{name} if {name} is None else ({known})")
             handed.append(name)
         elif parameter.annotation == int | torch.Tensor:
-            steps.append(f"_{name}_kind, _{name} = loosely({name})")
-            key.append(f"_{name}_kind")
+            steps.append(f"__{name}_kind, __{name} = loosely({name})")
+            key.append(f"__{name}_kind")
             handed.append(name)
         elif parameter.annotation is float:
             # Zeros of either sign are equal, and are not the same.
@@ -193,7 +193,9 @@ def _noted(launcher: _Launcher, key: tuple, *arguments):
     written, versions = Tape(), [*map(_version, given.values())]
     _tapes.append(written)
     try:
-        result = launcher.function(*arguments)
+        # Where PyTorch counts what it writes.
+        with torch.inference_mode(False):
+            result = launcher.function(*arguments)
     finally:
         _tapes.remove(written)
     if versions == [*map(_version, given.values())]:
@@ -206,7 +208,7 @@ def _noted(launcher: _Launcher, key: tuple, *arguments):
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often PyTorch wrote to it; of a tensor of inference nobody counts."""
+    """How often PyTorch wrote to it; to a tensor of inference it does not write here."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -219,7 +221,7 @@ class _Writer:
 
     def __init__(self, written: Tape, given: Mapping[str, torch.Tensor], loose: Mapping[str, int]):
         self._tape, self._given, self._loose, self._constants = written, given, loose, []
-        self._places = {tensor.data_ptr(): f"_{name}" for name, tensor in given.items()}
+        self._places = {tensor.data_ptr(): f"__{name}" for name, tensor in given.items()}
         apart = len(self._places) == len(given) and 0 not in self._places
         known = written.launches and all(start is not None for *_, start in written.launches)
         if not (apart and known):
@@ -277,7 +279,7 @@ class _Writer:
         if value is None:
             return "None"
         if name in self._loose and value is self._loose[name]:
-            return f"_{name}"
+            return f"__{name}"
         if not isinstance(value, torch.Tensor):
             return self._constant(value)
         place = self._places.get(value.data_ptr())
@@ -293,7 +295,7 @@ class _Writer:
         if len(bases) != 1:
             raise _UnplannedError
         within = value.data_ptr() - self._given[bases[0]].data_ptr()
-        return f"_{bases[0]} + {self._constant(within)}"
+        return f"__{bases[0]} + {self._constant(within)}"
 
     def _result(self, result: object) -> str:
         if isinstance(result, tuple):

@@ -303,6 +303,14 @@ def test_a_thread_notes_its_own_launches_only(host):
     assert launcher.bodies == 1
 
 
+def test_what_pytorch_writes_is_seen_in_inference_too(host):
+    launcher = Launcher(_written)
+    for count in (1, 2, 3):
+        with torch.inference_mode():
+            x = torch.arange(4.0) + count
+            assert torch.equal(launcher.call(x), x + 1.0) and launcher.bodies == count
+
+
 def test_an_error_leaves_no_tape(host):
     def raising(x, number, other):
         raise ValueError("x: refused")
@@ -362,7 +370,9 @@ def test_a_plan_on_a_gpu_follows_stream_and_capture():
 @gpu
 def test_a_plan_on_a_gpu_knows_modes_of_gradients():
     x = torch.randn(1000, device="cuda")
+    tanh(x)
     for _ in range(3):
+        tanh(x)
         with torch.inference_mode():
             assert tanh(x).is_inference()
         assert not tanh(x).is_inference()
