@@ -56,6 +56,7 @@ def of_file(
     missing = _entries(
         v for v in values if isinstance(v, JITFunction) and v.module == module.__name__
     )
+    missing |= {configs.name for configs in declared(stem, Configs)}
     found = [launch for op in ops for launch in _sampled(op, dtypes)]
     missing -= {launch.name for launch in found}
     for op in ops:
