@@ -84,7 +84,7 @@ LINEAR_CROSS_ENTROPY = Op(
         case("bias", M=9, H=24, V=100, layout="offset"),
         case(M=9, H=16, V=40, layout="transposed"),
         case(M=4, H=16, V=100, layout="expanded"),
-        case(M=1, H=2, V=270000, dtypes=("float32",)),
+        case(M=2, H=32, V=270000, dtypes=("float32",)),
     ),
     sweep=(
         case(M=4096, H=4096, V=128256, dtypes=("bfloat16",)),
