@@ -77,7 +77,8 @@ class Tuner:
 
     def device(self) -> dict[str, object]:
         """What the worker says of its GPU; raises Lost where it cannot start."""
-        return self._ask(-1, "check")
+        # How long the answer took is no property of the GPU.
+        return {key: value for key, value in self._ask(-1, "check").items() if key != "spent_s"}
 
     def tune(self, place: Place, barred: Mapping[int, str]) -> dict[str, object]:
         """The entry of a place in the table.
