@@ -83,7 +83,7 @@ def _abroad(file: str, arch: str) -> list:
     if arch in compiled.SHARED_BYTES:
         limits["shared_bytes"] = compiled.SHARED_BYTES[arch]
     with _device.planned_for(**limits):
-        found = launches.of_file(file, DTYPES, {})
+        found = launches.of_file(file, DTYPES, {}, every=False)
     return list({(x.name, x.op.name, x.dtype): x for x in found}.values())
 
 

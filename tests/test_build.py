@@ -216,6 +216,16 @@ def test_a_kernel_of_another_dtype_alone_is_built(tmp_path):
     assert "_small_kernel" in {row["kernel"] for row in table["ir"]}
 
 
+def test_a_kernel_that_one_architecture_alone_launches_is_built_there(tmp_path):
+    there = "if n < 10 and shared_bytes(x.device) > 200_000:"
+    large = KERNELS.replace("if n < 10:", there).replace(
+        "from kernels._tuned", "from kernels._device import shared_bytes\nfrom kernels._tuned"
+    )
+    done, table = build(make_tree(tmp_path / "tree", large), "90", "80")
+    assert done.returncode == 0, done.stderr
+    assert {row["arch"] for row in rows(table, kernel="_small_kernel")} == {"90"}
+
+
 def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
     lonely = KERNELS.replace("(case(N=3),)", "()")
     done, table = build(make_tree(tmp_path / "tree", lonely), "90")
