@@ -52,6 +52,17 @@ def hold(exclusive: bool, wait_s: float = WAIT_S) -> Iterator[Gpu]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def turn(gpu: Gpu) -> Iterator[None]:
+    """One at a time among those that wait here, while other holders of a shared lease go on."""
+    descriptor = _open(_path(gpu).with_suffix(".turn"))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class Watch:
     """What the driver says of a leased GPU while workers use it."""
 

@@ -3,7 +3,9 @@
 import importlib
 import importlib.metadata
 import pkgutil
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import baselines
 import kernels
@@ -12,12 +14,14 @@ from kernels._contract import Op
 
 OURS = "ours"
 TWIN = "ours_twin"
-# How a library says, as it is imported, that it or a driver or a GPU that it asks for is not here.
-ABSENT = (ImportError, OSError, RuntimeError, AssertionError)
+FOLDER = Path(baselines.__path__[0])
 
 
 class Unavailable(Exception):
-    """The library behind a baseline cannot be imported here; the message says why."""
+    """The library behind a baseline cannot be imported here; the message says why.
+
+    It may be absent, miss a driver or a GPU, or not fit another library in its version.
+    """
 
 
 def op(name: str) -> tuple[Op, str]:
@@ -76,7 +80,13 @@ def _baseline(impl: str):
         raise UserError(f"baselines/{impl}.py: no such file; implementations are {stems()}")
     try:
         return importlib.import_module(f"baselines.{impl}")
-    except ABSENT as error:
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if isinstance(error, SyntaxError):
+            place = error.filename or place
+        # A fault of our own file is no absence; a missing name that it imports may be one.
+        if Path(place).parent == FOLDER and not isinstance(error, ImportError):
+            raise
         raise Unavailable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
 
 

@@ -29,6 +29,8 @@ BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
 # From the best to the worst; a report's status is that of its worst cell, of those that tell.
 SEVERITY = ("ok", "unsupported", "unreached", "oom", "inaccurate", "hung", "crashed")
+# Beside other verifications; of those whose memory ran out one at a time; beside none.
+ATTEMPTS = ("shared", "in turn", "alone")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
 
@@ -51,30 +53,36 @@ def main() -> int:
 def verify(arguments: argparse.Namespace, mode: str) -> dict:
     """Runs all cells and returns the report.
 
-    Memory that ran out beside other verifications proves nothing: such cells run again alone.
+    Memory that ran out beside other verifications proves nothing: such cells run again, one
+    verification after another, and what has still no room has the GPU to itself at last.
     """
-    with _surroundings(mode, alone=False):
-        facts, units = _run(arguments, mode, {})
-    crowded = {n for n, cells in units.items() if any(cell["status"] == "oom" for cell in cells)}
-    if mode == "gpu" and crowded:
-        kept = {n: cells for n, cells in units.items() if n not in crowded}
-        with _surroundings(mode, alone=True):
-            facts, units = _run(arguments, mode, kept)
+    units: dict[int, list] = {}
+    for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
+        with _surroundings(mode, attempt):
+            facts, units = _run(arguments, mode, units)
+        crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
+        if not crowded:
+            break
+        if attempt != ATTEMPTS[-1] and mode == "gpu":
+            units = {n: cells for n, cells in units.items() if n not in crowded}
     cells = [cell for number in sorted(units) for cell in units[number]]
     report = {name: vars(arguments)[name] for name in ("op", "impl", "seed")}
     return report | {"mode": mode} | _overall(cells) | facts | {"cells": cells}
 
 
 @contextlib.contextmanager
-def _surroundings(mode: str, alone: bool) -> Iterator[None]:
-    """A lease on a GPU, shared or alone, or the interpreter for our kernels and nobody else:
-    Inductor's own kernels would break under its variable.
+def _surroundings(mode: str, attempt: str) -> Iterator[None]:
+    """A lease on a GPU, or the interpreter for our kernels and nobody else: Inductor's own kernels
+    would break under its variable.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
         from harness import lease
 
-        with lease.hold(exclusive=alone):
+        with contextlib.ExitStack() as held:
+            gpu = held.enter_context(lease.hold(exclusive=attempt == "alone"))
+            if attempt == "in turn":
+                held.enter_context(lease.turn(gpu))
             yield
         return
     if mode == "interpreter":

@@ -87,14 +87,34 @@ def test_a_baseline_offers_ops_of_the_study_and_nothing_else():
         assert "LIBRARY" in names, stem
 
 
-@pytest.mark.parametrize("error", load.ABSENT)
-def test_a_library_that_fails_to_be_imported_is_unavailable(error, monkeypatch):
-    def missing(name):
-        raise error("no driver\nand more")
-
-    monkeypatch.setattr(load.importlib, "import_module", missing)
-    with pytest.raises(load.Unavailable, match=rf"^{error.__name__}: no driver$"):
-        load.function("softmax", "liger")
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("raise RuntimeError('no driver\\nand more')", "RuntimeError: no driver"),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named"),
+        ("import math\nmath.gone", "AttributeError: module 'math' has no attribute 'gone'"),
+        ("def f(:", "SyntaxError: "),
+    ],
+)
+@pytest.mark.parametrize("ours", [False, True])
+def test_a_library_that_cannot_be_imported_is_unavailable(
+    library, reason, ours, tmp_path, monkeypatch
+):
+    """So is one that another version of a third breaks; a fault of our own file is an error."""
+    name = f"rival_{ours}_{reason[:6].lower().strip(':')}"
+    folder = tmp_path / "baselines"
+    folder.mkdir()
+    (tmp_path / f"{name}_library.py").write_text(library)
+    (folder / f"{name}.py").write_text(library if ours else f"import {name}_library")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(load, "FOLDER", folder)
+    monkeypatch.setattr(load.baselines, "__path__", [str(folder)])
+    if ours and not reason.startswith("Module"):
+        with pytest.raises((RuntimeError, AttributeError, SyntaxError)):
+            load.function("softmax", name)
+    else:
+        with pytest.raises(load.Unavailable, match=f"^{reason}"):
+            load.function("softmax", name)
 
 
 REFUSAL = """No operator found for `memory_efficient_attention_forward` with inputs:

@@ -314,31 +314,31 @@ def test_an_absent_library_is_a_status(tree):
     assert "a_library_that_is_not_here" in report["reason"]
 
 
-@pytest.mark.parametrize("remedied", [True, False])
-def test_memory_that_runs_out_in_company_is_asked_for_alone(monkeypatch, remedied):
-    leases = []
+@pytest.mark.parametrize("remedy", ["in turn", "alone", None])
+def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy):
+    attempts = []
 
     @contextlib.contextmanager
-    def lease(mode, alone):
-        leases.append(alone)
+    def surroundings(mode, attempt):
+        attempts.append(attempt)
         yield
 
     def run(arguments, mode, units):
         fine = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
-        assert set(units) == ({0} if leases[-1] else set())
-        status = "ok" if leases[-1] and remedied else "oom"
+        assert set(units) == (set() if attempts[-1] == "shared" else {0})
+        status = "ok" if attempts[-1] == remedy else "oom"
         cells = {1: [fine | {"status": status, "reason": ""}], 0: [fine | {"status": "ok"}]}
         return {"device": "a GPU"}, cells
 
-    monkeypatch.setattr(verification, "_surroundings", lease)
+    monkeypatch.setattr(verification, "_surroundings", surroundings)
     monkeypatch.setattr(verification, "_run", run)
     arguments = argparse.Namespace(op="double", impl="ours", seed=0)
     report = verification.verify(arguments, "gpu")
-    assert leases == [False, True]
-    assert report["status"] == ("ok" if remedied else "oom")
+    assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
+    assert report["status"] == ("ok" if remedy else "oom")
     assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
-    leases.clear()
-    assert verification.verify(arguments, "cpu")["status"] == "oom" and leases == [False]
+    attempts.clear()
+    assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
 
 
 @pytest.mark.parametrize(

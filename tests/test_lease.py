@@ -224,6 +224,18 @@ def test_verifying_shares_with_other_programs(driver):
         pass
 
 
+def test_a_turn_is_one_at_a_time_and_leaves_the_lease_alone(driver):
+    (gpu, *_) = lease.gpus()
+    with lease.turn(gpu):
+        other = os.open(lease._path(gpu).with_suffix(".turn"), os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lease.hold(exclusive=True, wait_s=0):
+            pass
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+
+
 def test_this_process_is_no_stranger(driver):
     driver.PROCESSES["GPU-00-fake"] = [os.getpid()]
     with lease.hold(exclusive=True, wait_s=0):
