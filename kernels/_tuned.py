@@ -38,7 +38,7 @@ class Configs:
     """The tile configurations of one `@triton.jit` kernel, as data.
 
     kernel: the jit function.
-    candidates: meta-parameters, num_warps and num_stages of each configuration that the tuner times.
+    candidates: meta-parameters, num_warps and num_stages of each configuration the tuner times.
     choose: (**key) -> one configuration; the rule where no table names the key.
     suits: (candidate, **key) -> whether the candidate is worth a try for the key; all are where it
         is left out.
