@@ -260,8 +260,7 @@ class Study:
             *(f"verify/{op}/{impl}.json" for op in self.ops for impl in self.impls(op))
         )
 
-    @property
-    def sanitized(self) -> list[str]:
+    def sanitized(self, wildcards) -> list[str]:
         """What the sanitizer said of the kernel files, in this run or as recorded, where it did."""
         paths = (f"sanitize/{family}.json" for family in self.families)
         here = (f"{self.run}/{path}" for path in paths)
