@@ -55,15 +55,15 @@ class Bench:
         """Compiles, warms up and captures a cell; "reason" says why where a graph is impossible.
 
         `peak_mem_bytes`: inputs, what the forward pass saved, outputs and workspace of one call.
-        `held_bytes`: what the process keeps from the others. `busy_s`: all calls but the first,
-        which compiles, until the GPU has done them.
+        `held_bytes`: what the process keeps from the others. `first_s`: the first calls, in
+        which a library compiles and tunes; `busy_s`: all others, until the GPU has done them.
         """
         the_case = next(each for each in self._op.sweep if each.name == case)
         # What a library draws at random is another draw in each call; its gradients are not.
         drawn = direction == "forward" and self._op.judged(self._ours) == "properties"
         self._law = functools.partial(self._breach, the_case) if drawn else None
         with torch.cuda.stream(self._timer.stream):
-            copies, busy = COPIES, 0.0
+            copies, busy, first = COPIES, 0.0, 0.0
             while len(self._calls) < copies:
                 before = torch.cuda.memory_allocated()
                 seed = self._seed + len(self._calls)
@@ -73,7 +73,7 @@ class Bench:
                 torch.cuda.reset_peak_memory_stats()
                 outputs, again_s = _clocked(call)
                 peak = torch.cuda.max_memory_allocated() - before
-                busy += again_s + (first_s if self._calls else 0.0)
+                first, busy = first + first_s, busy + again_s
                 self._calls.append(call)
                 self._given.append(given)
                 self._expected.append(tuple(output.clone() for output in outputs))
@@ -84,7 +84,8 @@ class Bench:
             torch.cuda.synchronize()
             self._trim()
         memory = {"peak_mem_bytes": peak, "held_bytes": torch.cuda.memory_reserved()}
-        return {"reason": reason, **memory, "l2_bytes": self._timer.l2_bytes, "busy_s": busy}
+        took = {"first_s": first, "busy_s": busy}
+        return {"reason": reason, **memory, "l2_bytes": self._timer.l2_bytes, **took}
 
     def block(self, calls: int) -> dict[str, object]:
         """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all."""

@@ -48,14 +48,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Done:
-    """A finished cell: its rows, why its timing stopped (a key of `stopping.REASONS`), and the
-    seconds in which the GPU was timed or warmed up for it.
+    """A finished cell: its rows, why its timing stopped (a key of `stopping.REASONS`), the seconds
+    in which the GPU was timed or warmed up for it, and those of the first calls, in which the
+    libraries compile and tune.
     """
 
     name: str
     rows: list[dict[str, object]]
     stopped: str
     timed_s: float
+    first_s: float
 
 
 class Engine:
@@ -81,10 +83,10 @@ class Engine:
 
     def _done(self, cell: Cell) -> Done:
         self._rows = Rows(self._plan.op, self._plan.family, cell, self._plan.ceilings)
-        self._timed_s, self._stages = 0.0, Stages()
+        self._timed_s, self._first_s, self._stages = 0.0, 0.0, Stages()
         self._spent_s = dict.fromkeys(self._plan.impls, 0.0)
         stopped = self._measure(cell)
-        return Done(str(cell), self._rows.taken, stopped, self._timed_s)
+        return Done(str(cell), self._rows.taken, stopped, self._timed_s, self._first_s)
 
     def _measure(self, cell: Cell) -> str:
         ready = self._prepare(cell)
@@ -234,7 +236,11 @@ class Engine:
         answers = self._crew.ask(impls, limit_s, do, **arguments)
         self._stages.add(do, time.monotonic() - began, answers)
         # Side by side they share one GPU, and each waits for the others: the longest counts.
-        self._timed_s += max((each.get("busy_s", 0.0) for each in answers.values()), default=0.0)
+        timed = {impl: answer.get("busy_s", 0.0) for impl, answer in answers.items()}
+        whole = (timed[impl] + answer.get("first_s", 0.0) for impl, answer in answers.items())
+        timed_s = max(timed.values(), default=0.0)
+        self._timed_s += timed_s
+        self._first_s += max(whole, default=0.0) - timed_s
         for impl, answer in answers.items():
             if do == "prepare" and answer["status"] == "ok":
                 self._memory.holds(impl, answer["held_bytes"])

@@ -95,8 +95,8 @@ def measure(
 
 
 def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, object]) -> None:
-    timed_s = sum(each["timed_s"] for each in cells)
-    share = 1 - timed_s / total_s
+    timed_s, first_s = (sum(each[key] for each in cells) for key in ("timed_s", "first_s"))
+    share = 1 - (timed_s + first_s) / total_s
     lines = [raw.line(row) for each in cells for row in each["rows"]]
     with command.whole_file(out) as temporary:
         temporary.write_text(raw.header_line() + "".join(lines), encoding="utf-8")
@@ -106,11 +106,13 @@ def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, obje
             "overhead": {
                 "total_s": round(total_s, 3),
                 "timed_s": round(timed_s, 3),
+                "first_s": round(first_s, 3),
                 "share": round(share, 4),
             },
         }
         command.write_json(out.with_suffix(".json"), sidecar)
-    done = f"{sidecar['op']}: {len(lines)} rows in {total_s:.1f} s, overhead {share:.0%}"
+    done = f"{sidecar['op']}: {len(lines)} rows in {total_s:.1f} s, "
+    done += f"first calls {first_s / total_s:.0%}, overhead {share:.0%}"
     print(done, file=sys.stderr)
 
 

@@ -141,22 +141,25 @@ def ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
 
 
 def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dict]:
-    """The rows of overhead.csv: wall time and timed share of each op, then of all together.
+    """The rows of overhead.csv: wall time of each op, of it the seconds of timing and of first
+    calls, and the share of neither; then of all together.
 
-    A sidecar that does not tell leaves its op empty and out of the sum.
+    A sidecar that does not tell leaves its op empty and out of the sum; one that does not tell the
+    first calls has them in the overhead.
     """
     found = []
     for op, car in sidecars.items():
         told = car.get("overhead", {})
-        row = {"op": op, **{key: told.get(key) for key in ("total_s", "timed_s", "share")}}
+        keys = ("total_s", "timed_s", "first_s", "share")
+        row = {"op": op, **{key: told.get(key) for key in keys}}
         row["blocks"] = sum(one["status"] in TIMED for one in rows[op])
         row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in rows[op]})
         found.append(row)
     known = [row for row in found if row["total_s"] and row["timed_s"] is not None]
-    total = {
-        key: sum(row[key] for row in known) for key in ("total_s", "timed_s", "blocks", "cells")
-    }
-    share = {"share": 1 - total["timed_s"] / total["total_s"]} if known else {}
+    keys = ("total_s", "timed_s", "first_s", "blocks", "cells")
+    total = {key: sum(row[key] or 0 for row in known) for key in keys}
+    spent_s = total["timed_s"] + total["first_s"]
+    share = {"share": 1 - spent_s / total["total_s"]} if known else {}
     return [*found, {"op": "all", **(total if known else {}), **share}]
 
 

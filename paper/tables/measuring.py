@@ -1,12 +1,15 @@
 """What measuring took by op, and the A/A gap: how far two processes that run ours lie apart."""
 
+import math
+
 import _table
 from _data import OURS, rank, read, run
 
 CAPTION = (
-    "What measuring took: cells of ours, blocks over all implementations, wall time, and the share "
-    "of it that was neither timed work nor its warm-up or flush; beside it the gap between two "
-    "processes that run ours (A/A), over single cells of all lengths."
+    "What measuring took: cells of ours, blocks over all implementations, wall time, of it the "
+    "share of first calls, in which the libraries compile and tune (a dash: counted as overhead), "
+    "and the share that was neither these nor timed work nor its warm-up or flush; beside it the "
+    "gap between two processes that run ours (A/A), over single cells of all lengths."
 )
 ALL = "all"
 
@@ -23,17 +26,20 @@ def main(arguments):
     if ALL in overhead.index:
         lines += [[r"\midrule"], _line(ALL, overhead.loc[ALL], gaps)]
     head = [
-        r"& & & & & \multicolumn{3}{c}{A/A gap, \%}",
-        r"\cmidrule(l){6-8}",
-        r"op & {cells} & {blocks} & {seconds} & {overhead, \%} & {median} & {95th} & {largest}",
+        r"& & & & \multicolumn{2}{c}{of it, \%} & \multicolumn{3}{c}{A/A gap, \%}",
+        r"\cmidrule(lr){5-6}\cmidrule(l){7-9}",
+        r"op & {cells} & {blocks} & {seconds} & {first calls} & {overhead} & {median} & {95th} &"
+        r" {largest}",
     ]
-    columns = "lrrS[table-format=4.0]S[table-format=2.0]*{3}{S[table-format=2.2]}"
+    columns = "lrrS[table-format=4.0]*{2}{S[table-format=2.0]}*{3}{S[table-format=2.2]}"
     table = _table.captioned(columns, head, lines, CAPTION, "tab:measuring", size=_table.SMALL)
     _table.save(arguments.out, table)
 
 
 def _line(title, row, gaps):
-    took = [_table.number(row["total_s"], 0), _table.number(100 * row["share"], 0)]
+    took = [_table.number(row["total_s"], 0)]
+    first_s = row["first_s"] or math.nan
+    took += [_table.number(100 * part, 0) for part in (first_s / row["total_s"], row["share"])]
     ends = [_table.number(gap) for gap in (gaps.median(), gaps.quantile(0.95), gaps.max())]
     return [title, f"{row['cells']:.0f}", f"{row['blocks']:.0f}", *took, *ends]
 
