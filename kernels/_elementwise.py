@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels._contract import case
+from kernels._tuned import Configs
 
 ACCESS_BYTES = 16
 # Elements whose flags make a word: as many 16-bit numbers as a thread reads at once, so that it
@@ -68,6 +69,11 @@ def suits_block(candidate, n, itemsize, **what):
     """Whether a thread makes one to four accesses of 16 bytes."""
     item_bytes = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
     return ACCESS_BYTES <= item_bytes <= 4 * ACCESS_BYTES
+
+
+def tiles(kernel, family=""):
+    """The tiles of a kernel that walks flat vectors; family: as `Configs` has it."""
+    return Configs(kernel, BLOCKS, choose_block, suits_block, family=family)
 
 
 @triton.jit

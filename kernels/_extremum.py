@@ -13,15 +13,13 @@ import triton.language as tl
 
 from kernels._checks import pair
 from kernels._elementwise import (
-    BLOCKS,
     WORD,
     block_is_full,
     block_offsets,
-    choose_block,
     length,
     packed,
     store_once,
-    suits_block,
+    tiles,
     unpacked,
     word_offsets,
     words_of,
@@ -90,10 +88,7 @@ def _share_kernel(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, BLOCK_N: tl.constexpr)
 
 def extremum_configs(family: str) -> tuple[Configs, Configs]:
     """Those of the forward and of the backward pass, of a kernel file by its stem."""
-    return tuple(
-        Configs(kernel, BLOCKS, choose_block, suits_block, family=family)
-        for kernel in (_extremum_kernel, _share_kernel)
-    )
+    return tiles(_extremum_kernel, family), tiles(_share_kernel, family)
 
 
 @planned

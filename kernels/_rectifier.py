@@ -11,15 +11,13 @@ import triton.language as tl
 
 from kernels._checks import floating
 from kernels._elementwise import (
-    BLOCKS,
     WORD,
     block_is_full,
     block_offsets,
-    choose_block,
     length,
     packed,
     store_once,
-    suits_block,
+    tiles,
     unpacked,
     word_offsets,
     words_of,
@@ -83,10 +81,7 @@ def _slope_kernel(
 
 def rectifier_configs(family: str) -> tuple[Configs, Configs]:
     """Those of the forward and of the backward pass, of a kernel file by its stem."""
-    return tuple(
-        Configs(kernel, BLOCKS, choose_block, suits_block, family=family)
-        for kernel in (_rectify_kernel, _slope_kernel)
-    )
+    return tiles(_rectify_kernel, family), tiles(_slope_kernel, family)
 
 
 @planned

@@ -27,21 +27,18 @@ import triton.language as tl
 from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
-    BLOCKS,
     EDGE,
     SWEEP,
     block_is_full,
     block_offsets,
-    choose_block,
     length,
     store_once,
-    suits_block,
+    tiles,
     words_of,
 )
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
-from kernels._tuned import Configs
 
 
 def relu_reference(x):
@@ -240,8 +237,8 @@ def _backward_kernel(x_ptr, grad_ptr, dx_ptr, N, OP: tl.constexpr, BLOCK_N: tl.c
         _backward_block(x_ptr, grad_ptr, dx_ptr, offs, offs < N, OP)
 
 
-FORWARD = Configs(_forward_kernel, BLOCKS, choose_block, suits_block)
-BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
+FORWARD = tiles(_forward_kernel)
+BACKWARD = tiles(_backward_kernel)
 RECTIFY, SLOPE = rectifier_configs("activation")
 
 

@@ -21,15 +21,13 @@ import triton.language as tl
 from kernels._checks import floating, pair
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import (
-    BLOCKS,
     EDGE,
     SWEEP,
     block_is_full,
     block_offsets,
-    choose_block,
     length,
     store_once,
-    suits_block,
+    tiles,
     words_of,
 )
 from kernels._extremum import extremum_bwd, extremum_configs, extremum_fwd
@@ -222,8 +220,8 @@ def _dot_kernel(
         tl.store(ticket_ptr, 0)
 
 
-FORWARD = Configs(_forward_kernel, BLOCKS, choose_block, suits_block)
-BACKWARD = Configs(_backward_kernel, BLOCKS, choose_block, suits_block)
+FORWARD = tiles(_forward_kernel)
+BACKWARD = tiles(_backward_kernel)
 EXTREMUM, SHARE = extremum_configs("vector")
 DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 

@@ -42,6 +42,7 @@ def test_an_installed_baseline_computes_its_op(impl, op, monkeypatch):
         end.callback(worker.kill)
         hello = worker.answer(LIMIT_S)
         if hello["status"] == "unavailable":
+            # Each library is held to this where it is installed; the reason names what is not here.
             pytest.skip(hello["reason"])
         assert hello["status"] == "ok", hello["reason"]
         worker.send("prepare", **plan)
@@ -52,6 +53,7 @@ def test_an_installed_baseline_computes_its_op(impl, op, monkeypatch):
         assert answer["status"] == "ok", f"{answer['reason']}\n{worker.last_words()}"
     found = {(cell["status"], cell["reason"]) for cell in answer["cells"]}
     if {status for status, _ in found} == {"unsupported"}:
+        # What a library declines on this machine is a row of the matrix, and no fault of its file.
         pytest.skip("; ".join(sorted(reason for _, reason in found)))
     assert found == {("ok", "")}
 
