@@ -48,6 +48,7 @@ def factory(_function, _stream, _current_device, {constants}):
         if {stale}:
             return _function({names})
         _new = _quick if torch.empty_strided is _empty_strided else _strided
+        _on = _stream({device})
         {steps}
         return {result}
     return plan
@@ -239,10 +240,14 @@ class _Writer:
         ]
         if torch.cuda.device_count() > 1:
             stale.append(f"_current_device() != {self._constant(torch.cuda.current_device())}")
+        devices = {start[0] for *_, start in self._tape.launches}
+        if len(devices) > 1:
+            raise _UnplannedError
         result = self._result(result)
         text = PLAN.format(
             constants=", ".join(f"_c{index}" for index in range(len(self._constants))),
             stale=" or ".join(stale) or "False",
+            device=devices.pop(),
             steps="\n        ".join(steps),
             result=result,
             **launcher.words,
@@ -264,14 +269,13 @@ class _Writer:
         return f"_t{index} = _new({', '.join(map(self._constant, what))})"
 
     def _launch(self, grid: tuple[int, ...], values: Mapping[str, object], start: tuple) -> str:
-        device, launch, function, metadata, cooperative, dependent = start
-        x, y, z, device, function, cooperative, dependent, metadata = map(
-            self._constant,
-            (*(*grid, 1, 1)[:3], device, function, cooperative, dependent, metadata),
+        _, launch, function, metadata, cooperative, dependent = start
+        x, y, z, function, cooperative, dependent, metadata = map(
+            self._constant, (*(*grid, 1, 1)[:3], function, cooperative, dependent, metadata)
         )
         handed = ", ".join(self._value(*each) for each in values.items())
         return (
-            f"{self._constant(launch)}({x}, {y}, {z}, _stream({device}), {function}, "
+            f"{self._constant(launch)}({x}, {y}, {z}, _on, {function}, "
             f"{cooperative}, {dependent}, None, None, {metadata}, None, None, None, {handed})"
         )
 
@@ -285,17 +289,14 @@ class _Writer:
         place = self._places.get(value.data_ptr())
         if place is not None:
             return place
-        # A view that begins within an argument lies as far in, wherever that is.
+        # A view that begins within a tensor lies as far in, wherever that is.
         storage = value.untyped_storage().data_ptr()
-        bases = [
-            name
-            for name, tensor in self._given.items()
-            if tensor.untyped_storage().data_ptr() == storage
-        ]
+        known = *self._given.values(), *(tensor for tensor, _ in self._tape.fresh)
+        bases = [each for each in known if each.untyped_storage().data_ptr() == storage]
         if len(bases) != 1:
             raise _UnplannedError
-        within = value.data_ptr() - self._given[bases[0]].data_ptr()
-        return f"__{bases[0]} + {self._constant(within)}"
+        begin = bases[0].data_ptr()
+        return f"{self._places[begin]} + {self._constant(value.data_ptr() - begin)}"
 
     def _result(self, result: object) -> str:
         if isinstance(result, tuple):

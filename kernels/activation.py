@@ -299,14 +299,10 @@ class _Rectifier(torch.autograd.Function):
         return rectifier_bwd(SLOPE, ctx.op, flags, grad, ctx.slope), None, None
 
 
-def _activation(op: str, x: torch.Tensor) -> torch.Tensor:
-    return _Activation.apply(x, op) if needs_grad(x) else activation_fwd(op, x)
-
-
 def _rectifier(op: str, x: torch.Tensor, slope: float) -> torch.Tensor:
     if needs_grad(x):
         return _Rectifier.apply(x, op, slope)
-    return rectifier_fwd(RECTIFY, op, x, slope, keep=False)[0]
+    return rectifier_fwd(RECTIFY, op, x, slope, False)[0]
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
@@ -330,14 +326,15 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: {approximate!r}, expected 'none' or 'tanh'")
-    return _activation("gelu_tanh" if approximate == "tanh" else "gelu", x)
+    op = "gelu_tanh" if approximate == "tanh" else "gelu"
+    return _Activation.apply(x, op) if needs_grad(x) else activation_fwd(op, x)
 
 
 def tanh(x: torch.Tensor) -> torch.Tensor:
     """The hyperbolic tangent of each element; x as `relu` takes it."""
-    return _activation("tanh", x)
+    return _Activation.apply(x, "tanh") if needs_grad(x) else activation_fwd("tanh", x)
 
 
 def cosh(x: torch.Tensor) -> torch.Tensor:
     """The hyperbolic cosine of each element; x as `relu` takes it."""
-    return _activation("cosh", x)
+    return _Activation.apply(x, "cosh") if needs_grad(x) else activation_fwd("cosh", x)

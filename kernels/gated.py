@@ -207,8 +207,11 @@ BACKWARD = Configs(_backward_kernel, BLOCKS, _choose, _suits)
 
 
 @planned
-def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
-    """gate, up: [..., N]. act: "silu", "gelu_tanh" or "gelu_erf". Returns y, contiguous."""
+def gated_fwd(gate: torch.Tensor, up: torch.Tensor | None, act: str) -> torch.Tensor:
+    """gate, up as `swiglu` takes them, with its errors. act: "silu", "gelu_tanh" or "gelu_erf".
+    Returns y, contiguous."""
+    _check(gate, up)
+    gate, up = _halves(gate, up)
     y = empty(gate)
     size = n = y.numel()
     if size == 0:
@@ -230,17 +233,15 @@ def gated_fwd(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
 
 @planned
 def gated_bwd(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    dy: torch.Tensor,
-    dgate: torch.Tensor,
-    dup: torch.Tensor,
-    act: str,
-) -> None:
-    """gate, up, dy: [..., N]. Writes dgate and dup: [..., N], whose rows lie equally far apart."""
+    gate: torch.Tensor, up: torch.Tensor | None, dy: torch.Tensor, act: str
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of gate and up, each contiguous, from that of y; None where up is."""
+    grads = empty(gate), None if up is None else empty(up)
     size = n = dy.numel()
     if size == 0:
-        return
+        return grads
+    gate, up = _halves(gate, up)
+    dgate, dup = _halves(*grads)
     stride_gate = stride_up = stride_dy = stride_out = 0
     read = gate.is_contiguous() and up.is_contiguous() and dy.is_contiguous()
     if not (read and dgate.is_contiguous() and dup.is_contiguous()):
@@ -256,28 +257,11 @@ def gated_bwd(
         stride_dy=stride_dy, stride_out=stride_out, N=n, tiles=tiles,
         ACT=act, FLAT=n == size, **config,
     )  # fmt: skip
+    return grads
 
 
-def _halves(gate, up):
-    return (gate, up) if up is not None else gate.chunk(2, -1)
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, gate, up, act):
-        ctx.save_for_backward(gate, up)
-        ctx.act = act
-        return gated_fwd(*_halves(gate, up), act)
-
-    @staticmethod
-    def backward(ctx, dy):
-        gate, up = ctx.saved_tensors
-        dgate, dup = empty(gate), None if up is None else empty(up)
-        gated_bwd(*_halves(gate, up), dy, *_halves(dgate, dup), ctx.act)
-        return dgate, dup, None
-
-
-def _gated(gate, up, act):
+def _check(gate, up):
+    """TypeError or ValueError where the arguments do not belong together."""
     if gate.dtype not in DTYPES:
         raise TypeError(f"gate: {gate.dtype}, expected float32, float16 or bfloat16")
     if gate.dim() == 0:
@@ -292,9 +276,28 @@ def _gated(gate, up, act):
             f"up: {tuple(up.shape)} {up.dtype} on {up.device}, "
             f"expected {tuple(gate.shape)} {gate.dtype} on {gate.device} as gate has"
         )
+
+
+def _halves(gate, up):
+    return (gate, up) if up is not None else gate.chunk(2, -1)
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up, act):
+        ctx.save_for_backward(gate, up)
+        ctx.act = act
+        return gated_fwd(gate, up, act)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return *gated_bwd(*ctx.saved_tensors, dy, ctx.act), None
+
+
+def _gated(gate, up, act):
     if needs_grad(gate, up):
         return _Gated.apply(gate, up, act)
-    return gated_fwd(*_halves(gate, up), act)
+    return gated_fwd(gate, up, act)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:

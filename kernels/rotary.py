@@ -204,7 +204,8 @@ def _rotate(
     interleaved: bool,
     inverse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both tensors turned, contiguous. q: [B, S, H, D], k: [B, S, K, D]; cos, sin: [S, R]."""
+    """Both tensors turned, contiguous; TypeError or ValueError as `rotary` has them."""
+    _check(q, k, cos, sin)
     q_out, k_out = empty(q), empty(k)
     if q.numel() == 0 and k.numel() == 0:
         return q_out, k_out
@@ -262,8 +263,6 @@ def _check(q, k, cos, sin):
             raise ValueError(f"{name}: on {angles.device}, expected {q.device} as q is")
     if cos.shape != sin.shape:
         raise ValueError(f"sin: shape {tuple(sin.shape)}, expected {tuple(cos.shape)} as cos has")
-    if needs_grad(cos, sin):
-        raise ValueError("cos, sin: require a gradient, which is not computed; expected constants")
 
 
 def rotary(
@@ -282,7 +281,8 @@ def rotary(
     nothing is written in place. Differentiable in q and k; ValueError where cos or sin requires a
     gradient.
     """
-    _check(q, k, cos, sin)
+    if needs_grad(cos, sin):
+        raise ValueError("cos, sin: require a gradient, which is not computed; expected constants")
     if needs_grad(q, k):
         return _Rotary.apply(q, k, cos, sin, interleaved)
     return _rotate(q, k, cos, sin, interleaved, False)

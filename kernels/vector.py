@@ -353,7 +353,7 @@ class _Dot(torch.autograd.Function):
 def _extremum(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if needs_grad(x, y):
         return _Extremum.apply(x, y, op)
-    return extremum_fwd(EXTREMUM, op, x, y, keep=False)[0]
+    return extremum_fwd(EXTREMUM, op, x, y, False)[0]
 
 
 def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:

@@ -146,6 +146,20 @@ def test_a_view_of_an_argument_lies_as_far_in(host):
     assert launcher.bodies == 1
 
 
+def test_a_view_of_what_is_made_lies_as_far_in(host):
+    def both_halves(x, number, other):
+        out = empty(x, (2 * x.numel(),))
+        for half in out.chunk(2):
+            launched(x, half, number)
+        return out
+
+    launcher = Launcher(both_halves)
+    for first in (0.0, 7.0):
+        x = torch.arange(4.0) + first
+        assert torch.equal(launcher.call(x), torch.cat([x, x]) + 1.0)
+    assert launcher.bodies == 1
+
+
 def test_results_may_be_several_and_given_ones(host):
     def several(x, number, other):
         out = empty(x)
