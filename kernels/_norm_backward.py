@@ -78,6 +78,8 @@ SUM_CANDIDATES = tuple(
 # SHARED_ROW_BYTES: of longer ones db would take registers that it has not.
 MOST_HOLDERS = 64
 SHARED_ROW_BYTES = 65536
+# How many shares of dw there are at most; more than the last make no difference to a tile.
+SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 # Shared memory for rows on their way, a little less than an H200 has.
 SHARED_BYTES = 220000
 
@@ -119,9 +121,9 @@ def _suits_row(candidate, n, itemsize):
     return several and full and on_the_way <= SHARED_BYTES
 
 
-def _choose_sum(n, itemsize):
-    block = 16 if n <= 8192 else 32
-    return {"BLOCK_P": 2048 // block, "BLOCK_N": block, "num_warps": 4}
+def _choose_sum(n, itemsize, shares):
+    rows = min(shares, 128 if n <= 8192 else 64)
+    return {"BLOCK_P": rows, "BLOCK_N": 2048 // rows, "num_warps": 4}
 
 
 @triton.jit
@@ -297,7 +299,8 @@ def norm_backward(
             stride_dsm=stride_dsm, M=m, N=n, CENTRED=centred, EVEN=n % config["BLOCK_N"] == 0,
             SPLITS=SPLITS, **config,
         )  # fmt: skip
-    config = sum_parts.pick(device, n=n, itemsize=itemsize)
+    shares = next((most for most in SHARES if programs <= most), SHARES[-1])
+    config = sum_parts.pick(device, n=n, itemsize=itemsize, shares=shares)
     launch(
         _norm_sum_parts_kernel, (-(-n // config["BLOCK_N"]), 1 + centred),
         parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=programs, N=n, **config,
