@@ -11,6 +11,9 @@ once. There they lie in the order of a breadth-first walk through the tree of th
 Eytzinger's layout of the same paper: the nodes of a level are neighbours, so that the lanes of a
 warp seldom meet in a bank. Programs walk over many blocks, since each of them loads the tree.
 
+More of them are searched from the cell of a grid on (`_grid.py`), so that few steps are left, of
+which each would wait for the L2 cache.
+
 A number of 16 bits has 65,536 values. Where there are many more elements, the answers of all
 values are found first and an element costs one load from a table of 128 KiB, of which the cache
 next to the multiprocessor holds what occurs.
@@ -22,14 +25,16 @@ import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
+from kernels._grid import MOST_BOUNDARIES, comparable, grid_search, right_of
 from kernels._launch import launch
 from kernels._tuned import Configs
 
 VALUES = 2**16
 # Elements from which on the search of all values of 16 bits is worth its while.
 TABLE_FROM = 2**20
-# The same for the tree, and the boundaries that it may hold.
+# The same for the tree, and the boundaries that it may hold; with more of them, for the grid.
 TREE_FROM, LEAST_TREE, MOST_TREE = 2**20, 32, 2**12
+GRID_FROM = 2**20
 # Programs of the tree for each multiprocessor.
 RESIDENT = 8
 # Boundaries whose number fits an entry of 16 bits.
@@ -109,33 +114,16 @@ TREE_CONFIGS = tuple(
 @triton.jit
 def _position(x, boundaries_ptr, B, LEVELS: tl.constexpr, RIGHT: tl.constexpr):
     """The index of each x among B boundaries, of which there is at least one."""
-    x = _comparable(x)
+    x = comparable(x)
     found = tl.zeros(x.shape, tl.int32)
     length = B
     for _ in tl.static_range(LEVELS):
         half = length // 2
-        boundary = _comparable(tl.load(boundaries_ptr + found + (half - 1)))
-        found += tl.where(_right_of(x, boundary, RIGHT), half, 0)
+        boundary = comparable(tl.load(boundaries_ptr + found + (half - 1)))
+        found += tl.where(right_of(x, boundary, RIGHT), half, 0)
         length -= half
-    boundary = _comparable(tl.load(boundaries_ptr + found))
-    return found + _right_of(x, boundary, RIGHT).to(tl.int32)
-
-
-@triton.jit
-def _right_of(x, boundary, RIGHT: tl.constexpr):
-    """Whether x lies to the right of a boundary; NaN lies to the right of all."""
-    if RIGHT:
-        return (boundary > x) == 0
-    else:
-        return (boundary >= x) == 0
-
-
-@triton.jit
-def _comparable(x):
-    if x.dtype.is_floating() and x.dtype.primitive_bitwidth == 16:
-        return x.to(tl.float32)
-    else:
-        return x
+    boundary = comparable(tl.load(boundaries_ptr + found))
+    return found + right_of(x, boundary, RIGHT).to(tl.int32)
 
 
 @triton.jit
@@ -161,16 +149,16 @@ def _tree_kernel(
         level += (node >= 1 << up).to(tl.int32)
     place = (2 * (node - (1 << level)) + 1) * (1 << (LEVELS - 1 - level)) - 1
     tree = tl.load(boundaries_ptr + tl.minimum(tl.maximum(place, 0), B - 1))
-    last = _comparable(tl.load(boundaries_ptr + B - 1))
+    last = comparable(tl.load(boundaries_ptr + B - 1))
     step = tl.num_programs(0).to(tl.int64) * BLOCK
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     for _ in range(tl.program_id(0), tl.cdiv(N, BLOCK), tl.num_programs(0)):
-        x = _comparable(tl.load(x_ptr + offs, mask=offs < N, other=0))
+        x = comparable(tl.load(x_ptr + offs, mask=offs < N, other=0))
         at = tl.full(offs.shape, 1, tl.int32)
         for _ in tl.static_range(LEVELS):
-            at = 2 * at + _right_of(x, _comparable(tl.gather(tree, at, 0)), RIGHT).to(tl.int32)
+            at = 2 * at + right_of(x, comparable(tl.gather(tree, at, 0)), RIGHT).to(tl.int32)
         found = tl.minimum(at - (1 << LEVELS), B - 1)
-        found += ((found == B - 1) & _right_of(x, last, RIGHT)).to(tl.int32)
+        found += ((found == B - 1) & right_of(x, last, RIGHT)).to(tl.int32)
         tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=offs < N)
         offs += step
 
@@ -228,6 +216,9 @@ def bucketize(
         return torch.zeros(x.shape, dtype=dtype, device=x.device)
     out = torch.empty_like(x, dtype=dtype)
     if n == 0:
+        return out
+    if n >= GRID_FROM and MOST_TREE < count <= MOST_BOUNDARIES and x.dtype.itemsize != 2:
+        grid_search(x, boundaries, out, right)
         return out
     search = {"LEVELS": (count - 1).bit_length(), "RIGHT": right}
     if n >= TABLE_FROM and x.dtype in (torch.bfloat16, torch.float16):

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from examples import many
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness import nvml
-from kernels import search
+from kernels import _grid, search
 from kernels.search import VALUES, bucketize
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -86,6 +86,76 @@ def test_the_tree_is_the_search(count, right, monkeypatch):
         if dtype.is_floating_point:
             x = torch.cat([x, torch.tensor(SPECIAL, dtype=dtype)])
         agrees(x, values, right, not right)
+
+
+wide = st.one_of(
+    real,
+    st.floats(width=32, allow_nan=False),
+    st.floats(1000, 1001, width=32),
+    st.builds(math.ldexp, st.floats(-1, 1, width=32), st.integers(-120, 120)),
+)
+
+
+@pytest.fixture
+def gridded(monkeypatch):
+    monkeypatch.setattr(search, "GRID_FROM", 1)
+    monkeypatch.setattr(search, "MOST_TREE", 0)
+    monkeypatch.setattr(_grid, "LEAST_CELLS", 128)
+
+
+@settings(many, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(wide, max_size=30),
+    st.lists(wide, min_size=1, max_size=80),
+    st.sampled_from([torch.float32, torch.float64]),
+    sides,
+    sides,
+)
+def test_the_grid_is_the_search_for_any_boundaries(gridded, values, bounds, dtype, right, short):
+    boundaries = torch.tensor(bounds, dtype=dtype).sort().values
+    beside = torch.nextafter(boundaries, torch.zeros_like(boundaries))
+    agrees(
+        torch.cat([torch.tensor([*SPECIAL, *values], dtype=dtype), boundaries, beside]),
+        boundaries,
+        right,
+        short,
+    )
+
+
+CROWDS = {
+    "few in each part": lambda z: z,
+    "all equal": torch.ones_like,
+    "two values": lambda z: z.sign(),
+    "a crowd among others": lambda z: torch.where(z.abs() < 0.5, 0.25, z),
+    "heavy tails": lambda z: z / z.roll(1),
+    "far from zero": lambda z: z + 1e6,
+    "denormal": lambda z: z * 1e-39,
+    "all of the range": lambda z: z * 1e38,
+    "infinities": lambda z: torch.where(z > 1, math.inf, torch.where(z < -1, -math.inf, z)),
+    "integers": lambda z: (z * 1000).long(),
+    "large integers": lambda z: (z * 2**60).long(),
+}
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize("count", [1, 2, 500, 3000])
+def test_the_grid_holds_crowds(gridded, crowd, count):
+    generator = torch.Generator().manual_seed(count)
+    boundaries = CROWDS[crowd](torch.randn(count, generator=generator)).sort().values
+    x = CROWDS[crowd](torch.randn(900, generator=generator))
+    x = torch.cat([x, boundaries, torch.tensor([0, 1, -1, 2**30]).to(x.dtype)])
+    if x.dtype.is_floating_point:
+        x = torch.cat([x, torch.tensor(SPECIAL)])
+    for right in (False, True):
+        agrees(x, boundaries, right, right)
+
+
+def test_the_grid_stays_within_boundaries_that_are_in_no_order(gridded):
+    generator = torch.Generator().manual_seed(7)
+    boundaries = torch.randn(3000, generator=generator)
+    boundaries[::5] = math.nan
+    found = bucketize(torch.randn(3000, generator=generator).to(DEVICE), boundaries.to(DEVICE))
+    assert found.min() >= 0 and found.max() <= len(boundaries)
 
 
 def test_shapes_and_layouts():
