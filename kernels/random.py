@@ -280,6 +280,20 @@ def randint(
     high and nothing else but its dtype's range. ValueError for an empty range, bounds that the
     dtype cannot hold, another dtype, an offset below zero.
     """
+    if offset == 0 and isinstance(seed, torch.Tensor):
+        return _begun(seed, low, high, size if isinstance(size, int) else tuple(size), dtype)
+    return _drawn(low, high, size, seed, offset, dtype, device)
+
+
+@planned
+def _begun(
+    seed: torch.Tensor, low: int, high: int, size: int | tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    # Of ever new offsets each would have a plan of its own.
+    return _drawn(low, high, size, seed, 0, dtype, None)
+
+
+def _drawn(low, high, size, seed, offset, dtype, device):
     span = high - low
     if dtype not in BOUNDS:
         raise ValueError(f"dtype: {dtype}, expected int32 or int64")
@@ -288,7 +302,11 @@ def randint(
         raise ValueError(f"low, high: {low}, {high}, expected {least} <= low < high <= {most}")
     if offset < 0:
         raise ValueError(f"offset: {offset}, expected 0 or more")
-    out = torch.empty(size, dtype=dtype, device=_device(seed, device))
+    _check(seed)
+    if isinstance(seed, torch.Tensor):
+        out = empty(seed, size, dtype)
+    else:
+        out = torch.empty(size, dtype=dtype, device=device)
     n = out.numel()
     if n == 0:
         return out
@@ -305,15 +323,13 @@ def randint(
     return out
 
 
-def _device(seed: int | torch.Tensor, device: torch.device | str | None):
-    """Where the result of a seed lies; ValueError for a seed that is none."""
+def _check(seed: int | torch.Tensor) -> None:
+    """ValueError for a seed that is none."""
     if not isinstance(seed, torch.Tensor):
         if not -(2**63) <= seed < 2**63:
             raise ValueError(f"seed: {seed}, expected a number of 64 bits")
-        return device
-    if seed.dtype != torch.int64 or seed.numel() != 1:
+    elif seed.dtype != torch.int64 or seed.numel() != 1:
         raise ValueError(f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
-    return seed.device
 
 
 @planned
@@ -359,7 +375,7 @@ def dropout(
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p: {p}, expected a probability from 0 to 1")
-    _device(seed, None)
+    _check(seed)
     dropped = _levels(p)
     if not (training and dropped):
         return x
