@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness import discover, load, reports, sanitize, sanitized
 
@@ -131,3 +132,18 @@ def test_what_the_tools_watch_runs_both_passes(name, monkeypatch):
     results = found[-1]
     assert all(tensor.device.type == "cpu" for tensor in results.values())
     assert op.differentiable == any(key.startswith("d") for key in results)
+
+
+def test_a_librarys_product_goes_where_something_was_written_unless_it_adds_to_that():
+    seen = []
+
+    def product(*arguments, out):
+        seen.append(out.clone())
+        return torch.mm(*arguments[-2:], out=out)
+
+    a, b, out = torch.ones(2, 3), torch.ones(3, 2), torch.zeros(2, 2)
+    assert torch.equal(sanitized._filled(product)(a, b, out=out), a @ b)
+    sanitized._filled(product)(out, a, b, out=out)
+    assert seen[0].isnan().all()
+    assert torch.equal(seen[1], a @ b)
+    assert torch.equal(sanitized._filled(torch.mm)(a, b), a @ b)
