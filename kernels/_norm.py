@@ -21,7 +21,7 @@ NORM_EDGE = (
     case("residual", M=4, N=100, layout="expanded"),
     case("residual", M=2, N=16500, dtypes=("float16",)),
     case("residual", M=1, N=66000, dtypes=("bfloat16",)),
-    # On a GPU several programs hold such a row: backward, backward of a layer norm, forward.
+    # On a GPU two programs hold such a row backward; eight do forward, and of an RMS norm backward.
     case(M=3, N=32768, dtypes=("bfloat16",)),
     case(M=3, N=16384, dtypes=("float32",)),
     case(M=2, N=65536, dtypes=("float32",)),

@@ -2,9 +2,9 @@
 
 With h = (x - mean) rstd (RMS norm: x rstd) and g = w dy: dx = rstd (g - h mean(g h) - mean g) + ds,
 dw = sum of dy h over the rows, db = sum of dy; the terms mean g and db are those of a layer norm,
-ds is the gradient of the fused sum. A fixed number of programs walk over rows that lie together,
-read each once while the next are on their way to shared memory, and keep their share of dw and db
-in registers. Rows beyond ROW_BYTES have several programs, each of which holds the same columns of
+ds is the gradient of the fused sum. A fixed number of programs take the rows in turn, read each
+once while the next are on their way to shared memory, and keep their share of dw and db in
+registers. Rows beyond ROW_BYTES have several programs, each of which holds the same columns of
 many rows; they take the sums along a row together (`_exchange.py`). Where rows do not divide so, or
 programs may not wait for each other, x and dy are read twice (`_norm_backward_twice.py`). A last
 kernel adds the shares in a fixed order, so the result is the same in each run. The two-stage sum
@@ -23,12 +23,8 @@ from kernels._norm_backward_twice import (
     TILE,
     TILE_CANDIDATES,
     TILE_PROGRAMS,
-    WALKED_BLOCK,
-    WALKED_WARPS,
     _norm_backward_sums_kernel,
     _norm_backward_tile_kernel,
-    _norm_backward_walked_kernel,
-    walks,
 )
 from kernels._norm_forward import add_pairs, spaced
 from kernels._plan import empty, planned
@@ -143,10 +139,13 @@ def _norm_backward_row_kernel(
         weights += (tl.load(weight_ptr + offs, mask=(offs < N) | EVEN, other=0.0),)
         dw += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
         db += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
-    # Rows that lie together: one line of the cache has the statistics of many.
-    share = tl.cdiv(tl.cdiv(M, BLOCK_M), groups) * BLOCK_M
-    last = tl.minimum((group + 1) * share, M)
-    for start in tl.range(group * share, last, BLOCK_M, num_stages=STAGES):
+    # Rows in turn, so that all programs read one region of memory. Why rows of many holders are
+    # faster where each group has a region of its own is not known; the lab book has the figures.
+    begin_m, last, step = group * BLOCK_M, M, groups * BLOCK_M
+    if HOLDERS > 2:
+        share = tl.cdiv(M, groups)
+        begin_m, last, step = group * share, tl.minimum((group + 1) * share, M), 1
+    for start in tl.range(begin_m, last, step, num_stages=STAGES):
         offs_m = start + tl.arange(0, BLOCK_M)
         rows = offs_m[:, None]
         mask_m = (offs_m < M) | (BLOCK_M == 1)
@@ -258,16 +257,7 @@ def norm_backward(
     rows, sums_of_rows, tiles, sum_parts = configs
     config = rows.pick(device, n=n, itemsize=itemsize)
     groups, held, block = _shares(n, itemsize, config, device)
-    if not centred and walks(n, itemsize):
-        programs = min(m, sm_count(device))
-        parts = empty(x, (1, programs, n), torch.float32)
-        launch(
-            _norm_backward_walked_kernel, (programs,),
-            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
-            parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym, stride_dsm=stride_dsm,
-            M=m, N=n, CHUNKS=n // WALKED_BLOCK, BLOCK_N=WALKED_BLOCK, num_warps=WALKED_WARPS,
-        )  # fmt: skip
-    elif groups:
+    if groups:
         holders, programs = config["HOLDERS"], min(-(-m // config["BLOCK_M"]), groups)
         parts = empty(x, (1 + centred, programs, n), torch.float32)
         slots = unsaid(m, holders, device) if holders > 1 else None
@@ -313,7 +303,7 @@ def _shares(n, itemsize, config, device):
     one, and the elements of a block of them."""
     holders = config["HOLDERS"]
     held = -(-n // holders)
-    whole, block = _blocks(held)
+    whole, block = _blocks(held, UNDIVIDED if holders == 1 else 0)
     # By the rule two rows of each tensor are on their way.
     fits = held * itemsize <= ROW_BYTES and 6 * held * itemsize <= shared_bytes(device)
     if not (whole and fits) or (
@@ -323,10 +313,11 @@ def _shares(n, itemsize, config, device):
     return config["PER_SM"] * sm_count(device) // holders, held, block
 
 
-def _blocks(n):
-    """Whether a program may keep a row of n elements, and the elements of a block of it. Of a long
-    row that fills no power of two, three blocks do; masks take the registers it would need."""
+def _blocks(n, undivided):
+    """Whether a program may keep n elements of a row, and the elements of a block of them. Where
+    more than `undivided` fill no power of two, three blocks do; masks take the registers it would
+    need."""
     power = 1 << (n - 1).bit_length()
-    if n <= UNDIVIDED or n == power:
+    if n <= undivided or n == power:
         return True, power
     return n % (power // 4) == 0, power // 4

@@ -2,8 +2,7 @@
 
 The formulas are those of `_norm_backward.py`. Where nothing else fits, one kernel takes mean(g h)
 and mean g of all rows, and a second one computes dx, dw and db tile by tile: 10 bytes an element of
-16 bits where 6 are needed. Rows of an RMS norm that just fit the L1 of a multiprocessor beside a
-share of dw in registers are read again from there.
+16 bits where 6 are needed.
 """
 
 import triton
@@ -15,10 +14,6 @@ from kernels._tile import load_f32, store_as
 SPLITS = 8
 # Programs for each multiprocessor that share the columns and the rows.
 TILE_PROGRAMS = 8
-# What the rows that are read again from the L1 have in bytes, and how they are walked.
-WALKED_BYTES = (32768, 65536)
-WALKED_BLOCK = 4096
-WALKED_WARPS = 32
 TILE_CANDIDATES = tuple(
     {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
     for rows, columns in ((4, 512), (8, 256), (8, 512), (16, 256))
@@ -29,13 +24,6 @@ TILE, RMS_TILE = (
     {"BLOCK_M": 8, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
     for columns, stages in ((256, 3), (512, 1))
 )
-
-
-def walks(n: int, itemsize: int) -> bool:
-    """Whether a row of an RMS norm is read again from the L1: its share of dw, always of four
-    bytes, must fit the registers."""
-    low, high = WALKED_BYTES
-    return itemsize == 4 and low < n * itemsize <= high and n % WALKED_BLOCK == 0
 
 
 @triton.jit
@@ -114,43 +102,3 @@ def _norm_backward_tile_kernel(
     tl.store(parts_ptr, tl.sum(dw, 0), mask=mask_n)
     if CENTRED:
         tl.store(parts_ptr + tl.num_programs(1).to(tl.int64) * N, tl.sum(db, 0), mask=mask_n)
-
-
-@triton.jit
-def _norm_backward_walked_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr,
-    stride_xm, stride_dym, stride_dsm, M, N,
-    CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    lanes = tl.arange(0, BLOCK_N)
-    dw = ()
-    for _ in tl.static_range(CHUNKS):
-        dw += (tl.zeros((BLOCK_N,), tl.float32),)
-    share = tl.cdiv(M, tl.num_programs(0))
-    last = tl.minimum((program + 1) * share, M)
-    for row in tl.range(program * share, last, num_stages=1):
-        rstd = tl.load(stats_ptr + row)
-        along = tl.zeros((BLOCK_N,), tl.float32)
-        old_dw = dw
-        dw = ()
-        for chunk in tl.static_range(CHUNKS):
-            offs = chunk * BLOCK_N + lanes
-            x = tl.load(x_ptr + row * stride_xm + offs, eviction_policy="evict_last")
-            dy = tl.load(dy_ptr + row * stride_dym + offs, eviction_policy="evict_last")
-            steep = dy * (x * rstd)
-            along += tl.load(weight_ptr + offs, eviction_policy="evict_last") * steep
-            dw += (old_dw[chunk] + steep,)
-        along = tl.sum(along, 0) / N * rstd
-        # What was read last is first to be read again.
-        for chunk in tl.static_range(CHUNKS):
-            offs = (CHUNKS - 1 - chunk) * BLOCK_N + lanes
-            x = tl.load(x_ptr + row * stride_xm + offs, eviction_policy="evict_first")
-            dy = tl.load(dy_ptr + row * stride_dym + offs, eviction_policy="evict_first")
-            g = tl.load(weight_ptr + offs, eviction_policy="evict_last") * dy
-            dx = (g - x * along) * rstd
-            if ds_ptr is not None:
-                dx += tl.load(ds_ptr + row * stride_dsm + offs, eviction_policy="evict_first")
-            tl.store(dx_ptr + row * N + offs, dx)
-    for chunk in tl.static_range(CHUNKS):
-        tl.store(parts_ptr + program * N + chunk * BLOCK_N + lanes, dw[chunk])

@@ -53,15 +53,19 @@ TILES = (
     (ROW_BYTES, 1, 8192, 1, 32),
     *LONG_TILES,
 )
-# An RMS norm reads one vector less, and a residual is read but once.
-RMS_TILES = (
-    *SHORT_TILES,
-    (8192, 1, 2048, 0, 8),
-    (16384, 1, 2048, 1, 4),
-    (32768, 1, 4096, 0, 16),
-    (65536, 1, 8192, 0, 32),
-    (ROW_BYTES, 1, 16384, 1, 32),
-    *LONG_TILES,
+# An RMS norm reads one vector less, and a residual is read but once. The longest row of 16 warps
+# depends on whether there is one.
+RMS_TILES, RESIDUAL_TILES = (
+    (
+        *SHORT_TILES,
+        (8192, 1, 2048, 0, 8),
+        (16384, 1, 2048, 1, 4),
+        (most, 1, 4096, 0, 16),
+        (65536, 1, 8192, 0, 32),
+        (ROW_BYTES, 1, 16384, 1, 32),
+        *LONG_TILES,
+    )
+    for most in (24576, 32768)
 )
 
 
@@ -92,7 +96,7 @@ def forward_configs(family: str, tiles: tuple = TILES) -> Configs:
 
     def choose(n, itemsize, residual):
         size, whole = n * itemsize, max(16, 1 << (n - 1).bit_length())
-        for limit, rows, block, holders, warps in RMS_TILES if residual else tiles:
+        for limit, rows, block, holders, warps in RESIDUAL_TILES if residual else tiles:
             # Masks take the registers that the longest rows would need.
             kept = limit >= ROW_BYTES and holders
             if size <= limit and not (kept and n % (holders * block)):

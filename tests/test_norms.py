@@ -91,8 +91,18 @@ def test_rows_that_are_walked(name, fused, monkeypatch):
 @both
 @on_a_gpu
 @pytest.mark.parametrize("fused", [False, True])
-def test_rows_that_several_programs_hold(name, fused):
-    given = tensors(name, (3, 131072), torch.bfloat16, fused)
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [
+        ((3, 131072), torch.bfloat16),
+        # Each group of programs has several rows: taken in turn by two, side by side by four.
+        ((300, 12288), torch.float32),
+        ((300, 16384), torch.float32),
+        ((200, 65536), torch.bfloat16),
+    ],
+)
+def test_rows_that_several_programs_hold(name, shape, dtype, fused):
+    given = tensors(name, shape, dtype, fused)
     agree(name, given)
     for one, other in zip(*(results(NORMS[name][0], given) for _ in range(2)), strict=True):
         assert torch.equal(one, other)
