@@ -41,6 +41,13 @@ def cell_of(*rows):
     return next(iter(cells.group(rows).values()))
 
 
+def test_a_call_takes_what_it_took_undisturbed():
+    calls = [10.6, 7.2, 10.4, 7.1, 10.5]
+    rivals = cell_of(*(block(i, "ours", 4000.0, call_us=call) for i, call in enumerate(calls)))
+    (ours,) = cells.summary(rivals, CEILINGS)
+    assert ours["call_us"] == 7.1
+
+
 def test_a_row_of_the_summary_is_what_its_blocks_say():
     times = [4000.0, 4010.0, 3990.0, 4005.0, 3995.0]
     rivals = cell_of(

@@ -7,8 +7,9 @@ from _targets import CELL, cells, counts, targets
 
 CAPTION = (
     r"Host time of a call in \si{\micro\second}, from Python to the launch, in the cells that the "
-    "targets name, and that of ours over that of eager PyTorch. A backward pass includes what "
-    "autograd does. A dash: no result, or none that counts."
+    "targets name, the least of the blocks, since what else a host does only adds, and that of "
+    "ours over that of eager PyTorch. A backward pass includes what autograd does. A dash: no "
+    "result, or none that counts."
 )
 QUANTITY = "call_ratio"
 PASSES = {"forward": "forward", "backward": "backward", "both": "with both in one call"}
