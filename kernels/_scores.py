@@ -19,6 +19,22 @@ def keys(rows, N, Q, CAUSAL: tl.constexpr):
 
 
 @triton.jit
+def steps_of(N, end, CAUSAL: tl.constexpr, STEPS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """How many steps a walk along a row has, and where it ends that reads what is seen alone.
+
+    STEPS: their number as a constant, with which the compiler has the loads of several steps on
+    their way; 0 where they are too many for that.
+    """
+    steps = STEPS
+    if STEPS == 0:
+        steps = tl.cdiv(N, BLOCK_N)
+    stop = steps * BLOCK_N
+    if CAUSAL:
+        stop = end
+    return steps, stop
+
+
+@triton.jit
 def visible(columns, inside, end, CAUSAL: tl.constexpr):
     """What is read, which ends at a multiple of 16 elements for the sake of wide accesses, and
     what of it is seen."""

@@ -10,6 +10,8 @@ WEIGHTS = 16384
 FEWER_WEIGHTS = 12288
 ACCESS_BYTES = 16
 MOST_CHUNKS = 4
+# A walk of more steps is not unrolled: all its loads at once would take too many registers.
+MOST_STEPS = 8
 # Rows of more elements have few tiles that fit.
 LONG_ROW = 32768
 # What a thread keeps of a tensor: 64 registers at most.
@@ -63,6 +65,12 @@ def walks_backward(n, itemsize, causal):
     return n * itemsize > ROW_BYTES or 4096 < n * itemsize <= 16384
 
 
+def constant_steps(n, block):
+    """The steps of a walk along n elements where the kernel is to know them, else 0."""
+    steps = -(-n // block)
+    return steps if steps <= MOST_STEPS else 0
+
+
 def choose_row(n, itemsize, causal=False, wide=False, tiles=ROW_TILES):
     held = n * (4 if wide else itemsize)
     # Faster than a generator, and by comparisons alone, which a graph of any size can trace.
@@ -81,7 +89,7 @@ def choose_backward_row(n, itemsize, causal=False):
 def choose_loop(n, itemsize):
     if n * itemsize <= 32768:
         return {"BLOCK_N": 4096, "num_warps": 16}
-    return {"BLOCK_N": 8192, "num_warps": 16 if n * itemsize <= 65536 else 32}
+    return {"BLOCK_N": 8192, "num_warps": 32}
 
 
 def choose_backward_loop(n, itemsize):

@@ -31,6 +31,7 @@ from kernels._scores import (
     row_sum,
     scores,
     seen_of,
+    steps_of,
 )
 from kernels._softmax_ring import backward_ring, forward_ring, rings
 from kernels._softmax_tiles import (
@@ -41,6 +42,7 @@ from kernels._softmax_tiles import (
     choose_backward_row,
     choose_loop,
     choose_row,
+    constant_steps,
     keeps,
     suits_forward_row,
     suits_row,
@@ -145,7 +147,8 @@ def _forward_row_kernel(
 @triton.jit
 def _forward_loop_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, N, H, Q, scale,
-    FOLD: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
@@ -156,27 +159,27 @@ def _forward_loop_kernel(
     mask_row = None
     if mask_ptr is not None:
         mask_row = mask_of(mask_ptr, row, stride_kb, stride_kh, stride_kq, H, Q)
+    steps, stop = steps_of(N, end, CAUSAL, STEPS, BLOCK_N)
     top = tl.full((1, BLOCK_N), -float("inf"), tl.float32)
-    for start in range(0, end, BLOCK_N):
+    for start in range(0, stop, BLOCK_N):
         columns = start + offs_n
-        inside = columns < N
+        inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
         top = tl.maximum(top, x.to(tl.float32))
     base = finite_or_zero(tl.max(top)) * slope
     total = tl.zeros((1, BLOCK_N), tl.float32)
-    for start in range(0, end, BLOCK_N):
+    for start in range(0, stop, BLOCK_N):
         columns = start + offs_n
-        inside = columns < N
+        inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
         total += tl.exp2(x.to(tl.float32) * slope - base)
     share = 1.0 / tl.sum(total)
     if CAUSAL:
         share = tl.where(end > 0, share, 0.0)
     # Backwards: what was read last is what the cache still has.
-    blocks = tl.cdiv(N, BLOCK_N)
-    for block in range(0, blocks):
-        columns = (blocks - 1 - block) * BLOCK_N + offs_n
-        inside = columns < N
+    for step in range(steps):
+        columns = (steps - 1 - step) * BLOCK_N + offs_n
+        inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_first")
         y = tl.exp2(x.to(tl.float32) * slope - base) * share
         store_as(y_ptr + columns, y, inside)
@@ -220,29 +223,30 @@ def _backward_row_kernel(
 @triton.jit
 def _backward_loop_kernel(
     y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, N, Q, scale,
-    CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     y_ptr += row * stride_ym
     dy_ptr += row * stride_dym
     dx_ptr += row * N
-    # Of 64 bits: with 48 registers instead of 40 fewer programs share a first cache, which then
-    # holds their rows.
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
+    offs_n = tl.arange(0, BLOCK_N)
     end = keys(row, N, Q, CAUSAL)
+    steps, stop = steps_of(N, end, CAUSAL, STEPS, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for start in range(0, end, BLOCK_N):
+    for start in range(0, stop, BLOCK_N):
         offs = start + offs_n
-        y = seen_of(y_ptr, offs, offs < N, end, CAUSAL, "evict_last")
-        dy = seen_of(dy_ptr, offs, offs < N, end, CAUSAL, "evict_last")
+        inside = (offs < N) | EVEN
+        y = seen_of(y_ptr, offs, inside, end, CAUSAL, "evict_last")
+        dy = seen_of(dy_ptr, offs, inside, end, CAUSAL, "evict_last")
         total += y.to(tl.float32) * dy.to(tl.float32)
     weighted = tl.sum(total, 0)
-    for start in range(0, N, BLOCK_N):
-        offs = start + offs_n
-        y = seen_of(y_ptr, offs, offs < N, end, CAUSAL, "evict_first")
-        dy = seen_of(dy_ptr, offs, offs < N, end, CAUSAL, "evict_first")
+    for step in range(steps):
+        offs = step * BLOCK_N + offs_n
+        inside = (offs < N) | EVEN
+        y = seen_of(y_ptr, offs, inside, end, CAUSAL, "evict_first")
+        dy = seen_of(dy_ptr, offs, inside, end, CAUSAL, "evict_first")
         dx = y.to(tl.float32) * (dy.to(tl.float32) - weighted) * scale
-        store_as(dx_ptr + offs, dx, offs < N)
+        store_as(dx_ptr + offs, dx, inside)
 
 
 FORWARD_ROW = Configs(_forward_row_kernel, ROW_CANDIDATES, choose_row, suits_forward_row)
@@ -295,11 +299,12 @@ def softmax_fwd(
         return y
     if not keeps(n, itemsize, causal):
         config = FORWARD_LOOP.pick(x.device, n=n, itemsize=itemsize)
+        block = config["BLOCK_N"]
         launch(
             _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask,
             stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
             N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal,
-            **config,
+            EVEN=n % block == 0, STEPS=constant_steps(n, block), **config,
         )  # fmt: skip
         return y
     config = FORWARD_ROW.pick(x.device, n=n, itemsize=itemsize, causal=causal, wide=not fold)
@@ -335,10 +340,11 @@ def softmax_bwd(
     # A diagonal takes registers too.
     if walks_backward(n, itemsize, causal):
         config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=itemsize)
+        block = config["BLOCK_N"]
         launch(
             _backward_loop_kernel, (m,), y_ptr=y, dy_ptr=dy, dx_ptr=dx,
             stride_ym=stride_ym, stride_dym=stride_dym, N=n, Q=queries, scale=scale,
-            CAUSAL=causal, **config,
+            CAUSAL=causal, EVEN=n % block == 0, STEPS=constant_steps(n, block), **config,
         )  # fmt: skip
         return dx
     config = BACKWARD_ROW.pick(y.device, n=n, itemsize=itemsize, causal=causal)
