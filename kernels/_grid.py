@@ -32,20 +32,20 @@ HUGE, LITTLE = tl.constexpr(1.7e38), tl.constexpr(1e-37)
 LEAST_CELLS, MOST_CELLS = 2**12, 2**16
 # Boundaries from which on their number and the steps of a search might pass 31 bits.
 MOST_BOUNDARIES = 2**30
-# Programs of the search for each multiprocessor.
-RESIDENT = 8
+# Warps that a multiprocessor keeps at once.
+RESIDENT = 64
 BUILD_TILE = {"BLOCK": 128, "num_warps": 4}
 
 
 def _choose_grid(itemsize, index_bytes, cells):
-    return {"BLOCK": 1024, "num_warps": 8}
+    return {"BLOCK": 1024, "num_warps": 16}
 
 
 CONFIGS = tuple(
     {"BLOCK": block, "num_warps": warps}
     for block in (512, 1024, 2048, 4096)
     for warps in (4, 8, 16)
-    if 2 <= block // (32 * warps) <= 8
+    if 1 <= block // (32 * warps) <= 8
 )
 
 
@@ -192,7 +192,7 @@ def grid_search(x: torch.Tensor, boundaries: torch.Tensor, out: torch.Tensor, ri
     boundaries: [B], B from 1 to MOST_BOUNDARIES. All contiguous and on one device.
     """
     n, count = x.numel(), boundaries.numel()
-    cells = min(max(2 ** (count - 1).bit_length() // 8, LEAST_CELLS), MOST_CELLS)
+    cells = min(max(2 ** (count - 1).bit_length() // 4, LEAST_CELLS), MOST_CELLS)
     programs = cells // BUILD_TILE["BLOCK"]
     entries = torch.empty(cells + programs, dtype=torch.int64, device=x.device)
     launch(
@@ -203,8 +203,9 @@ def grid_search(x: torch.Tensor, boundaries: torch.Tensor, out: torch.Tensor, ri
     config = GRID.pick(
         x.device, itemsize=x.element_size(), index_bytes=out.element_size(), cells=cells
     )
+    most = RESIDENT // config["num_warps"] * sm_count(x.device)
     launch(
-        _grid_kernel, (min(-(-n // config["BLOCK"]), RESIDENT * sm_count(x.device)),),
+        _grid_kernel, (min(-(-n // config["BLOCK"]), most),),
         x_ptr=x, boundaries_ptr=boundaries, entries_ptr=entries, out_ptr=out, N=n, B=count,
         CELLS=cells, LENGTHS=programs, RIGHT=right, **config,
     )  # fmt: skip

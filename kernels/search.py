@@ -6,7 +6,7 @@ goes to as many cache lines as it has answers so far. All lanes halve the same l
 is a load, a comparison and a sum, with no mask and no branch (Khuong and Morin, "Array layouts for
 comparison-based searching", 2017).
 
-Some thousand boundaries fit the shared memory, which serves any addresses in different banks at
+Some hundred boundaries fit the shared memory, which serves any addresses in different banks at
 once. There they lie in the order of a breadth-first walk through the tree of the search, as in
 Eytzinger's layout of the same paper: the nodes of a level are neighbours, so that the lanes of a
 warp seldom meet in a bank. Programs walk over many blocks, since each of them loads the tree.
@@ -33,7 +33,7 @@ VALUES = 2**16
 # Elements from which on the search of all values of 16 bits is worth its while.
 TABLE_FROM = 2**20
 # The same for the tree, and the boundaries that it may hold; with more of them, for the grid.
-TREE_FROM, LEAST_TREE, MOST_TREE = 2**20, 32, 2**12
+TREE_FROM, LEAST_TREE, MOST_TREE = 2**20, 32, 2**10
 GRID_FROM = 2**20
 # Programs of the tree for each multiprocessor.
 RESIDENT = 8
@@ -85,7 +85,7 @@ BUCKETIZE = Op(
 
 
 def _choose_search(itemsize, index_bytes, large):
-    return {"BLOCK": 1024, "num_warps": 4}
+    return {"BLOCK": 512, "num_warps": 8} if large else {"BLOCK": 1024, "num_warps": 4}
 
 
 def _choose_tree(itemsize, index_bytes, levels):
