@@ -95,7 +95,7 @@ def test_rows_that_are_walked(name, fused, monkeypatch):
     "shape, dtype",
     [
         ((3, 131072), torch.bfloat16),
-        # Several rows for each group of programs: in turn for two of them, a range for four.
+        # Several rows for each group of programs: in turn of four bytes, a range of two.
         ((300, 12288), torch.float32),
         ((300, 16384), torch.float32),
         ((200, 65536), torch.bfloat16),
