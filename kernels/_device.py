@@ -35,9 +35,8 @@ def shared_bytes(device: torch.device) -> int:
     return _properties(device).shared_memory_per_block_optin
 
 
-def has_gluon(device: torch.device) -> bool:
-    """Whether kernels in Gluon run on `device`: no interpreter has it, and they name NVIDIA's
-    instructions."""
+def has_ptx(device: torch.device) -> bool:
+    """Whether kernels that hold instructions of NVIDIA run on `device`: no interpreter has them."""
     return device.type != "cpu" and not _plan["hip"]
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._device import has_gluon
+from kernels._device import has_ptx
 
 # As an integer; as a float32 number it is a NaN, and not the one that stands for all others here.
 UNSAID = -1
@@ -30,7 +30,7 @@ WAIT = tl.constexpr("""{
 def side_by_side(device: torch.device) -> bool:
     """Whether programs of a launch may wait for each other on `device`: Triton's interpreter runs
     one after the other, and the instructions are NVIDIA's."""
-    return has_gluon(device)
+    return has_ptx(device)
 
 
 def unsaid(groups: int, programs: int, device: torch.device) -> torch.Tensor:

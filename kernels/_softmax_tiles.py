@@ -62,7 +62,7 @@ def walks_backward(n, itemsize, causal):
     enough for a multiprocessor."""
     if causal:
         return n * itemsize > PAIR_BYTES
-    return n * itemsize > ROW_BYTES or 4096 < n * itemsize <= 16384
+    return n * itemsize > ROW_BYTES or 4096 < n * itemsize <= (32768 if itemsize == 2 else 16384)
 
 
 def constant_steps(n, block):
@@ -95,6 +95,8 @@ def choose_loop(n, itemsize):
 def choose_backward_loop(n, itemsize):
     if n * itemsize <= 16384:
         return {"BLOCK_N": 8192 // itemsize, "num_warps": 8 if n * itemsize <= 8192 else 16}
+    if n * itemsize <= 32768:
+        return {"BLOCK_N": 4096 if n % 8192 else 8192, "num_warps": 32}
     return {"BLOCK_N": 16384, "num_warps": 32}
 
 

@@ -7,7 +7,7 @@ Bytes: forward reads x and writes y; backward reads y and dy and writes dx, 2 an
 element; past the diagonal zeros are written, nothing is read. FLOPs: about 5 an element either
 way, so memory decides. A row is read once: forward its weights stay in registers, backward what was
 read, packed as it came; short rows share a program. Longer rows are walked, out of the first cache
-once it has them, and the longest pass through shared memory (`kernels/_softmax_ring.py`). The
+once it has them, and the longest are held by several programs (`kernels/_softmax_shared.py`). The
 exponential is exp2 with log2(e) folded into the scale.
 """
 
@@ -33,7 +33,7 @@ from kernels._scores import (
     seen_of,
     steps_of,
 )
-from kernels._softmax_ring import backward_ring, forward_ring, rings
+from kernels._softmax_shared import backward_shared, forward_shared, shares
 from kernels._softmax_tiles import (
     LOOP_CANDIDATES,
     PAIR_BYTES,
@@ -84,6 +84,7 @@ SOFTMAX = Op(
     edge=(
         *ROW_EDGE,
         case(M=2, N=40000),
+        case(M=2, N=65536, dtypes=("bfloat16",)),
         case(M=1, N=270000, dtypes=("float32",)),
         case(M=5, N=300, values="inf"),
         case("scaled", M=5, N=300, values="large"),
@@ -294,8 +295,8 @@ def softmax_fwd(
     kb, kh, kq = (None, None, None) if mask is None else mask.stride()[:3]
     # Only then the scores are what was read, and are kept as they came.
     fold = mask is None and scale >= SMALLEST
-    if n * itemsize > PAIR_BYTES and fold and not causal and rings(n, x, strides=(stride,)):
-        forward_ring(x, y, stride, scale)
+    if n * itemsize > PAIR_BYTES and fold and not causal and shares(n, x, strides=(stride,)):
+        forward_shared(x, y, stride, scale)
         return y
     if not keeps(n, itemsize, causal):
         config = FORWARD_LOOP.pick(x.device, n=n, itemsize=itemsize)
@@ -334,8 +335,8 @@ def softmax_bwd(
     m = elements // n
     (y, stride_ym), (dy, stride_dym) = _rows(y), _rows(dy)
     strides = stride_ym, stride_dym
-    if n * itemsize > PAIR_BYTES and not causal and rings(n, y, dy, strides=strides):
-        backward_ring(y, dy, dx, strides, scale)
+    if n * itemsize > PAIR_BYTES and not causal and shares(n, y, dy, strides=strides):
+        backward_shared(y, dy, dx, strides, scale)
         return dx
     # A diagonal takes registers too.
     if walks_backward(n, itemsize, causal):

@@ -112,6 +112,13 @@ def test_a_row_of_minus_infinity_is_nan_as_in_pytorch():
         assert softmax(torch.zeros_like(x), mask=x).isnan().all()
 
 
+def test_parts_of_a_row_may_be_minus_infinity():
+    x = randn(2, LONG[0]) - 1000
+    x[0, :20000] = x[1, 20000:] = -math.inf
+    expected = torch.softmax(x.double(), -1)
+    assert torch.allclose(softmax(x).double(), expected, rtol=1e-4, atol=1e-9)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.5, 1e-30, math.inf, math.nan])
 def test_odd_scales_do_as_in_pytorch(scale):
     x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, -math.inf]], device=DEVICE)

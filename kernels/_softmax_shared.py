@@ -1,0 +1,167 @@
+"""Softmax of rows that outgrow the registers of a program: several programs hold each.
+
+Everything is read once. Forward each thread weighs what it holds against the maximum of that, so
+one exponential an element is enough, and nobody waits for a maximum first. The weights of a row
+meet in one exchange of a maximum and a sum (`_exchange.py`), and a factor a thread corrects them.
+Backward y and dy are held as they came, and a sum is exchanged. The hardware deals the rows out,
+and programs of several rows share a multiprocessor, so that one waits and computes while another
+loads. The clusters of QuACK hold a row likewise, and exchange through shared memory.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels._device import sm_count
+from kernels._exchange import parts_together, side_by_side, unsaid
+from kernels._launch import launch
+from kernels._layout import ACCESS_BYTES
+from kernels._scores import finite_or_zero
+from kernels._tile import store_as, widened, zero_after
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# What a thread holds of a tensor at most, in chunks of an access.
+MOST_CHUNKS = 8
+# Many small programs overlap best; of rows beyond so many bytes fewer that wait for each other are
+# better, where they need no masks, for which there are no registers.
+WARPS, MORE_WARPS = 4, 8
+SHORT_BYTES = 131072
+# Whole accesses, and sizes that Triton knows to be multiples of them.
+ALIGNMENT = 16
+
+
+@triton.jit
+def _weighed(top, total, other_top, other_total):
+    """The maximum of two parts of a row, and the sum of their weights against it."""
+    both = tl.maximum(top, other_top)
+    base = finite_or_zero(both)
+    return both, total * tl.exp2(top - base) + other_total * tl.exp2(other_top - base)
+
+
+@triton.jit
+def _forward_shared_kernel(
+    x_ptr, y_ptr, slots_ptr, stride_xm, N, scale,
+    ACCESS: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOLDERS: tl.constexpr,
+):  # fmt: skip
+    holder = tl.program_id(0) % HOLDERS
+    row = (tl.program_id(0) // HOLDERS).to(tl.int64)
+    x_ptr += row * stride_xm
+    y_ptr += row * N
+    slope = tl.cast(scale, tl.float32) * LOG2E
+    # A line of this tile is what one thread has.
+    ACCESSES: tl.constexpr = BLOCK_N // ACCESS
+    offs = tl.arange(0, ACCESSES)[:, None] * ACCESS + tl.arange(0, ACCESS)[None, :]
+    offs += holder * (CHUNKS * BLOCK_N)
+    chunks = ()
+    for chunk in tl.static_range(CHUNKS):
+        columns = chunk * BLOCK_N + offs
+        chunks += (tl.load(x_ptr + columns, mask=(columns < N) | EVEN, other=-float("inf")),)
+    top = chunks[0].to(tl.float32)
+    for chunk in tl.static_range(1, CHUNKS):
+        top = tl.maximum(top, chunks[chunk].to(tl.float32))
+    # A whole number is the same wherever it is used, and its powers are exact; a product would be
+    # fused with some of the differences below, and rounded in others.
+    top = tl.ceil(tl.max(top, 1) * slope)
+    base = finite_or_zero(top)[:, None]
+    zero = zero_after(base)
+    total = tl.zeros((ACCESSES, ACCESS), tl.float32)
+    weights = ()
+    for chunk in tl.static_range(CHUNKS):
+        weight = tl.exp2(widened(chunks[chunk], zero) * slope - base)
+        total += weight
+        weights += (weight,)
+    row_top, row_total = tl.reduce((top, tl.sum(total, 1)), 0, _weighed)
+    slots_ptr += row * (2 * HOLDERS)
+    tops, totals = parts_together(slots_ptr, holder, row_top, row_total, HOLDERS)
+    row_base = finite_or_zero(tl.max(tops, 0))
+    row_total = tl.sum(totals * tl.exp2(tops - row_base), 0)
+    # Not by the base of the thread: of one that has seen only minus infinity it is zero, and the
+    # factor would be infinite where the others have seen little more.
+    factor = (tl.exp2(top - row_base) / row_total)[:, None]
+    for chunk in tl.static_range(CHUNKS):
+        columns = chunk * BLOCK_N + offs
+        store_as(y_ptr + columns, weights[chunk] * factor, (columns < N) | EVEN)
+
+
+@triton.jit
+def _backward_shared_kernel(
+    y_ptr, dy_ptr, dx_ptr, slots_ptr, stride_ym, stride_dym, N, scale,
+    EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, HOLDERS: tl.constexpr,
+):  # fmt: skip
+    holder = tl.program_id(0) % HOLDERS
+    row = (tl.program_id(0) // HOLDERS).to(tl.int64)
+    y_ptr += row * stride_ym
+    dy_ptr += row * stride_dym
+    dx_ptr += row * N
+    offs = holder * (CHUNKS * BLOCK_N) + tl.arange(0, BLOCK_N)
+    ys, dys = (), ()
+    for chunk in tl.static_range(CHUNKS):
+        columns = chunk * BLOCK_N + offs
+        inside = (columns < N) | EVEN
+        ys += (tl.load(y_ptr + columns, mask=inside, other=0.0),)
+        dys += (tl.load(dy_ptr + columns, mask=inside, other=0.0),)
+    products = tl.zeros((BLOCK_N,), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        products += ys[chunk].to(tl.float32) * dys[chunk].to(tl.float32)
+    own = tl.sum(products, 0)
+    sums, _ = parts_together(slots_ptr + row * (2 * HOLDERS), holder, own, own, HOLDERS)
+    weighted = tl.sum(sums, 0)
+    zero = zero_after(weighted)
+    for chunk in tl.static_range(CHUNKS):
+        columns = chunk * BLOCK_N + offs
+        dx = widened(ys[chunk], zero) * (widened(dys[chunk], zero) - weighted) * scale
+        store_as(dx_ptr + columns, dx, (columns < N) | EVEN)
+
+
+def shares(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether programs share rows of n elements of these tensors, so many elements apart: those of
+    a row must run side by side."""
+    device = tensors[0].device
+    if torch.compiler.is_dynamo_compiling() or not side_by_side(device):
+        return False
+    if _held(n, tensors[0].element_size(), WARPS)["HOLDERS"] > sm_count(device):
+        return False
+    sizes = (n, *strides, *(tensor.data_ptr() for tensor in tensors))
+    return not any(size % ALIGNMENT for size in sizes)
+
+
+def _held(n: int, itemsize: int, warps: int) -> dict[str, int]:
+    """How programs of so many warps share a row of n elements, each in chunks of equal length."""
+    block = 32 * warps * ACCESS_BYTES // itemsize
+    holders = triton.next_power_of_2(-(-n // (MOST_CHUNKS * block)))
+    chunks = -(-n // (holders * block))
+    return {
+        "EVEN": n == holders * chunks * block,
+        "CHUNKS": chunks,
+        "BLOCK_N": block,
+        "HOLDERS": holders,
+        "num_warps": warps,
+    }
+
+
+def forward_shared(x: torch.Tensor, y: torch.Tensor, stride: int, scale: float) -> None:
+    """y = softmax(scale x) of rows [..., N] that lie `stride` elements apart; scale positive."""
+    n, itemsize = x.shape[-1], x.element_size()
+    m, held = y.numel() // n, _held(n, itemsize, MORE_WARPS)
+    if n * itemsize <= SHORT_BYTES or not held["EVEN"]:
+        held = _held(n, itemsize, WARPS)
+    holders = held["HOLDERS"]
+    launch(
+        _forward_shared_kernel, (m * holders,), x_ptr=x, y_ptr=y,
+        slots_ptr=unsaid(m, holders, x.device), stride_xm=stride, N=n, scale=scale,
+        ACCESS=ACCESS_BYTES // itemsize, **held,
+    )  # fmt: skip
+
+
+def backward_shared(
+    y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, strides: tuple[int, int], scale: float
+) -> None:
+    """dx = scale y (dy - sum y dy) of rows [..., N]; those of y and dy lie `strides` apart."""
+    n, held = y.shape[-1], _held(y.shape[-1], y.element_size(), WARPS)
+    m, holders = dx.numel() // n, held["HOLDERS"]
+    launch(
+        _backward_shared_kernel, (m * holders,), y_ptr=y, dy_ptr=dy, dx_ptr=dx,
+        slots_ptr=unsaid(m, holders, y.device), stride_ym=strides[0], stride_dym=strides[1],
+        N=n, scale=scale, **held,
+    )  # fmt: skip
