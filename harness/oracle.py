@@ -1,6 +1,7 @@
 """The truth about one cell: its inputs, the float64 results, and how far PyTorch eager is off."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from harness import inputs, poison, tolerance
 from harness.tolerance import Distance
 from kernels._contract import Case, Op
 
-# Draws of rounded inputs from which the oracle's sensitivity is taken.
+# Draws of rounded inputs from which the oracle's sensitivity is taken, and eager's luck.
 ROUNDINGS = 4
 Named = dict[str, torch.Tensor]
 
@@ -27,6 +28,7 @@ class Problem:
     without data that have the shape and dtype of each result. oracle: the results in float64.
     eager: how far PyTorch eager is from the oracle, by result. rough: those results of eager that
     are too far to go by the oracle alone, in float64. scale: the size of the inputs, at most one.
+    rival: eager itself, None where it has no result.
     """
 
     op: Op
@@ -40,6 +42,7 @@ class Problem:
     eager: Mapping[str, Distance]
     rough: Named
     scale: float
+    rival: Callable | None = None
 
     def given(self, direction: str) -> list[torch.Tensor]:
         """The tensors that an implementation reads: inputs, then gradients of the outputs."""
@@ -58,12 +61,14 @@ class Problem:
             yield from inputs.gradients(self.seeds, seed, self.case.layout)
 
     def judge(self, results: Named, closely: bool = False) -> dict[str, tolerance.Verdict]:
-        """Each result against the rule; `closely` where the oracle's sensitivity counts too."""
+        """Each result against the rule; `closely` where the oracle's sensitivity counts too, and
+        eager may be as far off as it is beside these inputs."""
         moved = self.sensitivity if closely else {}
+        eager = self.without_luck if closely else self.eager
         return {
             name: tolerance.judge(
                 tolerance.distance(tensor, self.oracle[name], self.scale),
-                self.eager.get(name),
+                eager.get(name),
                 tensor.dtype,
                 moved.get(name),
                 self._beside(name, tensor),
@@ -94,8 +99,26 @@ class Problem:
             seeds = _each(self.seeds, lambda t, draw=draw: _rounded(t, self.seed + draw))
             for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
                 found = tolerance.distance(tensor, self.oracle[name], self.scale)
-                before = worst.get(name, found)
-                worst[name] = Distance(max(before.max, found.max), max(before.rms, found.rms))
+                worst[name] = tolerance.further(worst.get(name, found), found)
+        return worst
+
+    @functools.cached_property
+    def without_luck(self) -> dict[str, Distance]:
+        """How far eager is from the oracle at worst, by result: here, and where each input is the
+        next number of its dtype, up or down."""
+        worst = dict(self.eager)
+        for draw in range(ROUNDINGS if self.rival else 0):
+            beside = {
+                name: None if t is None else _neighbour(t, self.seed + draw)
+                for name, t in self.tensors.items()
+            }
+            seeds = _each(self.seeds, lambda t, draw=draw: _neighbour(t, self.seed + draw))
+            wide = {name: None if t is None else _wide(t) for name, t in beside.items()}
+            oracle = run(self.op, self.op.reference, self.case, wide, _each(seeds, _wide))
+            for name, tensor in run(self.op, self.rival, self.case, beside, seeds).items():
+                found = tolerance.distance(tensor, oracle[name], self.scale)
+                if math.isfinite(found.max):
+                    worst[name] = tolerance.further(worst[name], found)
         return worst
 
 
@@ -125,7 +148,7 @@ def problem(
     del wide
     # Plain values are around one.
     scale = _scale(tensors.values()) if case.values else 1.0
-    errors, rough = {}, {}
+    errors, rough, rival = {}, {}, None
     # Eager draws other random numbers than the reference does.
     for function in (op.reference,) if op.properties else (eager, op.reference):
         try:
@@ -135,8 +158,11 @@ def problem(
         errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
         rough = {n: _wide(t) for n, t in result.items() if tolerance.beyond_cap(errors[n], t)}
         poison.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
+        rival = function
         break
-    return Problem(op, case, dtype, seed, tensors, seeds, expected, oracle, errors, rough, scale)
+    return Problem(
+        op, case, dtype, seed, tensors, seeds, expected, oracle, errors, rough, scale, rival
+    )
 
 
 def run(
@@ -187,6 +213,16 @@ def _rounded(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     generator = torch.Generator(tensor.device).manual_seed(seed)
     noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float64)
     return tensor.double() * (1 + (noise - 0.5) * torch.finfo(torch.float32).eps)
+
+
+def _neighbour(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """The tensor with each entry one step of its dtype up or down; what has no such step stays."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
+    step = torch.where(up, 1.0, -1.0).double() * torch.finfo(tensor.dtype).eps
+    return (tensor.double() * (1 + step)).to(tensor.dtype)
 
 
 def _scale(tensors: Sequence[torch.Tensor | None]) -> float:

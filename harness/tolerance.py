@@ -5,10 +5,11 @@ floor per dtype; distance is taken in the maximum norm and in the root-mean-squa
 follows the tests of flash-attention (Dao, 2022), made relative and applied to every rival.
 
 Eager may be lucky where the problem itself is ill-conditioned, as the sum of a dot product whose
-terms cancel. So where eager's distance does not suffice, the oracle's own sensitivity takes its
-place if it is larger: how far the oracle moves when each input is rounded once more in float32,
-the error that a backward-stable computation has (Higham, "Accuracy and Stability of Numerical
-Algorithms", 2002, section 1.5).
+terms cancel. So where eager's distance does not suffice, it is taken again at inputs one step of
+the dtype away, and the largest counts; or the oracle's own sensitivity, if that is larger still:
+how far the oracle moves when each input is rounded once more in float32, the error that a
+backward-stable computation has (Higham, "Accuracy and Stability of Numerical Algorithms", 2002,
+section 1.5).
 
 No bound is wider than CAP. A distance of one is that of a result of zeros, and within a half each
 result is nearer to the oracle than to zeros. Where twice eager's error is more, as in gradients
@@ -45,6 +46,11 @@ class Distance:
 
     max: float
     rms: float
+
+
+def further(one: Distance, other: Distance) -> Distance:
+    """The larger of two, in either norm."""
+    return Distance(max(one.max, other.max), max(one.rms, other.rms))
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,10 @@ def _norm_backward_row_kernel(
             mask = mask_m[:, None] & ((offs < N) | EVEN)
             hat = (widened(xs[chunk], zero) - mean) * rstd
             g = widened(weights[chunk], zero) * widened(dys[chunk], zero)
+            if not EVEN:
+                # Fused with the difference it would not be rounded, and the only element of a row
+                # would not cancel.
+                g = tl.where(mask, g, 0.0)
             dx = (g - level - hat * along) * rstd
             if ds_ptr is not None:
                 ds = tl.load(ds_ptr + rows * stride_dsm + offs, mask=mask, other=0.0)

@@ -32,6 +32,7 @@ from kernels._scores import (
     scores,
     seen_of,
     steps_of,
+    weights_of,
 )
 from kernels._softmax_shared import backward_shared, forward_shared, shares
 from kernels._softmax_tiles import (
@@ -128,14 +129,14 @@ def _forward_row_kernel(
     top = chunks[0].to(tl.float32)
     for chunk in tl.static_range(1, CHUNKS):
         top = tl.maximum(top, chunks[chunk].to(tl.float32))
-    base = finite_or_zero(row_max(top)) * slope
+    highest = finite_or_zero(row_max(top))
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     weights = ()
     for chunk in tl.static_range(CHUNKS):
-        weight = tl.exp2(chunks[chunk].to(tl.float32) * slope - base)
+        weight = weights_of(chunks[chunk], highest, slope)
         total += weight
         weights = weights + (weight,)  # noqa: RUF005
-    share = 1.0 / row_sum(total)
+    share = tl.div_rn(1.0, row_sum(total))
     if CAUSAL:
         # Weights that are not seen are zero, and so is the sum of a row that sees none.
         share = tl.where(end > 0, share, 0.0)
@@ -167,14 +168,14 @@ def _forward_loop_kernel(
         inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
         top = tl.maximum(top, x.to(tl.float32))
-    base = finite_or_zero(tl.max(top)) * slope
+    highest = finite_or_zero(tl.max(top))
     total = tl.zeros((1, BLOCK_N), tl.float32)
     for start in range(0, stop, BLOCK_N):
         columns = start + offs_n
         inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
-        total += tl.exp2(x.to(tl.float32) * slope - base)
-    share = 1.0 / tl.sum(total)
+        total += weights_of(x, highest, slope)
+    share = tl.div_rn(1.0, tl.sum(total))
     if CAUSAL:
         share = tl.where(end > 0, share, 0.0)
     # Backwards: what was read last is what the cache still has.
@@ -182,7 +183,7 @@ def _forward_loop_kernel(
         columns = (steps - 1 - step) * BLOCK_N + offs_n
         inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_first")
-        y = tl.exp2(x.to(tl.float32) * slope - base) * share
+        y = weights_of(x, highest, slope) * share
         store_as(y_ptr + columns, y, inside)
 
 
