@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness import statuses
 from harness.command import read_json
+from harness.load import OURS
 from harness.raw import TIMED
 
 REMEDY = "run the stage that writes it again"
@@ -23,6 +24,16 @@ def folders(folder: Path, recorded: Path, sidecars: Mapping[str, dict]) -> Itera
     for op, sidecar in sidecars.items():
         if sidecar["mode"] == "replayed":
             yield recorded / "verify" / op
+
+
+def changed(reports: Iterable[Mapping]) -> set[str]:
+    """The ops whose code is not what the recorded run verified: of two reports on ours, that
+    run's and this machine's, the files or the version of Triton differ."""
+    codes: dict[str, set] = {}
+    for report in reports:
+        if report["impl"] == OURS:
+            codes.setdefault(report["op"], set()).add(report.get("code_sha256"))
+    return {op for op, found in codes.items() if len(found) > 1}
 
 
 def verification(reports: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
@@ -112,15 +123,17 @@ def _pairs(values: Mapping) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 
-def runs(sidecars: Mapping[str, dict]) -> list[dict]:
+def runs(sidecars: Mapping[str, dict], changed: Iterable[str] = ()) -> list[dict]:
+    """The rows of runs.csv. changed: the ops whose code has changed since the run."""
     found: dict[tuple[str, ...], dict] = {}
     for op, car in sidecars.items():
         gpu = car["environment"].get("gpu") or {}
         row = {key: car[key] for key in ("run_id", "mode", "date", "commit", "dirty")}
         row |= {"machine": car["run_id"].split("-", 2)[-1], "gpu": gpu.get("name", ""), "ops": ""}
-        row["environment_sha256"] = car.get("environment_sha256", "")
+        row |= {"changed_ops": "", "environment_sha256": car.get("environment_sha256", "")}
         row = found.setdefault((car["run_id"], car["mode"], row["environment_sha256"]), row)
-        row["ops"] = f"{row['ops']} {op}".strip()
+        for column in ["ops", *["changed_ops"] * (op in changed)]:
+            row[column] = f"{row[column]} {op}".strip()
     return list(found.values())
 
 

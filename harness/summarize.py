@@ -42,7 +42,7 @@ LEDGER = (
 SANITIZER = "file,tool,version,cases,status,findings,elsewhere,seconds,reason"
 KERNL = "feature,kernl,source,ours,part,cells,passed,status"
 IR = "file,kernel,stage,bytes,lines"
-RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops"
+RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops,changed_ops"
 ENVIRONMENT = "run_id,key,value"
 CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
 DATASHEETS = "gpu,quantity,unit,value,source"
@@ -85,7 +85,7 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     resources = list(reports.resources(builds))
     _write(folder / "resources.csv", _columns(resources), resources)
     _write(folder / "ir.csv", IR, reports.ir(builds))
-    shown = reports.runs(sidecars)
+    shown = reports.runs(sidecars, reports.changed(found))
     _write(folder / "runs.csv", RUNS, shown)
     # As the kernels read it: unset means the committed tables, empty none.
     tuned = os.environ.get("TILEWRIGHT_TUNED", str(TUNED))

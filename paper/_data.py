@@ -21,7 +21,7 @@ TEXT = (
     *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
     *("status", "reason", "verdict", "worst_case", "run_id", "commit", "date", "machine", "gpu"),
     *("ops", "note", "environment_sha256", "key", "file", "kernel", "arch", "config", "stage"),
-    *("rule", "runner_up", "state"),
+    *("changed_ops", "rule", "runner_up", "state"),
     *("library", "version", "role", "language", "category", "source"),
     *("pass", "dtype", "mode", "kernels", "float32_precision", "accumulates", "timed_by"),
     *("feature", "kernl", "ours", "part"),
@@ -75,6 +75,11 @@ def rank(folder: Path) -> dict[str, int]:
     sizes = rows.filter(like="size_").notna().sum(axis=1).groupby(rows["family"]).max()
     families = sorted(sizes.index, key=lambda family: (sizes[family], family))
     return {family: place for place, family in enumerate(families)}
+
+
+def changed(folder: Path) -> set[str]:
+    """The ops whose code has changed since their times were taken."""
+    return {op for ops in read(folder, "runs")["changed_ops"] for op in ops.split()}
 
 
 def settled(frame: pd.DataFrame) -> pd.DataFrame:

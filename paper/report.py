@@ -46,7 +46,8 @@ nav a { margin-right: 1rem; }
 <p>Run <code>{{ run.run_id }}</code>, {{ run.mode }}: {{ run.gpu or "no GPU" }},
 {{ run.date[:10] }}, commit <code>{{ run.commit[:12] }}</code>
 {{- " with uncommitted changes" if run.dirty else "" }}.
-<span>Ops: {{ run.ops }}.</span></p>
+<span>Ops: {{ run.ops }}.</span>
+{%- if run.changed_ops %} Code changed since: {{ run.changed_ops }}.{% endif %}</p>
 {% endfor -%}
 <nav>
 {% for section in sections -%}

@@ -193,6 +193,23 @@ def test_what_the_claims_say_is_counted_by_op_and_pass_and_what_is_behind_is_nam
     assert {op + name for op, name in found} == expected
 
 
+def test_code_that_has_changed_since_its_times_were_taken_is_named(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    runs = pd.read_csv(run / "runs.csv", keep_default_na=False)
+    assert (runs["changed_ops"] == "").all()
+    names = ("provenance", "families")
+    for changed, said in {"": 0, "scale softmax": 2, "dot": 1}.items():
+        runs.assign(changed_ops=changed).to_csv(run / "runs.csv", index=False)
+        first, sections = (
+            script(PAPER / "tables" / f"{name}.py", run, tmp_path / name).read_text()
+            for name in names
+        )
+        assert first.count("has changed since") == bool(changed)
+        assert sections.count("has changed since") == said
+        listed = " and ".join(rf"\texttt{{{op}}}" for op in changed.split())
+        assert f"The code of {listed} has changed since." in first or not changed
+
+
 def test_every_claim_is_in_the_table_with_its_verdict(full):
     text = (full / "tables" / "claims.tex").read_text()
     claims = pd.read_csv(full / "claims.csv")

@@ -251,6 +251,17 @@ def test_a_replayed_run_adds_the_recorded_reports_to_its_own(replayed):
     assert (shown["mode"], shown["ops"]) == ("replayed", "softmax")
 
 
+def test_an_op_whose_code_is_not_what_the_recorded_run_verified_is_named(replayed):
+    one = {"op": "dot", "impl": "ours", "code_sha256": "a"}
+    rival = one | {"impl": "torch_eager", "code_sha256": "b"}
+    assert reports.changed([one, one, rival]) == set()
+    assert reports.changed([one, one | {"code_sha256": "c"}, one | {"op": "scale"}]) == {"dot"}
+    sidecar = json.loads((replayed / "raw" / "softmax.json").read_text())
+    runs = reports.runs({"dot": sidecar, "scale": sidecar, "softmax": sidecar}, {"dot", "softmax"})
+    assert [row["changed_ops"] for row in runs] == ["dot softmax"]
+    assert [row["changed_ops"] for row in rows_of(replayed, "runs")] == [""]
+
+
 def test_unsupported_cells_are_not_counted_as_failed(measured):
     rows = rows_of(measured, "verification")
     flash = next(row for row in rows if row["impl"] == "sdpa_flash")

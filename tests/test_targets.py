@@ -44,7 +44,7 @@ def table(tmp_path, monkeypatch):
 
     def make(targets, rows):
         pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
-        runs = pd.DataFrame([{"run_id": "r", "ops": "add mul"}])
+        runs = pd.DataFrame([{"run_id": "r", "ops": "add mul", "changed_ops": "mul"}])
         runs.to_csv(tmp_path / "runs.csv", index=False)
         limits = [("r", "copy", 4000.0), ("r", "write", 2000.0)]
         ceilings = pd.DataFrame(limits, columns=["run_id", "quantity", "value"])
@@ -113,6 +113,11 @@ def test_a_pattern_is_for_the_whole_name(table):
     rows = [row("ours", 20.0), row("ours", 99.0, case="N8-causal")]
     (line,) = table([target(case="N8", op="add mul")], rows)
     assert line[1] == r"\texttt{add} \texttt{N8}"
+
+
+def test_code_that_has_changed_since_is_marked(table):
+    lines = table([target(), target(op="mul")], [row("ours", 16.0), row("ours", 16.0, op="mul")])
+    assert [line[7] for line in lines] == ["aim met", r"aim met$^\dagger$"]
 
 
 def test_what_is_not_recorded_or_has_no_time_says_so(table):

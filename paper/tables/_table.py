@@ -13,6 +13,9 @@ from _data import write
 FLOAT_ROWS = 52
 SIZE = r"\footnotesize\setlength{\tabcolsep}{4.5pt}"
 SMALL = r"\scriptsize\setlength{\tabcolsep}{3pt}"
+# The mark of ops whose code is not what was timed.
+DAGGER = r"$^\dagger$"
+DAGGER_NOTE = r" A dagger: the code has changed since these times were taken."
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]")
 ESCAPES = {
@@ -47,6 +50,12 @@ def code(value: object) -> str:
 def number(value: float, digits: int = 2) -> str:
     """A number for an S column; a missing one is a dash."""
     return "{--}" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """`a, b and c`."""
+    names = list(names)
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def cut(text: str, length: int) -> str:

@@ -1,7 +1,7 @@
 """The large cells that memory bounds in which a baseline is clearly faster, one a line."""
 
 import _table
-from _data import natural, rank, read, run
+from _data import changed, natural, rank, read, run
 
 CELL = ["op", "case", "dtype", "pass"]
 LARGE_MIB, BEHIND = 64, 0.95
@@ -25,10 +25,11 @@ def main(arguments):
         found.to_dict("records"),
         key=lambda row: (place[row["family"]], row["op"], natural(row["pass"]), row["ratio"]),
     )
-    lines, last = [], None
+    lines, last, since = [], None, changed(arguments.run)
     for row in ordered:
         about = row["op"], row["pass"]
-        names = ["", ""] if about == last else [_table.code(row["op"]), row["pass"]]
+        mark = _table.DAGGER * (row["op"] in since)
+        names = ["", ""] if about == last else [_table.code(row["op"]) + mark, row["pass"]]
         where = f"{_table.code(row['case'])} {_table.SHORT.get(row['dtype'], row['dtype'])}"
         numbers = [f"{row['mib']:.0f}", _table.number(row["ratio"], 3)]
         interval = f"{row['ci_lo']:.3f}--{row['ci_hi']:.3f}"
@@ -37,7 +38,8 @@ def main(arguments):
         last = about
     head = ["op & pass & cell & {MiB} & {ratio} & interval & verdict & baseline"]
     columns = "lllrS[table-format=1.3]lll"
-    table = _table.captioned(columns, head, lines, CAPTION, "tab:behind", size=_table.SMALL)
+    caption = CAPTION + _table.DAGGER_NOTE * any(row["op"] in since for row in ordered)
+    table = _table.captioned(columns, head, lines, caption, "tab:behind", size=_table.SMALL)
     _table.save(arguments.out, f"\\Cref{{tab:behind}} lists those.\n{table}")
 
 

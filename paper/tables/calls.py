@@ -2,7 +2,7 @@
 
 import _table
 import pandas as pd
-from _data import OURS, natural, rank, run, summary
+from _data import OURS, changed, natural, rank, run, summary
 from _targets import CELL, cells, counts, targets
 
 CAPTION = (
@@ -24,7 +24,7 @@ def main(arguments):
             chosen |= counts(found, target)
     rows = summary(arguments.run).set_index(["impl", *CELL])
     place = rank(arguments.run)
-    lines = []
+    lines, since = [], changed(arguments.run)
     for cell in sorted(
         found[chosen].to_dict("records"),
         key=lambda cell: (place[cell["family"]], cell["op"], natural(cell["pass"]), cell["case"]),
@@ -33,14 +33,16 @@ def main(arguments):
         times = [rows["call_us"].get((impl, *key), float("nan")) for impl in SHOWN]
         where = f"{_table.code(cell['case'])} {cell['dtype']}"
         numbers = [*(_table.number(time, 1) for time in times), _table.number(cell[QUANTITY])]
-        lines.append([_table.code(cell["op"]), cell["pass"], where, *numbers])
+        op = _table.code(cell["op"]) + _table.DAGGER * (cell["op"] in since)
+        lines.append([op, cell["pass"], where, *numbers])
     if not lines:
         _table.save(arguments.out, "This run has no cell that the targets name.\n")
         return
     names = " & ".join(f"{{{_table.code(impl)}}}" for impl in SHOWN)
     head = [f"op & pass & cell & {names} & {{ours / eager}}"]
     columns = "lll*{3}{S[table-format=4.1]}S[table-format=2.2]"
-    table = _table.captioned(columns, head, lines, CAPTION, "tab:calls", size=_table.SMALL)
+    caption = CAPTION + _table.DAGGER_NOTE * bool(since & set(found[chosen]["op"]))
+    table = _table.captioned(columns, head, lines, caption, "tab:calls", size=_table.SMALL)
     _table.save(arguments.out, _sentence(found[chosen].dropna(subset=QUANTITY)) + table)
 
 

@@ -83,7 +83,7 @@ def _sentence(rows):
         ahead = [row["baseline"] for row in claims if row["verdict"] == "worse"]
         if ahead:
             name = _table.code(op) + (f" {direction}" if op in several else "")
-            behind.append(f"{name} ({_listed(map(_table.code, ahead))})")
+            behind.append(f"{name} ({_table.listed(map(_table.code, ahead))})")
     neither = len(found) - less - len(behind)
     parts = [
         f"of {len(found)}~pairs of operation and pass, ours takes less time than every baseline in "
@@ -92,12 +92,8 @@ def _sentence(rows):
         f"and in {neither} neither is shown",
     ]
     sentence = ", ".join(parts)
-    return f"{sentence}. A baseline takes less time in {_listed(behind)}" if behind else sentence
-
-
-def _listed(names):
-    names = list(names)
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    less = f". A baseline takes less time in {_table.listed(behind)}"
+    return sentence + less * bool(behind)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import _table
 import numpy as np
-from _data import OURS, natural, rank, read, run, summary
+from _data import OURS, changed, natural, rank, read, run, summary
 
 PAPER = Path(__file__).parents[1]
 CELL = ["op", "case", "dtype", "pass"]
@@ -23,7 +23,7 @@ def main(arguments):
     first = next((family for family in families if family in drawn), "others")
     verdicts, own = read(arguments.run, "verdicts"), summary(arguments.run)
     own = own[(own["impl"] == OURS) & (own["status"] == "ok")]
-    lines = []
+    lines, since = [], changed(arguments.run)
     for family in families:
         figure = family if family in drawn else "others"
         title = _table.escape(family.replace("_", " ")).capitalize()
@@ -42,6 +42,7 @@ def main(arguments):
             passes = sorted(timed["pass"].unique(), key=natural)
             lines.append(r"\paragraph{Measured.}")
             lines += [_measured(name, compared, timed[timed["pass"] == name]) for name in passes]
+            lines += _since(sorted(since & set(timed["op"])), timed["op"].nunique())
         if figure != "others":
             lines.append(_float(figure, r"\familytitle", first))
     if any(family not in drawn for family in families):
@@ -75,6 +76,12 @@ def _measured(direction, compared, timed):
         f"Against eager PyTorch alone the mean is {_mean(eager):.2f}." if len(eager) else "",
     ]
     return " ".join(filter(None, [*parts, reached]))
+
+
+def _since(ops, number):
+    """Which ops of a family of so many are no longer what was timed, in no sentence or one."""
+    names = "" if len(ops) == number else f" of {_table.listed(map(_table.code, ops))}"
+    return [f"The code{names} has changed since these times were taken."] * bool(ops)
 
 
 def _side(mean, found):

@@ -10,6 +10,11 @@ def main(arguments):
     sentences = [_sentence(row, single) for row in runs.itertuples()]
     if not single:
         sentences.append("The ops of this document come from more than one run.")
+    if (runs["changed_ops"] != "").any():
+        sentences.append(
+            "The code of an op is its kernel, the launch and what they import; where it has "
+            "changed, the text describes what it is now."
+        )
     dates = sorted(runs["date"].str[:10].unique())
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     text = [
@@ -33,8 +38,18 @@ def _sentence(row, single: bool) -> str:
     return (
         rf"The times of {ops} {how}. Run {_table.code(row.run_id)}; machine "
         rf"{_table.code(row.machine)}, {gpu}; {_table.escape(row.date[:10])}; "
-        rf"commit {commit}{state}."
+        rf"commit {commit}{state}.{_since(row)}"
     )
+
+
+def _since(row) -> str:
+    """Which of a run's ops are no longer what it timed."""
+    changed = row.changed_ops.split()
+    if not changed:
+        return ""
+    every = len(changed) > 1 and changed == row.ops.split()
+    names = "all of them" if every else _table.listed(map(_table.code, changed))
+    return f" The code of {names} has changed since."
 
 
 if __name__ == "__main__":

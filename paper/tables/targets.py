@@ -6,7 +6,7 @@ Of several cells that a row of targets.csv takes, the one furthest from the boun
 from collections import Counter
 
 import _table
-from _data import run
+from _data import changed, run
 from _targets import QUANTITIES, cells, counts, targets
 
 CAPTION = (
@@ -29,12 +29,12 @@ FLOAT_ROWS = 90
 
 
 def main(arguments):
-    found = cells(arguments.run)
+    found, since = cells(arguments.run), changed(arguments.run)
     lines, states, last = [], Counter(), None
     for target in targets().itertuples(index=False):
         if last != target.kernel:
             lines += _table.heading(HEAD.count("&") + 2, _table.escape(target.kernel))
-        line, state = _line(target, found[counts(found, target)])
+        line, state = _line(target, found[counts(found, target)], since)
         lines.append(line)
         states[state] += 1
         last = target.kernel
@@ -42,8 +42,9 @@ def main(arguments):
         r"l>{\raggedright\arraybackslash}p{40mm}>{\raggedright\arraybackslash}p{19mm}"
         r"rrrrl>{\raggedright\arraybackslash}p{25mm}r"
     )
+    caption = CAPTION + _table.DAGGER_NOTE * bool(since & set(found["op"]))
     table = _table.captioned(
-        columns, [HEAD], lines, CAPTION, "tab:targets", FLOAT_ROWS, _table.SMALL
+        columns, [HEAD], lines, caption, "tab:targets", FLOAT_ROWS, _table.SMALL
     )
     _table.save(arguments.out, _sentence(states) + table)
 
@@ -59,8 +60,8 @@ def _sentence(states):
     return "".join([*parts, ".\n"])
 
 
-def _line(target, found):
-    """The cells of a line of the table, and its state."""
+def _line(target, found, since):
+    """The cells of a line of the table, and its state. since: the ops that have changed."""
     values = found[target.quantity].dropna()
     quantity = QUANTITIES[target.quantity]
     bounds = [target.must or "--", target.aim or "--"]
@@ -81,6 +82,7 @@ def _line(target, found):
         figure = f"{row[f'best_{target.quantity}']:.{quantity.digits}f}"
     met, state = _state(target, values, len(values) + lost)
     shown = state if state != MISSED else rf"\textbf{{{MISSED}}}"
+    shown += _table.DAGGER * (row["op"] in since)
     reached = f"{values[worst]:.{quantity.digits}f}"
     line = [passes or row["pass"], where, quantity.name, *bounds, reached, met, shown, rival]
     return [*line, figure], state
