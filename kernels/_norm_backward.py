@@ -321,8 +321,8 @@ def _shares(n, itemsize, config, device):
 def _blocks(n, undivided):
     """Whether a program may keep n elements of a row, and the elements of a block of them. Where
     more than `undivided` fill no power of two, three blocks do; masks take the registers it would
-    need."""
-    power = 1 << (n - 1).bit_length()
+    need. Of one element a block has two: a mask that is a constant keeps nothing from fusing."""
+    power = max(2, 1 << (n - 1).bit_length())
     if n <= undivided or n == power:
         return True, power
     return n % (power // 4) == 0, power // 4

@@ -100,6 +100,17 @@ def row_sum(x):
 
 
 @triton.jit
+def share_of(total, dtype: tl.constexpr):
+    """1 / total, as near as results of this dtype can show: the plain division is off by up to two
+    units in the last place, which a step of Newton's method mends. The one that rounds to nearest
+    is a call of ninety instructions, for which every row waits."""
+    share = 1.0 / total
+    if dtype == tl.float32:
+        share = tl.fma(share, tl.fma(-total, share, 1.0), share)
+    return share
+
+
+@triton.jit
 def seen_of(ptr, columns, inside, end, CAUSAL: tl.constexpr, POLICY: tl.constexpr):
     """The elements in the dtype in which they came, zero if not seen."""
     read, seen = visible(columns, inside, end, CAUSAL)

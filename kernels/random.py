@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from kernels._contract import Cost, Op, Tensor, case
+from kernels._elementwise import block_is_full, block_offsets, length, store_once
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
 from kernels._random import improbable, interleave, multiply_high, philox, philox_words, uneven
@@ -186,78 +187,79 @@ DROPOUT = Op(
 
 # The tuner's choices on an H200.
 def _choose_randint(itemsize, words):
-    return {"BLOCK": 512 if itemsize > 4 * words else 1024, "num_warps": itemsize // 2}
+    return {"BLOCK_N": 512 if itemsize > 4 * words else 1024, "num_warps": itemsize // 2}
 
 
 def _choose_dropout(itemsize):
     # 32 bytes a thread.
     warps = 8 // itemsize
-    return {"BLOCK": 32 * warps * 32 // itemsize, "num_warps": warps}
+    return {"BLOCK_N": 32 * warps * 32 // itemsize, "num_warps": warps}
 
 
 def _suits_randint(candidate, itemsize, words):
     # One to four accesses of 16 bytes a thread, and a whole call at least.
-    each = candidate["BLOCK"] // (32 * candidate["num_warps"])
+    each = candidate["BLOCK_N"] // (32 * candidate["num_warps"])
     return 16 <= each * itemsize <= 64 and each * words >= 4
 
 
 CONFIGS = tuple(
-    {"BLOCK": block, "num_warps": warps}
+    {"BLOCK_N": block, "num_warps": warps}
     for block in (512, 1024, 2048, 4096, 8192)
     for warps in (2, 4, 8)
     if 2 <= block // (32 * warps) <= 32
 )
 DROPOUT_CONFIGS = tuple(
-    each for each in CONFIGS if 8 <= each["BLOCK"] // (32 * each["num_warps"]) <= 32
+    each for each in CONFIGS if 8 <= each["BLOCK_N"] // (32 * each["num_warps"]) <= 32
 )
 
 
 @triton.jit(do_not_specialize=["seed", "first", "skip", "low", "span"])
 def _randint_kernel(
     out_ptr, seed, first, skip, low, span, N,
-    UNIT: tl.constexpr, WORDS: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
+    UNIT: tl.constexpr, WORDS: tl.constexpr, LONG: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # The tiles lie on the stream, of which the output begins skip * UNIT elements into the first.
     pid = tl.program_id(0)
-    a, b, c, d = philox(seed, tl.cast(first, tl.int64) + pid, BLOCK * WORDS // 4)
+    a, b, c, d = philox(seed, tl.cast(first, tl.int64) + pid, BLOCK_N * WORDS // 4)
     if WORDS == 1:
-        value = tl.umulhi(interleave(a, b, c, d, BLOCK), tl.cast(span, tl.uint32))
+        value = tl.umulhi(interleave(a, b, c, d, BLOCK_N), tl.cast(span, tl.uint32))
     elif LONG:
         even = a.to(tl.uint64) | (b.to(tl.uint64) << 32)
         odd = c.to(tl.uint64) | (d.to(tl.uint64) << 32)
-        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK), tl.cast(span, tl.uint64))
+        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK_N), tl.cast(span, tl.uint64))
     else:
         # The same for a range of one word, by two multiplications.
         factor = tl.cast(span, tl.uint32).to(tl.uint64)
-        low_word, high_word = tl.join(a, c).reshape(BLOCK), tl.join(b, d).reshape(BLOCK)
+        low_word, high_word = tl.join(a, c).reshape(BLOCK_N), tl.join(b, d).reshape(BLOCK_N)
         carry = (low_word.to(tl.uint64) * factor) >> 32
         value = (high_word.to(tl.uint64) * factor + carry) >> 32
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     out = value.to(dtype) + tl.cast(low, dtype)
-    offs = pid.to(tl.int64) * BLOCK - skip * UNIT + tl.arange(0, BLOCK)
-    if (pid > 0) & ((pid + 1).to(tl.int64) * BLOCK - skip * UNIT <= N):
+    offs = pid.to(tl.int64) * BLOCK_N - skip * UNIT + tl.arange(0, BLOCK_N)
+    if (pid > 0) & ((pid + 1).to(tl.int64) * BLOCK_N - skip * UNIT <= N):
         tl.store(out_ptr + offs, out)
     else:
         tl.store(out_ptr + offs, out, mask=(offs >= 0) & (offs < N))
 
 
-@triton.jit(do_not_specialize=["seed", "bound"])
-def _dropout_kernel(x_ptr, out_ptr, seed, bound, scale, N, BLOCK: tl.constexpr):
-    pid = tl.program_id(0)
-    a, b, c, d = philox(seed, pid, BLOCK // 8)
-    words = interleave(a, b, c, d, BLOCK // 2)
+@triton.jit
+def _dropout_block(x_ptr, out_ptr, offs, mask, seed, bound, scale, BLOCK_N: tl.constexpr):
+    # First, so that it is on its way while the generator computes.
+    x = tl.load(x_ptr + offs, mask=mask)
+    a, b, c, d = philox(seed, tl.program_id(0), BLOCK_N // 8)
+    words = interleave(a, b, c, d, BLOCK_N // 2)
     # Moved to the top of a word, what is below 16 bits decides nothing.
-    keep = tl.join(words << 16, words).reshape(BLOCK) > tl.cast(bound, tl.uint32)
-    offs = pid.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    if (pid + 1).to(tl.int64) * BLOCK <= N:
-        x = tl.load(x_ptr + offs, eviction_policy="evict_first").to(tl.float32)
-        out = tl.where(keep, x * scale, 0.0).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + offs, out, cache_modifier=".cs")
+    keep = tl.join(words << 16, words).reshape(BLOCK_N) > tl.cast(bound, tl.uint32)
+    store_once(out_ptr + offs, tl.where(keep, x.to(tl.float32) * scale, 0.0), mask)
+
+
+@triton.jit(do_not_specialize=["seed", "bound"])
+def _dropout_kernel(x_ptr, out_ptr, seed, bound, scale, N, BLOCK_N: tl.constexpr):
+    offs = block_offsets(BLOCK_N)
+    if N is None or block_is_full(N, BLOCK_N):
+        _dropout_block(x_ptr, out_ptr, offs, None, seed, bound, scale, BLOCK_N)
     else:
-        mask = offs < N
-        x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
-        out = tl.where(keep, x * scale, 0.0).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + offs, out, mask=mask)
+        _dropout_block(x_ptr, out_ptr, offs, offs < N, seed, bound, scale, BLOCK_N)
 
 
 RANDINT_TILES = Configs(_randint_kernel, CONFIGS, _choose_randint, _suits_randint)
@@ -312,11 +314,11 @@ def _drawn(low, high, size, seed, offset, dtype, device):
         return out
     itemsize, words = out.element_size(), 1 if span <= NARROW else 2
     config = RANDINT_TILES.pick(out.device, itemsize=itemsize, words=words)
-    first, skip = divmod(offset, config["BLOCK"])
+    first, skip = divmod(offset, config["BLOCK_N"])
     # A compiler that knows the start to be a multiple of 16 elements stores 16 bytes at a time.
     unit = 1 if skip % 16 else 16
     launch(
-        _randint_kernel, (-(-(skip + n) // config["BLOCK"]),),
+        _randint_kernel, (-(-(skip + n) // config["BLOCK_N"]),),
         out_ptr=out, seed=seed, first=first, skip=skip // unit, low=low, span=span, N=n,
         UNIT=unit, WORDS=words, LONG=span > 2**32 - 1, **config,
     )  # fmt: skip
@@ -340,9 +342,9 @@ def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Te
         config = DROPOUT_TILES.pick(x.device, itemsize=x.element_size())
         # An entry is kept where its 16 bits, at the top of a word, exceed the bound.
         launch(
-            _dropout_kernel, (-(-n // config["BLOCK"]),),
-            x_ptr=x, out_ptr=out, seed=seed, bound=(dropped << 16) - 1, scale=_scale(dropped), N=n,
-            **config,
+            _dropout_kernel, (-(-n // config["BLOCK_N"]),),
+            x_ptr=x, out_ptr=out, seed=seed, bound=(dropped << 16) - 1, scale=_scale(dropped),
+            N=length(n, config), **config,
         )  # fmt: skip
     return out
 

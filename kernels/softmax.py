@@ -31,6 +31,7 @@ from kernels._scores import (
     row_sum,
     scores,
     seen_of,
+    share_of,
     steps_of,
     weights_of,
 )
@@ -136,7 +137,7 @@ def _forward_row_kernel(
         weight = weights_of(chunks[chunk], highest, slope)
         total += weight
         weights = weights + (weight,)  # noqa: RUF005
-    share = tl.div_rn(1.0, row_sum(total))
+    share = share_of(row_sum(total), y_ptr.dtype.element_ty)
     if CAUSAL:
         # Weights that are not seen are zero, and so is the sum of a row that sees none.
         share = tl.where(end > 0, share, 0.0)
@@ -175,7 +176,7 @@ def _forward_loop_kernel(
         inside = (columns < N) | EVEN
         x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
         total += weights_of(x, highest, slope)
-    share = tl.div_rn(1.0, tl.sum(total))
+    share = share_of(tl.sum(total), y_ptr.dtype.element_ty)
     if CAUSAL:
         share = tl.where(end > 0, share, 0.0)
     # Backwards: what was read last is what the cache still has.

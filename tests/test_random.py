@@ -121,7 +121,7 @@ def test_streams_of_seeds_and_parts_of_a_stream_have_nothing_in_common():
 def test_no_number_depends_on_the_tile(block, monkeypatch):
     x = torch.ones(5000, device=DEVICE)
     numbers, kept = draw(0, 99, (5000,), 5, offset=3), dropout(x, 0.3, 5)
-    tile = {"BLOCK": block, "num_warps": 2}
+    tile = {"BLOCK_N": block, "num_warps": 2}
     for tiles in (random.RANDINT_TILES, random.DROPOUT_TILES):
         monkeypatch.setitem(tiles.__dict__, "choose", lambda **key: tile)
     assert torch.equal(draw(0, 99, (5000,), 5, offset=3), numbers)
