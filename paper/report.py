@@ -20,7 +20,7 @@ PAGE = """<!doctype html>
   :root { --line: #444; --soft: #a5a5a5; --back: #16181a; --ink: #e8e8e8; }
 }
 body { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
-  max-width: 68rem; margin: 0 auto; padding: 1rem; }
+  max-width: 74rem; margin: 0 auto; padding: 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: 0.2rem; }
 h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
 p.note, figcaption, caption { color: var(--soft); font-size: 0.9rem; text-align: left; }
@@ -29,7 +29,7 @@ figure img { width: 100%; min-width: 40rem; height: auto; background: #fff; padd
   border-radius: 4px; box-sizing: border-box; }
 div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.7rem 0.15rem 0; text-align: left; vertical-align: top;
+th, td { padding: 0.15rem 0.6rem 0.15rem 0; text-align: left; vertical-align: top;
   white-space: nowrap; }
 th { border-bottom: 1px solid var(--line); }
 td.long { white-space: normal; min-width: 18rem; }
@@ -47,7 +47,8 @@ nav a { margin-right: 1rem; }
 {{ run.date[:10] }}, commit <code>{{ run.commit[:12] }}</code>
 {{- " with uncommitted changes" if run.dirty else "" }}.
 <span>Ops: {{ run.ops }}.</span>
-{%- if run.changed_ops %} Code changed since: {{ run.changed_ops }}.{% endif %}</p>
+{%- if run.changed_ops %} Code changed since:
+{{ "all" if run.changed_ops == run.ops else run.changed_ops }}.{% endif %}</p>
 {% endfor -%}
 <nav>
 {% for section in sections -%}
