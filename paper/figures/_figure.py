@@ -237,7 +237,9 @@ def _rates(
     sharey: str,
     rate: str,
 ) -> None:
+    drawn = []
     for axes, rows in _panels(figure, panels, label, unit, sharey):
+        drawn.append(axes)
         limit = rows.groupby("x")["sol"].max().dropna()
         axes.plot(limit.index, limit, color="#333333", linestyle="--", linewidth=0.8, zorder=2)
         holes = 0
@@ -256,6 +258,8 @@ def _rates(
                     **_mark(status, styles[impl]["color"]),
                 )
             holes += len(untimed) > 0
+    # Only now: a limit that is set stops the axes that share it from growing with their curves.
+    for axes in drawn:
         axes.set_ylim(bottom=0)
 
 
