@@ -20,6 +20,8 @@ SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]")
 ESCAPES = {
     "\\": r"\textbackslash{}",
+    # No ligature with a quotation mark that follows.
+    "'": "'{}",
     "{": r"\{",
     "}": r"\}",
     "~": r"\textasciitilde{}",
@@ -45,6 +47,11 @@ def code(value: object) -> str:
     for letter in (r"\_", "-", ".", "/", ":", "="):
         text = text.replace(letter, letter + r"\allowbreak{}")
     return rf"\texttt{{{text}}}"
+
+
+def prose(value: object) -> str:
+    """Text of a library, in which long names may break after their dots and underscores."""
+    return re.sub(r"([a-z]\.|\\_)(?=\w)", r"\1\\allowbreak{}", escape(value))
 
 
 def number(value: float, digits: int = 2) -> str:
@@ -82,15 +89,16 @@ def captioned(
     label: str,
     most: int = FLOAT_ROWS,
     size: str = SIZE,
+    place: str = "!htbp",
 ) -> str:
     """A captioned table: a float, which is never split, or a longtable if no page holds it.
 
     most: the rows of a float, fewer where they take several lines each. size: of the letters and of
-    the space between columns.
+    the space between columns. place: of a float.
     """
     title = rf"\caption{{{caption}}}\label{{{label}}}"
     if len(rows) <= most:
-        start = [r"\begin{table}[!htbp]", r"\centering", title, size]
+        start = [rf"\begin{{table}}[{place}]", r"\centering", title, size]
         return "\n".join([*start, tabular(columns, head, rows).rstrip(), r"\end{table}", ""])
     lines = [
         rf"{{{size}",

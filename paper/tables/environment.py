@@ -17,7 +17,7 @@ def main(arguments):
         if key != "run_id" and (row.any() or key.startswith("versions."))
     ]
     titles = [_title(run_id, runs) for run_id in table.columns]
-    share = 0.69 / len(titles)
+    share = 0.67 / len(titles)
     columns = "l" + rf">{{\raggedright\arraybackslash}}p{{{share:.3f}\linewidth}}" * len(titles)
     _table.save(arguments.out, _table.tabular(columns, [" & ".join(["", *titles])], lines))
 

@@ -55,7 +55,7 @@ def _where(places):
 
 
 def _reason(text):
-    return _table.escape(_table.cut(text, LENGTH))
+    return _table.prose(_table.cut(text, LENGTH))
 
 
 if __name__ == "__main__":

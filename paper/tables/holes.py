@@ -22,6 +22,8 @@ MEANING = {
 }
 LENGTH = 130
 FLOAT_ROWS = 24
+# How much was left is another figure in each cell.
+MEMORY = re.compile(r"(?<=CUDA out of memory)\. Tried to allocate .*", re.DOTALL)
 FLOOR = re.compile(r"^(?:[\d.]+ us, )?faster than the floor of [\d.]+ us$")
 
 
@@ -33,12 +35,13 @@ def main(arguments):
         return
     place = rank(arguments.run)
     holes["reason"] = holes["reason"].str.replace(FLOOR, "faster than the floor", regex=True)
+    holes["reason"] = holes["reason"].str.replace(MEMORY, "", regex=True)
     lines, last = [], None
     for (impl, status, reason), cells in holes.groupby(["impl", "status", "reason"]):
         if last not in (None, impl):
             lines.append([r"\addlinespace[2pt]"])
         line = ["" if impl == last else _table.code(impl), status, _ops(cells, place)]
-        lines.append([*line, str(len(cells)), _table.escape(_table.cut(reason, LENGTH))])
+        lines.append([*line, str(len(cells)), _table.prose(_table.cut(reason, LENGTH))])
         last = impl
     head = ["implementation & status & op & {cells} & reason"]
     columns = (

@@ -32,7 +32,9 @@ def main(arguments):
         r" {largest}",
     ]
     columns = "lrrS[table-format=4.0]*{2}{S[table-format=2.0]}*{3}{S[table-format=2.2]}"
-    table = _table.captioned(columns, head, lines, CAPTION, "tab:measuring", size=_table.SMALL)
+    table = _table.captioned(
+        columns, head, lines, CAPTION, "tab:measuring", size=_table.SMALL, place="H"
+    )
     _table.save(arguments.out, table)
 
 
