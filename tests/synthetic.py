@@ -43,7 +43,7 @@ FAMILIES = {
     "attention": "attention",
 }
 DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4}
-SDPA = ("sdpa_cudnn", "sdpa_efficient", "sdpa_flash")
+ATTENTION = ("flash_attn_3", "sdpa_cudnn", "sdpa_efficient", "sdpa_flash")
 BLOCKS = 12
 
 
@@ -270,7 +270,7 @@ def _hole(op: str, case: str, impl: str) -> tuple[str, str] | None:
 
 
 def _rivals(op: str) -> tuple[str, ...]:
-    return ("torch_compile", "torch_eager", *(SDPA if op == "attention" else ()))
+    return ("torch_compile", "torch_eager", *(ATTENTION if op == "attention" else ()))
 
 
 def _report(folder: Path, op: str, impl: str, mode: str) -> None:

@@ -81,7 +81,7 @@ def test_every_claim_resolves_on_a_full_run(full):
     assert left_out == []
     found = numbers(full)
     assert found["ops"] == str(len(synthetic.FAMILIES))
-    assert found["baselines"] == "5"
+    assert found["baselines"] == "6"
     built = pd.read_csv(full / "resources.csv")
     assert found["kernels"] == str(len(built.drop_duplicates(["file", "kernel"])))
     parts = ("better", "worse", "same", "undecided")
@@ -298,7 +298,7 @@ def test_a_table_is_split_only_if_no_page_holds_it():
 
 
 def test_the_twin_is_not_drawn_and_holes_are(full):
-    table = (full / "tables" / "holes.tex").read_text()
+    table = (full / "tables" / "holes.tex").read_text().replace("\\allowbreak{}", "")
     assert "a\\_name \\& 100 \\% of \\#s" in table
     for path in full.glob("tables/*.tex"):
         assert "twin" not in path.read_text()

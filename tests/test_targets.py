@@ -39,10 +39,10 @@ def shared(monkeypatch):
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
-    """Sets the table for some targets and rows; its lines as lists of cells."""
+def typeset(tmp_path, monkeypatch):
+    """Runs a script of the tables on some targets and rows; the text that it wrote."""
 
-    def make(targets, rows):
+    def make(path, targets, rows):
         pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
         runs = pd.DataFrame([{"run_id": "r", "ops": "add mul", "changed_ops": "mul"}])
         runs.to_csv(tmp_path / "runs.csv", index=False)
@@ -50,10 +50,19 @@ def table(tmp_path, monkeypatch):
         ceilings = pd.DataFrame(limits, columns=["run_id", "quantity", "value"])
         ceilings.assign(source="measured").to_csv(tmp_path / "shown_ceilings.csv", index=False)
         listed = pd.DataFrame([dict.fromkeys(COLUMNS, "") | one for one in targets])
-        path = tmp_path / "targets.csv"
-        listed.to_csv(path, index=False)
-        monkeypatch.setattr(shared(monkeypatch), "TARGETS", path)
-        text = script(TABLE, tmp_path, tmp_path / "targets.tex").read_text()
+        listed.to_csv(tmp_path / "targets.csv", index=False)
+        monkeypatch.setattr(shared(monkeypatch), "TARGETS", tmp_path / "targets.csv")
+        return script(path, tmp_path, tmp_path / "out.tex").read_text()
+
+    return make
+
+
+@pytest.fixture
+def table(typeset):
+    """Sets the table for some targets and rows; its lines as lists of cells."""
+
+    def make(targets, rows):
+        text = typeset(TABLE, targets, rows)
         text = text.replace(r"\allowbreak{}", "").split(r"\midrule")[1]
         lines = [line for line in text.splitlines() if line.endswith(r"\\") and "&" in line]
         return [[cell.strip() for cell in line[:-2].split("&")] for line in lines]
@@ -118,6 +127,25 @@ def test_a_pattern_is_for_the_whole_name(table):
 def test_code_that_has_changed_since_is_marked(table):
     lines = table([target(), target(op="mul")], [row("ours", 16.0), row("ours", 16.0, op="mul")])
     assert [line[7] for line in lines] == ["aim met", r"aim met$^\dagger$"]
+
+
+def test_what_does_not_depend_on_the_size_is_told_apart_from_the_rate(typeset):
+    def cells(op, start, rate):
+        sizes = {f"N{mib}": mib for mib in (64, 256, 1024)}
+        return [
+            row("ours", start + mib * MIB / rate / 1e6, op=op, case=case, mib=mib)
+            for case, mib in sizes.items()
+        ]
+
+    rows = [*cells("add", 5.0, 4.0), *cells("mul", 7.0, 4.2), *cells("scale", 9.0, 4.4)]
+    rows += [one | {"impl": "lib"} for one in cells("add", 3.0, 2.0)]
+    rows += [one | {"impl": "lib"} for one in cells("mul", 3.0, 2.0)]
+    rows += cells("dot", 5.0, 4.0)[:1]
+    targets = [target(op="add mul scale dot", least_mib="64"), target(op="add", least_mib="")]
+    text = typeset(TABLE.with_name("starts.py"), targets, rows)
+    found = re.findall(r"\\SI\{([\d.]+)\}", text)
+    assert found == ["6.0", "4.10", "3.0", "2.00", "64", f"{64 * MIB / (6e6 + 64 * MIB / 4.1):.1f}"]
+    assert "over 2~operations" in text
 
 
 def test_what_is_not_recorded_or_has_no_time_says_so(table):

@@ -43,11 +43,12 @@ def main(arguments):
     columns = "lll*{3}{S[table-format=4.1]}S[table-format=2.2]"
     caption = CAPTION + _table.DAGGER_NOTE * bool(since & set(found[chosen]["op"]))
     table = _table.captioned(columns, head, lines, caption, "tab:calls", size=_table.SMALL)
-    _table.save(arguments.out, _sentence(found[chosen].dropna(subset=QUANTITY)) + table)
+    _table.save(arguments.out, _sentence(found[chosen].dropna(subset=QUANTITY), since) + table)
 
 
-def _sentence(compared):
-    """How ours stands to eager PyTorch: how many cells meet the bound, the median, the worst."""
+def _sentence(compared, since):
+    """How ours stands to eager PyTorch: how many cells meet the bound, the median, the worst; and
+    how many of those whose code is still what was timed."""
     if compared.empty:
         return ""
     bound = next(row.must for row in targets().itertuples() if row.quantity == QUANTITY)
@@ -55,11 +56,14 @@ def _sentence(compared):
     worst = compared.loc[ratios.idxmax()]
     medians = ratios.groupby(compared["pass"]).median()
     by_pass = (f"{medians[name]:.2f} {PASSES[name]}" for name in PASSES if name in medians)
+    same = ratios[~compared["op"].isin(since)]
+    still = f" Of the {len(same)} whose code is what was timed, {(same <= float(bound)).sum()} do."
+    still *= 0 < len(same) < len(ratios)
     return (
         f"Of {len(ratios)}~cells of one size (\\cref{{tab:calls}}), ours takes at most {bound} "
         f"times eager PyTorch's host time in {(ratios <= float(bound)).sum()}; the median ratio is "
         f"{', '.join(by_pass)}, and the largest is {ratios.max():.2f}, in "
-        f"{_table.code(worst['op'])} {worst['pass']}.\n"
+        f"{_table.code(worst['op'])} {worst['pass']}.{still}\n"
     )
 
 

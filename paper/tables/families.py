@@ -67,13 +67,12 @@ def _measured(direction, compared, timed):
     worst = fastest.iloc[0]
     where = [worst["op"]] * (timed["op"].nunique() > 1) + [worst["case"]]
     named = " ".join(map(_table.code, where))
-    eager = compared[compared["baseline"] == "torch_eager"]
     parts = [
         f"{title} ({len(fastest)}~cells), {_side(mean, found)}: the ratio of times is {mean:.2f} "
         f"in the geometric mean, {ratios.min():.2f} to {ratios.max():.2f} in single cells. "
         f"Ours takes {', '.join(counts)}; it stands worst "
         f"against {_table.code(worst['baseline'])} in {named} {worst['dtype']}.",
-        f"Against eager PyTorch alone the mean is {_mean(eager):.2f}." if len(eager) else "",
+        _by_baseline(compared),
     ]
     return " ".join(filter(None, [*parts, reached]))
 
@@ -82,6 +81,17 @@ def _since(ops, number):
     """Which ops of a family of so many are no longer what was timed, in no sentence or one."""
     names = "" if len(ops) == number else f" of {_table.listed(map(_table.code, ops))}"
     return [f"The code{names} has changed since these times were taken."] * bool(ops)
+
+
+def _by_baseline(compared):
+    """The mean against each baseline, over the cells that both have, the fastest first."""
+    means = {name: _mean(cells) for name, cells in compared.groupby("baseline")}
+    if len(means) < 2:
+        return ""
+    listed = _table.listed(
+        f"{means[name]:.2f} ({_table.code(name)})" for name in sorted(means, key=means.get)
+    )
+    return f"By baseline, over the cells that both have, the mean is {listed}."
 
 
 def _side(mean, found):

@@ -14,8 +14,9 @@ CAPTION = (
     "of several cells in the one furthest from the target, and how many meet what must be reached "
     "(the aim, where there is nothing else). Beside it the fastest baseline of that cell in the "
     "same quantity. Rates are device times on a cold level-two cache; memory is counted beside "
-    "inputs and results. ``Not recorded'': the run has no such cell."
+    "inputs and results."
 )
+UNRECORDED = " ``Not recorded'': the run has no such cell."
 # Quantities that compare ours with a baseline already.
 RATIOS = ("peer_ratio", "eager_ratio", "call_ratio", "memory_share")
 AIM, MUST, MISSED, SHORT = "aim met", "must met", "missed", "aim missed"
@@ -30,34 +31,45 @@ FLOAT_ROWS = 90
 
 def main(arguments):
     found, since = cells(arguments.run), changed(arguments.run)
-    lines, states, last = [], Counter(), None
+    lines, states, last, stale = [], Counter(), None, 0
     for target in targets().itertuples(index=False):
         if last != target.kernel:
             lines += _table.heading(HEAD.count("&") + 2, _table.escape(target.kernel))
-        line, state = _line(target, found[counts(found, target)], since)
+        chosen = found[counts(found, target)]
+        line, state = _line(target, chosen, since)
         lines.append(line)
         states[state] += 1
+        stale += state == MISSED and bool(since & set(chosen["op"]))
         last = target.kernel
     columns = (
         r"l>{\raggedright\arraybackslash}p{40mm}>{\raggedright\arraybackslash}p{19mm}"
         r"rrrrl>{\raggedright\arraybackslash}p{25mm}r"
     )
-    caption = CAPTION + _table.DAGGER_NOTE * bool(since & set(found["op"]))
+    caption = CAPTION + UNRECORDED * bool(states[NONE])
+    caption += _table.DAGGER_NOTE * bool(since & set(found["op"]))
     table = _table.captioned(
         columns, [HEAD], lines, caption, "tab:targets", FLOAT_ROWS, _table.SMALL
     )
-    _table.save(arguments.out, _sentence(states) + table)
+    _table.save(arguments.out, _sentence(states, stale) + table)
 
 
-def _sentence(states):
+def _sentence(states, stale):
+    """stale: in how many of the rows that miss, code has changed since the times were taken."""
     parts = [
         f"Of the {states.total()}~rows of \\cref{{tab:targets}}, the aim is reached in "
         f"{states[AIM]}, and what had to be reached in {states[MUST]} more",
         f"; in {states[MISSED]} at least one cell misses that",
+        f" (in {_of(stale, states[MISSED])}, code has changed since its times were taken)"
+        * bool(stale),
         f", and in {states[SHORT]} an aim that stands alone" * bool(states[SHORT]),
         f"; {states[NONE]} have no cell in this run" * bool(states[NONE]),
     ]
-    return "".join([*parts, ".\n"])
+    # The table comes next, and there is a space behind it.
+    return "".join([*parts, ".%\n"])
+
+
+def _of(some, number):
+    return "each of these" if some == number else f"{some} of these"
 
 
 def _line(target, found, since):
