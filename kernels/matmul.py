@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels._checks import require, shaped
+from kernels._checks import floating, require, shaped
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes, sm_count
 from kernels._layout import describable
@@ -307,6 +307,14 @@ def _(a, b, bias, activation):
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
+def _alike(name: str, tensor: torch.Tensor, a: torch.Tensor) -> None:
+    """ValueError where a tensor has another dtype or device than a."""
+    if tensor.dtype != a.dtype or tensor.device != a.device:
+        raise ValueError(
+            f"{name}: {tensor.dtype} on {tensor.device}, expected {a.dtype} on {a.device} as a has"
+        )
+
+
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -317,16 +325,20 @@ def matmul(
 
     a: [M, K]; b: [K, N]; any strides; one dtype of float32, float16, bfloat16. bias: [N] or None.
     activation: "none", "relu", "leaky_relu" (slope 0.01) or "gelu" (erf form). Returns [M, N].
-    ValueError where shapes do not fit, b has another dtype than a, or the activation is unknown.
+    TypeError for another dtype; ValueError where shapes do not fit, b or bias has another dtype or
+    device than a, or the activation is unknown. Forward only.
     """
     require(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
     require(
-        b.dim() == 2 and b.shape[0] == a.shape[1], f"b: {tuple(b.shape)} after {tuple(a.shape)}"
+        b.dim() == 2 and b.shape[0] == a.shape[1],
+        f"b: shape {tuple(b.shape)}, expected ({a.shape[1]}, N)",
     )
-    require(a.dtype == b.dtype, f"b: {b.dtype}, expected {a.dtype} as a has")
+    floating(a=a)
+    _alike("b", b, a)
     require(activation in ACTIVATIONS, f"activation: {activation!r}, expected one of {ACTIVATIONS}")
     if bias is not None:
-        shaped("bias", bias, b.shape[1:])
+        shaped("bias", bias, (b.shape[1],))
+        _alike("bias", bias, a)
         bias = bias.contiguous()
     forward = _traced_matmul if torch.compiler.is_compiling() else matmul_fwd
     return forward(a, b, bias, activation)

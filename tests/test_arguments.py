@@ -1,0 +1,84 @@
+"""A bad tensor is refused by its name, its value and what was expected; a harmless one is not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import discover, inputs, load, nvml
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+OPS = sorted(discover.ops(Path(__file__).parents[1]))
+WRONG = {
+    "wide": lambda x: x.double() if x.is_floating_point() else x.float(),
+    "integers": lambda x: x.to(torch.int16),
+    "without memory": lambda x: x.to("meta"),
+    "a dimension more": lambda x: x[None],
+    "a dimension less": lambda x: x[0] if x.dim() else x[None].expand(2),
+    "longer": lambda x: torch.cat([x, x.narrow(-1, 0, 1)], -1) if x.dim() else x[None].expand(2),
+    "more rows": lambda x: torch.cat([x, x.narrow(0, 0, 1)]) if x.dim() else x[None].expand(3),
+}
+APART = "every second of a row"
+ARGUMENTS = {APART: lambda x: torch.stack([x, x], -1)[..., 0], **WRONG}
+# Of a GPU's kernel the memory of the host is none.
+if DEVICE == "cuda":
+    ARGUMENTS["of the host"] = lambda x: x.cpu()
+NOWHERE = ("without memory", "of the host")
+
+
+def richest(op):
+    """Of the plain edge cases those with the most tensors, and of these the smallest."""
+    plain = [c for c in op.edge if not c.layout and not c.values and "float32" in op.dtypes_of(c)]
+    plain = [c for c in plain if max(c.sizes.values()) > 1 and min(c.sizes.values()) > 0]
+
+    def rank(case):
+        present = [t for t in op.inputs.values() if not t.when or t.when in case.flags]
+        return -len(present), sum(case.sizes.values())
+
+    return min(plain, key=rank)
+
+
+def named(error, given):
+    """Asserts that the words of a refusal name one of the tensors, what it is and what was
+    expected."""
+    name, _, words = str(error).partition(": ")
+    # What randint makes lies where its seed does.
+    assert name in given or name == "out", error
+    found, expected, _ = words.partition("expected")
+    tensor = given.get(name, given.get("seed"))
+    shown = (tensor.dtype, tensor.device, tuple(tensor.shape), tensor.dim(), *tensor.shape[-1:])
+    assert expected and any(str(each) in found for each in shown), error
+
+
+def right(op, result, given, options):
+    """Asserts that what was not refused is what the formula gives."""
+    exact = {k: t.double() if t.dtype.is_floating_point else t for k, t in given.items()}
+    expected = op.reference(**{key: exact.get(key) for key in op.inputs}, **options)
+    pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True)
+    for ours, theirs in pairs:
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+@pytest.mark.parametrize("name", OPS)
+def test_a_tensor_is_refused_or_its_result_is_right(name, kind):
+    op, function = load.op(name)[0], load.function(name, load.OURS)
+    case = richest(op)
+    made = inputs.make(op, case, "float32", 0, DEVICE)
+    good = {key: tensor for key, tensor in made.items() if tensor is not None}
+    options = op.arguments(case)
+    if kind in NOWHERE and len(good) == 1:
+        pytest.skip("Triton's own words: nothing else tells where a single tensor has to be")
+    if kind == "integers" and op.properties:
+        pytest.skip("dropout takes them, and cuts its results off")
+    for wrong in good:
+        given = good | {wrong: ARGUMENTS[kind](good[wrong])}
+        try:
+            result = function(**given, **options)
+        except (ValueError, TypeError) as error:
+            assert kind != APART, error
+            named(error, given)
+        else:
+            assert kind not in NOWHERE
+            right(op, result, given, options)
