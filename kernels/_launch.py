@@ -58,7 +58,8 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
     arguments: all parameters of the kernel, num_warps and num_stages. Tensors, None in the place of
     one, and the first parameter, always a tensor, are named `…_ptr`. A number that is new in each
     call, such as a seed, or a tensor in its place, is for a parameter that the kernel's
-    `do_not_specialize` names. TypeError where that does not hold.
+    `do_not_specialize` names. TypeError where that does not hold; ValueError for a tensor elsewhere
+    than on a GPU, or in the interpreter on a CPU.
     """
     # A graph is traced and an interpreter runs the call as it stands; so does who has put another
     # function in the place of Triton's.
@@ -70,6 +71,9 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
         started = _starter(kernel)(grid, **arguments)
     else:
         _check(kernel, arguments)
+        # Who has put another function in the place of Triton's may have tensors of shapes only.
+        if JITFunction.run is _run:
+            _check_devices("cuda" if fast else "cpu", arguments)
         kernel[grid](**arguments)
     if (noting := tape()) is not None:
         values = {name: arguments[name] for name in kernel.arg_names}
@@ -139,6 +143,15 @@ def _check(kernel, arguments: Mapping[str, object]) -> None:
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor) and not (name.endswith(POINTER) or name in loose):
             raise TypeError(f"{kernel.fn.__name__}: {name} is a tensor, name it {name}{POINTER}")
+
+
+def _check_devices(kind: str, arguments: Mapping[str, object]) -> None:
+    """ValueError for a tensor of memory that a kernel cannot read: "cuda" of one that was compiled;
+    the interpreter, "cpu", copies what lies on a GPU."""
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor) and value.device.type not in (kind, "cuda"):
+            name = name.removesuffix(POINTER)
+            raise ValueError(f"{name}: on {value.device}, expected the memory of a {kind} device")
 
 
 def _remember(key: tuple, compiled) -> None:

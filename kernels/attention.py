@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import require, same
+from kernels._checks import floating, require, same
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes
 from kernels._tile import store_as
@@ -257,11 +257,12 @@ def attention(
     """softmax(q kᵀ / sqrt(D) + mask) v for each batch and head, softmax in float32.
 
     q, k, v: [B, H, S, D], one shape and one dtype of float32, float16, bfloat16; D is 16, 32, 64
-    or 128. causal: row i sees the keys 0 to i. Returns [B, H, S, D]. ValueError where shapes,
-    dtypes or D do not fit. Forward only.
+    or 128. causal: row i sees the keys 0 to i. Returns [B, H, S, D]. TypeError for another dtype;
+    ValueError where shapes, dtypes, devices or D do not fit. Forward only.
     """
     require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4")
     require(q.shape[-1] in HEAD_DIMS, f"q: head dimension {q.shape[-1]}, expected {HEAD_DIMS}")
+    floating(q=q)
     same(q=q, k=k, v=v)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     return attention_fwd(q, k, v, causal)

@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
 from kernels._launch import launch, needs_grad
@@ -336,6 +337,9 @@ def _check(seed: int | torch.Tensor) -> None:
 
 @planned
 def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Tensor:
+    floating(x=x)
+    if isinstance(seed, torch.Tensor) and seed.device != x.device:
+        raise ValueError(f"seed: on {seed.device}, expected {x.device} as x is")
     x = x.contiguous()
     out, n = empty(x), x.numel()
     if n:
@@ -372,8 +376,8 @@ def dropout(
     x: any shape; float32, float16 or bfloat16. p: from 0 to 1, taken to the nearest multiple of
     2**-16; below 1 something is kept. seed: of 64 bits, a number or a tensor of one int64; the same
     seed drops the same entries. training: without it, as where p is 0, x itself is returned.
-    ValueError for another p. Returns the shape and dtype of x. Differentiable: only the seed is
-    kept for the backward pass.
+    TypeError for another dtype; ValueError for another p, or a seed elsewhere. Returns the shape
+    and dtype of x. Differentiable: only the seed is kept for the backward pass.
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p: {p}, expected a probability from 0 to 1")

@@ -68,10 +68,6 @@ def test_a_tensor_is_refused_or_its_result_is_right(name, kind):
     made = inputs.make(op, case, "float32", 0, DEVICE)
     good = {key: tensor for key, tensor in made.items() if tensor is not None}
     options = op.arguments(case)
-    if kind in NOWHERE and len(good) == 1:
-        pytest.skip("Triton's own words: nothing else tells where a single tensor has to be")
-    if kind == "integers" and op.properties:
-        pytest.skip("dropout takes them, and cuts its results off")
     for wrong in good:
         given = good | {wrong: ARGUMENTS[kind](good[wrong])}
         try:
@@ -82,3 +78,19 @@ def test_a_tensor_is_refused_or_its_result_is_right(name, kind):
         else:
             assert kind not in NOWHERE
             right(op, result, given, options)
+
+
+@pytest.mark.parametrize("kind", ["wide", "integers"])
+@pytest.mark.parametrize("name", OPS)
+def test_a_dtype_of_all_tensors_is_refused_or_the_result_is_right(name, kind):
+    op, function = load.op(name)[0], load.function(name, load.OURS)
+    case = richest(op)
+    made = inputs.make(op, case, "float32", 0, DEVICE)
+    good = {key: tensor for key, tensor in made.items() if tensor is not None}
+    given = {key: WRONG[kind](x) if x.is_floating_point() else x for key, x in good.items()}
+    try:
+        result = function(**given, **op.arguments(case))
+    except (ValueError, TypeError) as error:
+        named(error, given)
+    else:
+        right(op, result, given, op.arguments(case))

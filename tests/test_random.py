@@ -226,6 +226,7 @@ REFUSALS = {
     "p": lambda: dropout(torch.ones(3), 1.5, 0),
     "seed: 9223": lambda: dropout(torch.ones(3), 0.5, 2**63),
     "seed: ": lambda: randint(0, 3, (3,), torch.tensor([1, 2])),
+    "seed: on meta": lambda: dropout(torch.ones(3), 0.5, torch.ones(1, dtype=int, device="meta")),
     "dtype": lambda: randint(0, 3, (3,), 0, dtype=torch.int16),
     "low, high: 3, 3": lambda: randint(3, 3, (3,), 0),
     "low, high: 0": lambda: randint(0, 2**31 + 1, (3,), 0, dtype=torch.int32),
