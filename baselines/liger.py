@@ -1,4 +1,4 @@
-"""Liger-Kernel (Hsu et al., 2024): its functional interface."""
+"""Liger-Kernel (Hsu et al., 2024): its functional interface, and its rotary form for Llama 4."""
 
 import torch
 from liger_kernel.transformers.functional import (
@@ -12,6 +12,7 @@ from liger_kernel.transformers.functional import (
     liger_softmax,
     liger_swiglu,
 )
+from liger_kernel.transformers.llama4_rope import liger_llama4_text_rotary_pos_emb
 
 LIBRARY = "liger-kernel"
 # Its kernels: liger_kernel/ops/softmax.py, layer_norm.py and cross_entropy.py of 0.8.5.
@@ -55,17 +56,26 @@ def geglu(gate, up, approximate="tanh"):
 
 
 def rotary(q, k, cos, sin, interleaved=False):
+    # It turns in place, forward and backward: of copies, so that its user keeps the input and the
+    # gradient.
+    q, k = q.clone(), k.clone()
     if interleaved:
-        raise ValueError("pairs of neighbours are not offered")
-    # It wants [batch, head, position, dimension], a view, and turns in place, forward and backward:
-    # of a copy, so that its user keeps the input and the gradient.
-    turned = liger_rope(
-        *(x.clone().transpose(1, 2) for x in (q, k)), cos, sin, rotary_dim=2 * cos.shape[-1]
-    )
+        turned = _turned_neighbours(q, k, cos, sin)
+    else:
+        # It wants [batch, head, position, dimension], a view.
+        views = q.transpose(1, 2), k.transpose(1, 2)
+        turned = liger_rope(*views, cos, sin, rotary_dim=2 * cos.shape[-1])
     for x in turned:
         if x.requires_grad:
             x.register_hook(torch.clone)
-    return tuple(x.transpose(1, 2) for x in turned)
+    return turned if interleaved else tuple(x.transpose(1, 2) for x in turned)
+
+
+def _turned_neighbours(q, k, cos, sin):
+    """The form for Llama 4, where an angle is a complex number."""
+    if 2 * cos.shape[-1] != q.shape[-1]:
+        raise ValueError("neighbours in a part of each head are not offered")
+    return liger_llama4_text_rotary_pos_emb(q, k, torch.complex(cos.float(), sin.float()))
 
 
 def cross_entropy(

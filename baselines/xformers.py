@@ -1,5 +1,7 @@
-"""xFormers: memory-efficient attention by the operator that it chooses, and its tiled matmul."""
+"""xFormers: attention by the operator that it chooses, its tiled matmul and its RMS norm."""
 
+from xformers.ops.rmsnorm import rms_norm as rms_norm_of
+from xformers.ops.rmsnorm import rms_norm_add
 from xformers.ops.tiled_matmul import tiled_matmul
 
 from baselines import _xformers
@@ -10,6 +12,14 @@ LIBRARY = "xformers"
 
 def attention(q, k, v, causal=False):
     return _xformers.attention(q, k, v, causal, None)
+
+
+def rms_norm(x, weight, eps, residual=None):
+    if residual is None:
+        return rms_norm_of(x, weight, eps)
+    # It writes the sum over x, which is the caller's.
+    total = x.clone()
+    return rms_norm_add(total, residual, weight, eps), total
 
 
 def matmul(a, b, bias=None, activation="none"):
