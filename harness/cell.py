@@ -75,14 +75,15 @@ class Rows:
         """A row from what the worker said of the cell when it was prepared, and of this block."""
         throttle = answer.get("throttle") or ""
         floor = floor_us(self._cost, self._cell.dtype, self._ceilings, prepared["l2_bytes"])
-        status, reason = "ok", prepared["reason"]
+        status, why = "ok", ""
         if nvml.slowed(throttle):
-            status, reason = "throttled", throttle
+            status, why = "throttled", throttle
         if answer["device_us"] < FLOOR_SHARE * floor:
-            status, reason = "impossible", f"faster than the floor of {floor:.2f} us"
+            status, why = "impossible", f"faster than the floor of {floor:.2f} us"
         measured = {name: _rounded(answer.get(name)) for name in (*raw.TIMES, *raw.READINGS)}
         measured |= {"calls": answer["calls"], "throttle": throttle}
         measured |= {"peak_mem_bytes": prepared["peak_mem_bytes"]}
+        reason = _joined(prepared["reason"], why)
         self._add(impl, version, block, order, **measured, status=status, reason=reason)
 
     def energy(self, impl: str, answer: Mapping) -> None:
@@ -94,17 +95,24 @@ class Rows:
         """Another program was on the GPU: no time of this cell is that of the GPU alone."""
         for row in self.taken:
             if row["status"] == "ok":
-                row.update(status="throttled", reason=f"shared with {program}")
+                reason = _joined(row["reason"], f"shared with {program}")
+                row.update(status="throttled", reason=reason)
 
     def condemn(self, impl: str, answer: Mapping) -> None:
         """The times of an implementation stand, with the reason why they count for nothing."""
         for row in self.taken:
             if row["impl"] == impl:
-                row.update(status=answer["status"], reason=answer["reason"])
+                reason = _joined(row["reason"], answer["reason"])
+                row.update(status=answer["status"], reason=reason)
 
     def _add(self, impl: str, version: str, block: int, order: int, **more: object) -> None:
         place = {"impl": impl, "impl_version": version, "block": block, "order": order}
         self.taken.append(self._common | place | more)
+
+
+def _joined(before: str, why: str) -> str:
+    """Two reasons as one. That a row was timed by events stands first, whatever else befell it."""
+    return nvml.SEPARATOR.join(filter(None, (before, why)))
 
 
 def _rounded(value: float | None) -> float | None:

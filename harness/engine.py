@@ -172,7 +172,10 @@ class Engine:
 
     def _block(self, impl: str, calls: int) -> dict:
         self._memory.settle()
-        return self._ask_alone(impl, "block", calls=calls) | {"calls": calls}
+        answer = self._ask_alone(impl, "block", calls=calls) | {"calls": calls}
+        if answer["status"] == "ok" and not min(answer["device_us"], answer["call_us"]) > 0:
+            answer |= {"status": "crashed", "reason": "answers with a time of zero"}
+        return answer
 
     def _conclude(self, ready: dict[str, dict], cell: Cell, last: int) -> None:
         """What follows the last block: energy, the check of the timed calls, and the end."""

@@ -6,7 +6,6 @@ again after an interruption, it measures what was not yet finished.
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -131,7 +130,7 @@ def origin_of(op: str, environment: dict, limits: list[dict]) -> dict[str, objec
         **{key: environment.get(key) for key in ("run_id", "date", "commit", "dirty")},
         "mode": "measured",
         "environment": environment,
-        "environment_sha256": raw.sha256(json.dumps(environment, sort_keys=True).encode()),
+        "environment_sha256": raw.environment_sha256(environment),
         "ceilings": limits,
     }
 

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import io
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,10 @@ HEADER = (
 # Never empty; a row of a TIMED status has its times as well.
 FILLED = (*TEXT[:-1], "block", "order", "bytes_read", "bytes_written", "flops")
 TIMED = ("ok", "throttled", "impossible")
-SIDECAR_KEYS = ("op", "run_id", "mode", "rows", "csv_sha256", "environment", "ceilings")
+SIDECAR_KEYS = (
+    *("op", "run_id", "mode", "rows", "csv_sha256"),
+    *("environment", "environment_sha256", "ceilings"),
+)
 
 
 def line(row: Mapping[str, object]) -> str:
@@ -104,7 +108,7 @@ def _number(name: str, text: str) -> int | float | None:
         value = kind(text)
     except ValueError:
         raise ValueError(f"{name} is {text!r}, no number") from None
-    if not math.isfinite(value) or value < 0:
+    if not math.isfinite(value) or value < 0 or (value == 0 and name in TIMES):
         raise ValueError(f"{name} is {text}, no measurement")
     return value
 
@@ -132,7 +136,14 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
     if sidecar["csv_sha256"] != sha256(content):
         raise UserError(f"{path}: its SHA-256 is not the one in {beside.name}; {remedy}")
+    if sidecar["environment_sha256"] != environment_sha256(sidecar["environment"]):
+        raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
     return rows, sidecar
+
+
+def environment_sha256(environment: Mapping[str, object]) -> str:
+    """The name by which sidecars and tables call a machine's description."""
+    return sha256(json.dumps(environment, sort_keys=True).encode())
 
 
 def sha256(content: bytes) -> str:

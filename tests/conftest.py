@@ -2,14 +2,21 @@
 
 Triton decides that when it decorates a kernel, so they are imported here, before any test; the
 variable is gone again for the processes that tests start.
+
+How long an example takes says nothing on a machine that others use: hypothesis sets no deadline.
 """
 
 import importlib
 import os
 import pkgutil
 
+from hypothesis import settings
+
 import kernels
 from harness import interpreter, nvml
+
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 if not nvml.gpus():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -1,7 +1,7 @@
 """Implementations whose behaviour is known, in place of a GPU: their name says what they do.
 
 `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
-named LAST_CASE all behave.
+named LAST_CASE all behave. `eventful` has no graph, and `eventful_and_<what>` is that as well.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from harness.statuses import Inaccurate, Unsupported
 
 US = {"slow": 103.0, "fast": 1.0}
 LAST_CASE = "M2"
+EVENTFUL = "eventful"
 GIB = 2**30
 
 
@@ -35,7 +36,8 @@ class Bench:
     def __init__(self, op, impl, seed):
         if impl == "absent":
             raise Unavailable("No module named 'absent'")
-        self.impl, self.blocks, self.case, self.kept = impl, 0, "", 0
+        self.eventful, self.impl = impl.startswith(EVENTFUL), impl.removeprefix(f"{EVENTFUL}_and_")
+        self.blocks, self.case, self.kept = 0, "", 0
         self.log = os.environ.get("FAKE_LOG")
 
     def prepare(self, case, dtype, direction):
@@ -47,7 +49,8 @@ class Bench:
             self._fail(self.impl.removesuffix("_at_once"))
         if self.impl == "leaks":
             self.kept += GIB
-        answer = {"reason": "", "peak_mem_bytes": 7, "l2_bytes": 1000, "busy_s": 0.002}
+        reason = "events: no graph" if self.eventful else ""
+        answer = {"reason": reason, "peak_mem_bytes": 7, "l2_bytes": 1000, "busy_s": 0.002}
         answer["first_s"] = 0.004
         return answer | {"held_bytes": self.kept + GIB}
 
@@ -63,6 +66,8 @@ class Bench:
         time_us = US.get(self.impl, 100.0)
         if self.impl == "answers_nan" and self.case != LAST_CASE and self.blocks == 3:
             time_us = float("nan")
+        if self.impl == "answers_zero" and self.case != LAST_CASE and self.blocks == 3:
+            time_us = 0.0
         if self.impl == "noisy":
             time_us *= random.Random(self.blocks).uniform(0.5, 2)
         return reading | {"device_us": time_us, "call_us": 2 * time_us, "busy_s": 0.001}

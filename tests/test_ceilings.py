@@ -27,9 +27,12 @@ def run(tmp_path, monkeypatch, gpu=None, measured=()):
     out = tmp_path / "ceilings.csv"
     monkeypatch.setattr(sys, "argv", ["ceilings", "--out", str(out)])
     monkeypatch.setattr(ceilings.lease, "gpus", lambda: [gpu] if gpu else [])
-    monkeypatch.setattr(
-        ceilings.lease, "hold", lambda exclusive: contextlib.nullcontext(gpu), raising=True
-    )
+
+    def hold(exclusive):
+        assert exclusive
+        return contextlib.nullcontext(gpu)
+
+    monkeypatch.setattr(ceilings.lease, "hold", hold)
     probes = types.ModuleType("harness.probes")
     probes.measure = lambda: [row[:-1] for row in measured]
     monkeypatch.setitem(sys.modules, "harness.probes", probes)

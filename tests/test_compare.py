@@ -220,6 +220,14 @@ def test_a_claim_that_improves_is_no_regression():
     assert "none fell" in why
 
 
+def test_a_run_that_decides_nothing_proves_nothing():
+    claim = {"op": OP, "pass": "forward", "baseline": "torch_eager", "outcome": "undecided"}
+    unsure = [claim | {"old_verdict": "undecided", "new_verdict": "better"}]
+    for claims in ([], unsure):
+        code, why = compare.verdict([], [], claims, 1.0, on_times=False)
+        assert (code, why) == (compare.UNDECIDED, "Undecided: the first run decides no claim.")
+
+
 def unusable(done, *words):
     assert done.returncode == 2
     assert done.stdout == ""

@@ -99,6 +99,25 @@ def test_memory_of_the_dead_that_comes_back_is_waited_for(timed):
     assert watch.used == [3 * 2**30]
 
 
+def test_memory_of_the_dead_is_back_before_anything_else_is_timed(timed, monkeypatch):
+    watch, ask, waiting = Watch(2**30, 5 * 2**30), process.Crew.ask, []
+
+    def watched(crew, impls, limit_s, do, **arguments):
+        if do == "block":
+            waiting.append(len(watch.used) > 1)
+        answers = ask(crew, impls, limit_s, do, **arguments)
+        if any(answer["status"] == "crashed" for answer in answers.values()):
+            watch.used = [6 * 2**30] * 3 + [4 * 2**30]
+        return answers
+
+    monkeypatch.setattr(process.Crew, "ask", watched)
+    rows = timed(["ours", "slow", "is_killed", "other"], watch)
+    died = of(rows, "is_killed")[-1]
+    # Others followed in the block in which it died.
+    assert (died["status"], died["order"]) == ("crashed", 0)
+    assert len(watch.used) == 1 and not any(waiting)
+
+
 def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, tmp_path, monkeypatch):
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))

@@ -2,13 +2,15 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
 
-from harness import engine, forkserver, measure, process, raw
+from harness import cells, claims, engine, forkserver, measure, process, raw
 from harness.cell import Cell, floor_us, sweep
 from harness.command import UserError, whole_file
 from harness.gate import Gate
@@ -127,6 +129,7 @@ FAULTS = {
     "closes_its_pipes": (["ok", "crashed"], "closed the socket of its answers"),
     "garbles": (["ok", "crashed"], "wrote into the socket of its answers"),
     "forges_nan": (["ok", "crashed"], "wrote into the socket of its answers"),
+    "answers_zero": (["ok", "crashed"], "answers with a time of zero"),
     "answers_nan": (["ok", "crashed"], "answers with a number without end"),
     "declines_at_once": (["unsupported"], "only even sizes"),
     "exits_at_once": (["crashed"], "exited with code 3"),
@@ -172,6 +175,15 @@ def test_a_library_that_cannot_be_imported_is_unavailable(timed):
     assert {row["impl_version"] for row in rows if row["impl"] == "ours"} == {"1.0"}
 
 
+def test_three_percent_is_found_and_nothing_is_not(timed):
+    """From the clock to the verdict."""
+    rows = timed(["ours", "ours_twin", "slow", "same"], min_blocks=10, max_blocks=10)
+    study = {key: cells.counted(rivals, {}) for key, rivals in cells.group(rows).items()}
+    found = claims.claim_rows(claims.comparisons(study), study)
+    verdicts = {row["baseline"]: (round(row["ratio"], 6), row["verdict"]) for row in found}
+    assert verdicts == {"slow": (1.03, "better"), "same": (1.0, "no difference")}
+
+
 def test_a_throttled_block_is_marked_and_keeps_its_time(timed):
     rows = of(timed(["ours", "hot"]), "hot")
     assert {(row["status"], row["reason"]) for row in rows} == {("throttled", "thermal slowdown")}
@@ -181,6 +193,22 @@ def test_a_throttled_block_is_marked_and_keeps_its_time(timed):
 def test_a_power_cap_is_noted_and_no_fault(timed):
     rows = timed(["ours"])
     assert {(row["status"], row["throttle"]) for row in rows} == {("ok", "power cap")}
+
+
+@pytest.mark.parametrize(
+    ("impl", "watch", "why"),
+    [
+        ("eventful", (), ""),
+        ("eventful_and_hot", (), "; thermal slowdown"),
+        ("eventful", ("process 7 (trainer)",), "; shared with process 7 (trainer)"),
+        ("eventful_and_wrong_later", (), "; output 0 changed"),
+        ("eventful_and_fast", (), "; faster than the floor of 10.00 us"),
+    ],
+)
+def test_a_row_timed_by_events_says_so_whatever_else_befell_it(timed, impl, watch, why):
+    limits = {"read": 200.0, "write": 200.0}
+    rows = of(timed(["ours", impl], Watch(strangers=watch), ceilings=limits), impl)
+    assert {row["reason"] for row in rows} == {f"events: no graph{why}"}
 
 
 def test_faster_than_light_is_impossible(timed):
@@ -288,6 +316,8 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     sidecar = json.loads((tmp_path / "raw/fake.json").read_text())
     assert sidecar["rows"] == len(rows) == 2 * BLOCKS * len(CELLS)
     assert sidecar["environment"] == ENVIRONMENT
+    text = json.dumps(ENVIRONMENT, sort_keys=True).encode()
+    assert sidecar["environment_sha256"] == hashlib.sha256(text).hexdigest()
     assert [sidecar[key] for key in ("op", "run_id", "mode", "dirty")] == [
         "fake",
         "r",
@@ -306,7 +336,9 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     assert overhead["first_s"] == pytest.approx(0.004 * len(CELLS))
     share = 1 - (overhead["timed_s"] + overhead["first_s"]) / overhead["total_s"]
     assert overhead["share"] == pytest.approx(share, abs=0.05)
-    assert "overhead" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()[-1]
+    printed = re.fullmatch(r"fake: 16 rows in \d+\.\d s, first calls \d+%, overhead (\d+)%", said)
+    assert int(printed[1]) == pytest.approx(100 * share, abs=0.51)
 
 
 def test_an_error_that_is_not_the_systems_keeps_its_words(tmp_path):

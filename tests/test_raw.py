@@ -14,7 +14,8 @@ from harness.statuses import STATUSES
 REMEDY = "measure it again"
 NAME = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12)
 COUNT = st.integers(0, 2**62)
-TIME = st.floats(0, 1e12)
+READING = st.floats(0, 1e12)
+TIME = st.floats(0, 1e12, exclude_min=True)
 
 
 @st.composite
@@ -23,7 +24,7 @@ def any_row(draw) -> dict[str, object]:
     row["pass"] = draw(st.sampled_from(["forward", "backward"]))
     row |= {name: draw(COUNT) for name in raw.INTEGERS}
     row |= {name: draw(TIME) for name in raw.TIMES}
-    row |= {name: draw(st.none() | TIME) for name in raw.READINGS}
+    row |= {name: draw(st.none() | READING) for name in raw.READINGS}
     row["throttle"] = draw(st.sampled_from(["", "power cap; power brake"]))
     row["status"] = draw(st.sampled_from(STATUSES))
     row["reason"] = draw(st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=40))
@@ -71,6 +72,7 @@ def save(path, rows, /, **changes):
         "rows": len(rows),
         "csv_sha256": raw.sha256(path.read_bytes()),
         "environment": {},
+        "environment_sha256": raw.environment_sha256({}),
         "ceilings": [],
     }
     path.with_suffix(".json").write_text(json.dumps(sidecar | changes))
@@ -130,6 +132,8 @@ def test_a_changed_byte_is_refused(tmp_path, data):
         ({"status": "fine"}, "status 'fine' is none of"),
         ({"pass": "sideways"}, "none of forward, backward, both"),
         ({"device_us": -1.0}, "device_us is -1.0, no measurement"),
+        ({"device_us": 0.0}, "device_us is 0.0, no measurement"),
+        ({"call_us": 0.0}, "call_us is 0.0, no measurement"),
         ({"device_us": "fast"}, "device_us is 'fast', no number"),
         ({"device_us": None}, "device_us is empty"),
         ({"calls": "1.5"}, "calls is '1.5', no number"),
@@ -185,6 +189,16 @@ def test_a_sidecar_without_a_key_is_refused(tmp_path):
     path.with_suffix(".json").write_text("{}")
     with pytest.raises(UserError, match=r"softmax\.json: has no 'op'"):
         raw.read(path, REMEDY)
+
+
+def test_another_environment_than_the_named_one_is_refused(tmp_path):
+    other = {"gpu": {"name": "another"}}
+    path = save(tmp_path / "softmax.csv", [PLAIN], environment=other)
+    with pytest.raises(UserError, match=r"softmax\.json: its environment_sha256 is of another"):
+        raw.read(path, REMEDY)
+    named = raw.environment_sha256(other)
+    path = save(tmp_path / "softmax.csv", [PLAIN], environment=other, environment_sha256=named)
+    assert raw.read(path, REMEDY)[1]["environment"] == other
 
 
 @pytest.mark.parametrize("change", [{"device_us": math.inf}, {"power_w": math.nan}, {"speed": 1}])

@@ -2,23 +2,22 @@
 
 # ruff: noqa: F811, fixtures are arguments by the names under which they are imported
 import collections
-import errno
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from test_lease import driver  # noqa: F401, a fixture
+from test_lease import FAKE, driver  # noqa: F401, a fixture
 from test_measure import BLOCKS, CELLS, ROOT, run, timed  # noqa: F401, a fixture
 from test_measure_command import arguments, command, wait_until  # noqa: F401, fixtures
 
-from harness import load, raw
+from harness import load, measure, raw
 from harness.cell import sweep
 
 IMPLS = ("ours", "slow")
@@ -115,6 +114,48 @@ def test_snakemake_leaves_the_journal_alone(tmp_path):
     assert not journal.exists()
 
 
+SHARED = """
+rule all:
+    input: "a", "b"
+
+rule timed:
+    output: "{name,[ab]}"
+    resources: gpu=1
+    shell: "touch {output}.asked; python job.py {output}"
+"""
+JOB = """
+import sys, time
+from pathlib import Path
+from harness import lease
+
+other = Path("b.asked" if sys.argv[1] == "a" else "a.asked")
+with lease.hold(exclusive=True):
+    began = time.time()
+    # The lease alone keeps the other from its turn.
+    while not other.exists():
+        assert time.time() < began + 60
+        time.sleep(0.01)
+    time.sleep(0.2)
+    Path(sys.argv[1]).write_text(f"{began} {time.time()}")
+"""
+
+
+@pytest.mark.parametrize("flags", [["--resources", "mem_mb=9000"], ["--resources", "gpu=2"]])
+def test_no_resources_on_the_command_line_let_two_time_at_once(tmp_path, flags):
+    """They take the place of the profile's `gpu=1`, without a word: both jobs are begun."""
+    (tmp_path / "Snakefile").write_text(SHARED)
+    (tmp_path / "job.py").write_text(JOB)
+    (tmp_path / "pynvml.py").write_text(FAKE)
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    environment |= {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    call = [sys.executable, "-m", "snakemake", "--cores", "2", *flags]
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    spans = sorted([float(word) for word in (tmp_path / name).read_text().split()] for name in "ab")
+    assert spans[0][1] <= spans[1][0]
+
+
 def test_another_plan_starts_anew(command, tmp_path):
     job = command(*IMPLS, **MANY)
     wait_until(lambda: finished(tmp_path / "raw/.scale.journal"))
@@ -132,12 +173,18 @@ def test_a_disk_full_at_the_end_costs_no_cell(timed, tmp_path, monkeypatch):
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
 
-    def fail(row):
-        raise OSError(errno.ENOSPC, "disk full")
+    write, (soft, hard) = measure._write, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write_to_a_full_disk(*arguments):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            write(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     with monkeypatch.context() as patch:
-        patch.setattr(raw, "line", fail)
-        with pytest.raises(OSError, match=r"disk full"):
+        patch.setattr(measure, "_write", write_to_a_full_disk)
+        with pytest.raises(OSError, match=r"File too large.*fake\.csv"):
             timed(["ours"])
     assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
     counts = prepared(log)
@@ -159,16 +206,27 @@ def test_a_number_survives_the_journal_bit_by_bit(timed, tmp_path, monkeypatch):
 
 
 def test_two_measurements_at_once_take_turns(command, tmp_path, monkeypatch):
-    """However Snakemake was called: the lock is that of the GPU, not of a rule."""
-    jobs, logs = [], [tmp_path / name for name in ("a.log", "b.log")]
-    for log in logs:
+    logs = [tmp_path / name for name in ("a.log", "b.log")]
+
+    def start(log):
         monkeypatch.setenv("FAKE_LOG", str(log))
-        jobs.append(command(*IMPLS, **MANY | {"out": tmp_path / log.stem / "scale.csv"}))
-    began = time.monotonic()
-    assert [job.wait(120) for job in jobs] == [0, 0]
+        more = {"out": tmp_path / log.stem / "scale.csv", "cell-timeout-s": 300}
+        return command(*IMPLS, **MANY | more)
+
+    first = start(logs[0])
+    wait_until(logs[0].exists)
+    # Until the other has met its lock.
+    first.send_signal(signal.SIGSTOP)
+    second = start(logs[1])
+    said = second.stderr.readline()
+    first.send_signal(signal.SIGCONT)
+    assert f"leased by process {first.pid}" in said
+    for job in (first, second):
+        job.communicate(timeout=120)
+        assert job.returncode == 0
     spans = sorted(
         (min(times), max(times))
         for log in logs
         if (times := [float(line.split()[1]) for line in log.read_text().splitlines()])
     )
-    assert began - 120 < spans[0][1] < spans[1][0]
+    assert spans[0][1] < spans[1][0]

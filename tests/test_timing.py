@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from harness import nvml
+from harness import energy, nvml, timing
 from harness.timing import HEAD_START, Timer
 
 POWER_W, PERIOD_S = 300.0, 0.005
@@ -20,7 +20,7 @@ class Event:
         self.at = 0.0
 
     def record(self):
-        self.at = time.perf_counter()
+        self.at = timing.time.perf_counter()
 
     def synchronize(self):
         pass
@@ -64,6 +64,8 @@ def test_energy_is_power_times_the_time_of_a_call(timer):
     value, half_width = timer.energy([call] * 2, 60)
     true = POWER_W * (calls[-1] - calls[0]) / (len(calls) - 1) * 1e6
     assert abs(value - true) <= half_width + 0.1 * true
+    # The window begins when the sensor has settled.
+    assert calls[-1] - calls[0] > energy.SETTLE_S + 0.055
 
 
 def test_without_a_counter_no_call_is_made_for_energy(timer):
@@ -96,6 +98,46 @@ def test_a_slow_host_gets_as_many_flushes_as_hide_it(timer):
     assert between >= 3 and timer.log[-between - 1 :] == [*["flush"] * between, "call"]
 
 
+@pytest.fixture
+def clock(timer, monkeypatch):
+    """A clock that moves where a test moves it, and by a second with each flush."""
+    clock = types.SimpleNamespace(seconds=0.0)
+
+    def move(seconds):
+        clock.seconds += seconds
+
+    clock.move = move
+    hands = types.SimpleNamespace(perf_counter=lambda: clock.seconds, sleep=move)
+    monkeypatch.setattr(timing, "time", hands)
+    timer._flush.zero_ = lambda: move(1.0)
+    return clock
+
+
+def test_a_time_is_the_median_of_the_calls_without_their_flushes(timer, clock):
+    # The first is submitted to see what that costs; one is delayed by something else.
+    lasts_us = iter([1, 10, 30, 20, 9000, 20])
+    calls = [lambda: clock.move(next(lasts_us) / 1e6)]
+    assert timer.cold(calls, 5)[0] == pytest.approx(20)
+
+
+def test_a_call_is_what_a_batch_takes_until_the_gpu_has_done_it(timer, clock):
+    queue = types.SimpleNamespace(seconds=7.0)
+
+    def call(name):
+        timer.log.append(name)
+        clock.move(2e-6)
+        queue.seconds += 8e-6
+
+    def synchronize():
+        timer.log.append("wait")
+        clock.move(queue.seconds)
+        queue.seconds = 0.0
+
+    timer.stream.synchronize = synchronize
+    assert timer.eager([lambda: call("a"), lambda: call("b")], 4) == pytest.approx(10)
+    assert timer.log == ["wait", "a", "b", "a", "b", "wait"]
+
+
 def sample(sm_mhz, temp_c=40, power_w=300.0, throttle=""):
     return {"sm_mhz": sm_mhz, "temp_c": temp_c, "power_w": power_w, "throttle": throttle}
 
@@ -110,6 +152,22 @@ def test_a_digest_keeps_every_event_of_the_block():
     )
     assert found == sample(1755, 71, 500.0, "power cap; thermal slowdown")
     assert nvml.slowed(found["throttle"])
+
+
+SLOWED = {
+    "power cap": False,
+    "hardware slowdown": True,
+    "thermal slowdown": True,
+    "hardware thermal slowdown": True,
+    "power brake": True,
+    "sync boost": False,
+    "application clocks": False,
+}
+
+
+def test_heat_and_hardware_slow_a_block_and_settings_do_not():
+    assert {event: nvml.slowed(event) for event in nvml.EVENTS.values()} == SLOWED
+    assert nvml.slowed("power cap; power brake") and not nvml.slowed("")
 
 
 def test_a_digest_of_what_is_not_known_is_empty():

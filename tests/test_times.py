@@ -1,0 +1,69 @@
+"""What is timed of an implementation: each pass alone, replays for the GPU, calls for the host."""
+
+# ruff: noqa: F811, fixtures are arguments by the names under which they are imported
+import pytest
+import torch
+from test_bench import CELL, Timer, cell, make  # noqa: F401, a fixture
+
+from harness import bench, statuses
+
+
+def test_a_backward_pass_is_timed_without_a_forward_pass(make):
+    calls = []
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            calls.append("forward")
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            calls.append("backward")
+            return 2 * gradient * ctx.saved_tensors[0]
+
+    cell(make(lambda x, bias: Square.apply(x)), "backward")
+    # One for each copy of the inputs, before anything is captured.
+    assert [index for index, name in enumerate(calls) if name == "forward"] == [0, 3, 6]
+    assert calls.count("backward") > 3 * bench.COPIES
+
+
+def test_replays_have_the_time_of_the_gpu_and_eager_calls_that_of_the_host(make, monkeypatch):
+    given = {}
+
+    def cold(self, calls, count):
+        given["cold"] = calls
+        return 3.0, {"sm_mhz": 1980}
+
+    def eager(self, calls, count):
+        given["eager"] = calls
+        return 7.0
+
+    monkeypatch.setattr(Timer, "cold", cold)
+    monkeypatch.setattr(Timer, "eager", eager)
+    made = make(lambda x, bias: x + 1)
+    made.prepare(**CELL, direction="forward")
+    answer = made.block(4)
+    assert (answer["device_us"], answer["call_us"], answer["sm_mhz"]) == (3.0, 7.0, 1980)
+    # A replay has no result of its own; a call returns what it has computed.
+    assert [call() for call in given["cold"]] == [None] * bench.COPIES
+    assert [call()[0].shape for call in given["eager"]] == [(64,)] * bench.COPIES
+
+
+@pytest.mark.parametrize("spoilt", range(bench.COPIES))
+def test_the_timed_calls_on_all_inputs_are_checked_not_only_the_last(make, spoilt):
+    seen, calls = [], iter(range(10**6))
+
+    def function(x, bias):
+        if x.data_ptr() not in seen:
+            seen.append(x.data_ptr())
+        # Two calls and a capture for each of the inputs come before the clock.
+        timed = next(calls) >= 3 * bench.COPIES
+        return x + 1 + (timed and seen.index(x.data_ptr()) == spoilt)
+
+    made = make(function)
+    made.prepare(**CELL, direction="forward")
+    made.block(2 * bench.COPIES)
+    with pytest.raises(statuses.Inaccurate, match="a timed call"):
+        made.check()
