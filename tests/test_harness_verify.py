@@ -19,6 +19,7 @@ from pathlib import Path
 import faults
 import pytest
 from test_measure import ENVIRONMENT, OP, Watch, plan
+from test_workflow import copied, snakemake
 
 from harness import command, digests, measure
 from harness import verify as verification
@@ -154,6 +155,20 @@ def test_a_wrong_kernel_fails_and_names_its_worst_cell(tree):
     assert len(report["cells"]) == 1 and report["cells"][0]["tensors"][0]["ratio"] is None
     last = done.stdout.splitlines()[-1]
     assert "0 of 1 cells ok; inaccurate: N100 float32 forward: out has inf or NaN" in last
+
+
+def test_a_wrong_kernel_fails_the_study_and_is_not_timed(tmp_path):
+    root = copied(tmp_path / "tree")
+    (root / "kernels/toy.py").write_text(KERNELS.replace("EDGE, ())", "EDGE, EDGE)"))
+    built = root / "results/study/build/toy"
+    built.mkdir(parents=True)
+    built.with_suffix(".json").touch()
+    wanted = ("measure=True", "ops=[broken]", "baselines=[]", "dtypes=[float32]")
+    done = snakemake(root, "results/study/raw/broken.csv", "--config", *wanted)
+    assert done.returncode != 0
+    assert "Verify broken of ours" in done.stderr and "Measure broken" not in done.stderr
+    assert "0 of 2 cells ok; inaccurate: N100 float32 forward: out has inf or NaN" in done.stderr
+    assert not list((root / "results/study").glob("*/broken*/*.json"))
 
 
 def test_a_baseline_may_die_refuse_or_run_out_of_memory(tree):

@@ -1,0 +1,107 @@
+"""What is recorded bears what is said of it: whole, committed, interleaved, quiet, gated."""
+
+import collections
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from harness import cells, datasheets, environment, raw, statistics, summarize
+from harness.load import OURS, TWIN
+
+ROOT = Path(__file__).resolve().parents[1]
+MACHINES = sorted((ROOT / "results/recorded").glob("*/raw"))
+FEWEST_BLOCKS = 10
+# Of calls of so many microseconds, the gap between two processes that run the same code.
+LONG_US, MEDIAN_GAP, MOST_GAP = 20.0, 0.005, 0.02
+MOST_OVERHEAD = 0.3
+
+
+@pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
+def study(request):
+    """Rows and sidecar of each op; reading refuses what is not as its digests say."""
+    return request.param.parent, summarize.measurements(request.param.parent)
+
+
+def test_something_is_recorded():
+    assert MACHINES
+
+
+def test_each_op_was_measured_on_committed_code_and_by_the_rule(study):
+    for op, (rows, sidecar) in study[1].items():
+        assert (sidecar["op"], sidecar["mode"], sidecar["dirty"]) == (op, "measured", False)
+        assert re.fullmatch("[0-9a-f]{40}", sidecar["commit"]), op
+        schedule = sidecar["schedule"]
+        assert schedule["min_blocks"] >= FEWEST_BLOCKS and schedule["interval"] <= 0.01, op
+        found = collections.defaultdict(set)
+        for row in rows:
+            assert row["op"] == op
+            found[row["case"], row["dtype"], row["pass"], row["block"]].add(row["order"])
+        # Whoever was visited in a block has its place in the order of that block.
+        assert all(orders == set(range(len(orders))) for orders in found.values()), op
+        ours = collections.Counter(
+            (row["case"], row["dtype"], row["pass"])
+            for row in rows
+            if row["impl"] == OURS and row["status"] in raw.TIMED
+        )
+        assert ours and min(ours.values()) >= FEWEST_BLOCKS, op
+
+
+def test_no_time_counts_without_a_green_verification_on_a_gpu(study):
+    folder, ops = study
+    for op, (rows, _) in ops.items():
+        timed = {
+            (row["impl"].replace(TWIN, OURS), row["case"], row["dtype"], row["pass"])
+            for row in rows
+            if row["status"] in raw.TIMED
+        }
+        for impl in {key[0] for key in timed}:
+            report = json.loads((folder / "verify" / op / f"{impl}.json").read_text())
+            assert (report["op"], report["impl"], report["mode"]) == (op, impl, "gpu")
+            green = {
+                (impl, cell["case"], cell["dtype"], cell["pass"])
+                for cell in report["cells"]
+                if cell["status"] == "ok"
+            }
+            assert {key for key in timed if key[0] == impl} <= green
+
+
+def test_two_processes_of_the_same_code_hardly_differ(study):
+    gaps = []
+    for rows, _ in study[1].values():
+        for rivals in cells.group(rows).values():
+            if {OURS, TWIN} <= set(rivals):
+                twin, ours = cells.shared(rivals[TWIN], rivals[OURS])
+                if ours and np.median(ours) >= LONG_US:
+                    gaps.append(abs(statistics.paired_ratio(twin, ours).value - 1))
+    assert np.median(gaps) < MEDIAN_GAP
+    assert np.quantile(gaps, 0.95) < MOST_GAP
+
+
+def test_most_of_the_time_went_to_the_gpu(study):
+    parts = [sidecar["overhead"] for _, sidecar in study[1].values()]
+    used = sum(part["timed_s"] + part.get("first_s", 0.0) for part in parts)
+    assert 1 - used / sum(part["total_s"] for part in parts) < MOST_OVERHEAD
+
+
+def test_ceilings_are_measured_and_below_the_data_sheet(study):
+    for op, (_, sidecar) in study[1].items():
+        measured = [row for row in sidecar["ceilings"] if row["source"] == "measured"]
+        found = {row["quantity"]: row["value"] for row in measured}
+        assert {"read", "write", "copy", "bfloat16", "float16", "float32", "launch"} <= set(found)
+        assert all(row["sm_mhz"] for row in measured), op
+        sheet = datasheets.of(environment.model(sidecar["environment"]["gpu"]["name"]))
+        assert not datasheets.beyond([(*row.values(),) for row in measured], sheet)
+
+
+@pytest.mark.parametrize("name", ["config", "smoke"])
+def test_a_study_replays_its_configurations(name):
+    assert yaml.safe_load((ROOT / f"config/{name}.yaml").read_text())["tuning"] == "replay"
+
+
+def test_the_study_times_as_is_said():
+    timing = yaml.safe_load((ROOT / "config/config.yaml").read_text())["timing"]
+    assert timing["min_blocks"] >= FEWEST_BLOCKS and timing["interval"] <= 0.01
