@@ -315,7 +315,8 @@ def _drawn(low, high, size, seed, offset, dtype, device):
         return out
     itemsize, words = out.element_size(), 1 if span <= NARROW else 2
     config = RANDINT_TILES.pick(out.device, itemsize=itemsize, words=words)
-    first, skip = divmod(offset, config["BLOCK_N"])
+    # A graph that is traced with sizes unknown has no divmod.
+    first, skip = offset // config["BLOCK_N"], offset % config["BLOCK_N"]
     # A compiler that knows the start to be a multiple of 16 elements stores 16 bytes at a time.
     unit = 1 if skip % 16 else 16
     launch(

@@ -1,0 +1,22 @@
+"""Without a GPU: torch.compile takes each op as one graph, forward and backward."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import discover
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_each_op_is_one_graph():
+    # Here the kernels are the interpreter's, which nobody traces.
+    command = [sys.executable, str(Path(__file__).with_name("traced.py"))]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    counts = {name: int(said.pop(name).split()[0]) for name in discover.ops(ROOT)}
+    assert said == {}
+    assert min(counts.values()) >= 2
