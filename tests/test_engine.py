@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+from collections import Counter
 
 import pytest
 from test_measure import BLOCKS, CELLS, Watch, children, of, timed  # noqa: F401, a fixture
@@ -118,16 +119,29 @@ def test_memory_of_the_dead_is_back_before_anything_else_is_timed(timed, monkeyp
     assert len(watch.used) == 1 and not any(waiting)
 
 
-def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, tmp_path, monkeypatch):
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """How many processes each implementation has had."""
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
+
+    def processes() -> Counter:
+        lines = (line.split() for line in log.read_text().splitlines())
+        return Counter(impl for _, impl in {(pid, impl) for pid, _, impl, *_ in lines})
+
+    return processes
+
+
+def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):
     rows = timed(["ours", "leaks"])
     assert {row["status"] for row in rows} == {"ok"}
-    pids = {"ours": set(), "leaks": set()}
-    for line in log.read_text().splitlines():
-        pid, _, impl, *_ = line.split()
-        pids[impl].add(pid)
-    assert {impl: len(found) for impl, found in pids.items()} == {"ours": 1, "leaks": 2}
+    assert processes() == {"ours": 1, "leaks": 2}
+
+
+def test_who_crashed_or_ran_out_of_memory_is_replaced_and_who_declines_is_not(timed, processes):
+    timed(["ours", "raises", "exhausts_memory", "hangs", "declines_at_once", "wrong_later"])
+    lost = {"raises": 2, "exhausts_memory": 2, "hangs": 2}
+    assert processes() == lost | {"ours": 1, "declines_at_once": 1, "wrong_later": 1}
 
 
 def test_each_cell_says_where_its_time_went(timed, capsys):

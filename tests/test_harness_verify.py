@@ -21,7 +21,7 @@ import pytest
 from test_measure import ENVIRONMENT, OP, Watch, plan
 from test_workflow import copied, snakemake
 
-from harness import command, digests, measure
+from harness import command, digests, lease, measure
 from harness import verify as verification
 from harness.cell import sweep
 from harness.gate import Gate
@@ -354,6 +354,22 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
     attempts.clear()
     assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
+
+
+def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
+    held = []
+
+    @contextlib.contextmanager
+    def hold(exclusive):
+        held.append("alone" if exclusive else "shared")
+        yield "a GPU"
+
+    monkeypatch.setattr(lease, "hold", hold)
+    monkeypatch.setattr(lease, "turn", lambda gpu: contextlib.nullcontext(held.append(gpu)))
+    for attempt in verification.ATTEMPTS:
+        with verification._surroundings("gpu", attempt):
+            pass
+    assert held == ["shared", "shared", "a GPU", "alone"]
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,27 @@ def test_shared_code_of_kernels_is_a_source(finished):
     assert not {job for job in rerun if "softmax" not in job}
 
 
+SUMMARY = """
+import re
+import sys
+from pathlib import Path
+
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+for name in re.findall(r'"<run>/(\\w+.csv)"', Path("workflow/rules/summarize.smk").read_text()):
+    (run / name).touch()
+print("measuring took 100 s, overhead 20 %")
+"""
+
+
+def test_a_study_prints_what_measuring_took(finished):
+    path = finished / "harness" / "summarize.py"
+    path.write_text(SUMMARY)
+    edit(path)
+    done = snakemake(finished, "results/study/overhead.csv", *MEASURE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "measuring took 100 s, overhead 20 %\n"
+
+
 def test_a_new_description_of_the_machine_measures_nothing_again(finished):
     edit(finished / "results" / "study" / "environment.json")
     assert "Summarize" in jobs(finished, *MEASURE)

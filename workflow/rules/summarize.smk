@@ -42,4 +42,4 @@ rule summarize:
         "Summarize"
     shell:
         "python -m harness.summarize --run {params.run} --recorded {params.recorded}"
-        " --ops {params.ops} > {log} 2>&1"
+        " --ops {params.ops} > {log} 2>&1 && cat {log}"
