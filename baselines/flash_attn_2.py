@@ -3,6 +3,13 @@
 from flash_attn import flash_attn_func
 
 LIBRARY = "flash-attn"
+# Its kernels: flash_attn/ops/triton/layer_norm.py, cross_entropy.py and linear.py of 2.8.3.
+ACCUMULATES = {
+    "layer_norm": "float32",
+    "rms_norm": "float32",
+    "cross_entropy": "float32",
+    "matmul": "float32",
+}
 
 
 def attention(q, k, v, causal=False):

@@ -15,8 +15,14 @@ from liger_kernel.transformers.functional import (
 from liger_kernel.transformers.llama4_rope import liger_llama4_text_rotary_pos_emb
 
 LIBRARY = "liger-kernel"
-# Its kernels: liger_kernel/ops/softmax.py, layer_norm.py and cross_entropy.py of 0.8.5.
-ACCUMULATES = {"softmax": "float32", "layer_norm": "float32", "cross_entropy": "float32"}
+# Its kernels: liger_kernel/ops/ of 0.8.5, the files of these names.
+ACCUMULATES = {
+    "softmax": "float32",
+    "layer_norm": "float32",
+    "rms_norm": "float32",
+    "cross_entropy": "float32",
+    "linear_cross_entropy": "float32, dw of the chunks in its dtype",
+}
 
 
 def softmax(x, scale=1.0, causal=False, mask=None):

@@ -8,6 +8,14 @@ from quack.rmsnorm import layernorm_bwd, layernorm_fwd
 from quack.rotary import apply_rotary_emb
 
 LIBRARY = "quack-kernels"
+# Its kernels: quack/softmax.py, rmsnorm.py, cross_entropy.py and linear_cross_entropy.py of 0.6.5.
+ACCUMULATES = {
+    "softmax": "float32",
+    "layer_norm": "float32",
+    "rms_norm": "float32",
+    "cross_entropy": "float32",
+    "linear_cross_entropy": "float32",
+}
 # By what name the library has an activation.
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu_erf"}
 

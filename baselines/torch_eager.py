@@ -7,6 +7,8 @@ LIBRARY = "torch"
 ACCUMULATES = {
     "softmax": "float32",
     "layer_norm": "float32",
+    "rms_norm": "float32",
+    "cross_entropy": "float32",
     "matmul": "float32, split sums in the dtype",
 }
 

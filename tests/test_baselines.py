@@ -1,5 +1,6 @@
 """Every baseline that can be imported here computes what its op says, by the harness's own path."""
 
+import ast
 import contextlib
 import importlib
 import re
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import discover, load, nvml, process, verifier
+from harness import discover, load, nvml, process, sources, verifier
 from kernels._contract import PASSES
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +88,16 @@ def test_a_baseline_offers_ops_of_the_study_and_nothing_else():
         public = {name for name in names if not name.startswith("_") and not name.isupper()}
         assert public and public <= set(OPS), stem
         assert "LIBRARY" in names, stem
+
+
+def test_a_baseline_says_how_it_sums_of_ops_that_it_offers():
+    told = {}
+    for stem, offered in OFFERS.items():
+        for node in sources.parsed(ROOT, f"baselines/{stem}.py").body:
+            if isinstance(node, ast.Assign) and node.targets[0].id == "ACCUMULATES":
+                told[stem] = ast.literal_eval(node.value)
+                assert set(told[stem]) <= set(offered), stem
+    assert len(told) > 1 and all(told.values())
 
 
 @pytest.mark.parametrize(
