@@ -17,7 +17,7 @@ from kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entr
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 IGNORED = -100
-BOUND = {torch.float32: 3e-6, torch.float16: 4e-3}
+BOUND = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -73,7 +73,7 @@ options = st.fixed_dictionaries(
         "ignore_index": st.sampled_from([IGNORED, 0]),
     }
 )
-dtypes = st.sampled_from([torch.float32, torch.float16])
+dtypes = st.sampled_from(list(BOUND))
 
 
 @many
@@ -97,14 +97,16 @@ def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
     st.integers(0, 6),
     st.integers(1, 40),
     st.integers(1, 600),
+    dtypes,
     st.booleans(),
     st.sampled_from(["mean", "sum"]),
     options,
 )
-def test_random_shapes_and_options_of_the_linear_form(m, h, v, bias, reduction, chosen):
+def test_random_shapes_and_options_of_the_linear_form(m, h, v, dtype, bias, reduction, chosen):
     targets = classes(m, v)
     targets[targets == IGNORED] = chosen["ignore_index"]
     tensors = [randn(m, h), randn(v, h, seed=2), *([randn(v, seed=3)] if bias else [])]
+    tensors = [tensor.to(dtype) for tensor in tensors]
     both = linear_cross_entropy, linear_cross_entropy_reference
     agree(*both, tensors, targets, reduction=reduction, **chosen)
 
