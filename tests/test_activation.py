@@ -98,14 +98,15 @@ def test_float32_over_its_range(name):
 
 @pytest.mark.parametrize("name", FORMS)
 @many
-@given(st.integers(0, 5000), st.sampled_from(HALVES))
+@given(st.integers(0, 5000), st.sampled_from([*HALVES, torch.float32]))
 def test_shapes_and_dtypes_against_pytorch(name, n, dtype):
     x = 2 * randn(n, dtype=dtype)
     (out, dx), (true, dtrue) = both(name, x)
     assert out.dtype == dx.dtype == dtype
-    eps = torch.finfo(dtype).eps
+    # In float32 the functions are as near as their exponentials.
+    bound = max(torch.finfo(dtype).eps, 2e-6)
     for actual, oracle in ((out, true), (dx, dtrue)):
-        assert torch.allclose(actual.double(), oracle, rtol=eps, atol=2 * eps)
+        assert torch.allclose(actual.double(), oracle, rtol=bound, atol=2 * bound)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
