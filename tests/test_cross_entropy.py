@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from examples import many
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import nvml
 from kernels import _cross_entropy as shared
@@ -195,6 +196,31 @@ def test_chunks_add_up_to_the_whole(monkeypatch):
     assert linear._rows_of_chunk(11, 120) == 4
     tensors = [randn(11, 5), randn(30, 5, seed=2), randn(30, seed=3)]
     agree(linear_cross_entropy, linear_cross_entropy_reference, tensors, classes(11, 30))
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that PyTorch makes or fills."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        if isinstance(result, torch.Tensor):
+            self.most = max(self.most, result.nbytes)
+        return result
+
+
+def test_the_logits_are_never_in_memory_as_a_whole(monkeypatch):
+    m, h, v = 64, 5, 300
+    for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
+        monkeypatch.setattr(linear, name, value)
+    x, weight = randn(m, h).requires_grad_(), randn(v, h, seed=2).requires_grad_()
+    with Largest() as seen:
+        linear_cross_entropy(x, weight, classes(m, v)).backward()
+    assert seen.most == 4 * m * v // linear.MOST_CHUNKS
+    with Largest() as seen:
+        F.cross_entropy(x @ weight.T, classes(m, v)).backward()
+    assert seen.most == 4 * m * v
 
 
 @pytest.mark.parametrize("row_bytes", [2, 64000, 256512, 1 << 20])

@@ -68,6 +68,16 @@ def test_more_heads_than_a_program_takes(interleaved):
     agrees(randn(1, 2, 19, 32), randn(1, 2, 9, 32, seed=1), *angles(2, 16), interleaved)
 
 
+def test_both_tensors_take_one_launch_in_each_pass(monkeypatch):
+    launches = []
+    monkeypatch.setattr(family, "launch", lambda kernel, *rest, **more: launches.append(kernel))
+    q, k = (randn(1, 3, h, 22, seed=h).requires_grad_() for h in (3, 1))
+    outs = rotary(q, k, *angles(3, 11))
+    assert len(launches) == 1
+    torch.autograd.grad(outs, (q, k), [torch.ones_like(out) for out in outs])
+    assert len(launches) == 2
+
+
 @pairings
 def test_lengths_and_relative_angles_are_kept(interleaved):
     s, d = 12, 32
