@@ -5,8 +5,12 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+# The exit code of a fault of software (sysexits.h).
+FAULT = 70
 
 
 class UserError(Exception):
@@ -16,7 +20,8 @@ class UserError(Exception):
 def run(main: Callable[[], int | None]) -> None:
     """Runs a command's main function; a UserError becomes a short message and exit code 2.
 
-    Ctrl-C is no fault: exit code 130, and nothing to read.
+    Ctrl-C is no fault: exit code 130, and nothing to read. A fault of the command itself prints its
+    traceback and ends with FAULT, which no command gives as its verdict: 1 would be one.
     """
     try:
         sys.exit(main() or 0)
@@ -27,6 +32,9 @@ def run(main: Callable[[], int | None]) -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.exit(_complain(f"{where}{error.strerror or error}"))
+    except Exception:
+        traceback.print_exc()
+        sys.exit(FAULT)
 
 
 def _complain(message: str) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from harness import raw
 from harness.cell import Cell, Rows
 from harness.gate import Gate
 from harness.lease import Watch
@@ -173,8 +174,8 @@ class Engine:
     def _block(self, impl: str, calls: int) -> dict:
         self._memory.settle()
         answer = self._ask_alone(impl, "block", calls=calls) | {"calls": calls}
-        if answer["status"] == "ok" and not min(answer["device_us"], answer["call_us"]) > 0:
-            answer |= {"status": "crashed", "reason": "answers with a time of zero"}
+        if answer["status"] == "ok" and not all(map(_positive, map(answer.get, raw.TIMES))):
+            answer |= {"status": "crashed", "reason": "answers without a time above zero"}
         return answer
 
     def _conclude(self, ready: dict[str, dict], cell: Cell, last: int) -> None:
@@ -248,6 +249,10 @@ class Engine:
             if do == "prepare" and answer["status"] == "ok":
                 self._memory.holds(impl, answer["held_bytes"])
         return answers
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 def _calls(block_ms: float, device_us: float) -> int:

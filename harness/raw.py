@@ -27,10 +27,9 @@ HEADER = (
 # Never empty; a row of a TIMED status has its times as well.
 FILLED = (*TEXT[:-1], "block", "order", "bytes_read", "bytes_written", "flops")
 TIMED = ("ok", "throttled", "impossible")
-SIDECAR_KEYS = (
-    *("op", "run_id", "mode", "rows", "csv_sha256"),
-    *("environment", "environment_sha256", "ceilings"),
-)
+SIDECAR = {"op": str, "run_id": str, "mode": str, "rows": int, "csv_sha256": str}
+SIDECAR |= {"environment": dict, "environment_sha256": str, "ceilings": list}
+CEILING = {"quantity": str, "unit": str, "value": (int, float), "source": str}
 
 
 def line(row: Mapping[str, object]) -> str:
@@ -129,8 +128,9 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
     rows = parse(text, str(path), remedy)
     beside = path.with_suffix(".json")
     sidecar = read_json(beside, remedy)
-    if missing := [key for key in SIDECAR_KEYS if key not in sidecar]:
-        raise UserError(f"{beside}: has no {missing[0]!r}; {remedy}")
+    _kinds(SIDECAR, sidecar, str(beside), remedy)
+    for ceiling in sidecar["ceilings"]:
+        _kinds(CEILING, ceiling, f"{beside}: ceilings", remedy)
     if sidecar["rows"] != len(rows):
         said = sidecar["rows"]
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
@@ -139,6 +139,16 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
     if sidecar["environment_sha256"] != environment_sha256(sidecar["environment"]):
         raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
     return rows, sidecar
+
+
+def _kinds(wanted: Mapping[str, type], found: object, where: str, remedy: str) -> None:
+    if not isinstance(found, dict):
+        raise UserError(f"{where}: {found!r} is no object; {remedy}")
+    for key, kind in wanted.items():
+        if key not in found:
+            raise UserError(f"{where}: has no {key!r}; {remedy}")
+        if not isinstance(found[key], kind):
+            raise UserError(f"{where}: {key!r} cannot be {found[key]!r}; {remedy}")
 
 
 def environment_sha256(environment: Mapping[str, object]) -> str:

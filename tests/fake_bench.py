@@ -132,6 +132,8 @@ class Bench:
             time.sleep(600)
         if what == "forges_nan":
             self._write_everywhere(b'{"status": "ok", "device_us": NaN, "call_us": Infinity}\n')
+        if what == "forges_success":
+            self._write_everywhere(b'{"status": "ok", "call_us": "soon"}\n')
         if what == "garbles":
             self._write_everywhere(b"noise\n")
 

@@ -40,6 +40,13 @@ def test_an_interrupted_command_ends_without_a_traceback(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_fault_of_the_command_is_no_verdict(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.run(lambda: 1 // 0)
+    assert ended.value.code not in (0, 1, 2, 3)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_a_message_that_names_the_file(tmp_path):
     path = tmp_path / "file.csv"
     call = [sys.executable, "-c", FULL_DISK, str(path)]

@@ -13,6 +13,7 @@ from harness.command import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 POWER_LIMIT = "nvmlDeviceGetEnforcedPowerLimit"
+DRIVER = "nvmlSystemGetDriverVersion"
 RECORD = [
     "run_id",
     "date",
@@ -247,6 +248,12 @@ def test_a_description_is_kept_as_long_as_it_holds(tree, driver, monkeypatch):
         "edit": lambda: (tree / "baselines/eager.py").write_text('LIBRARY = "pytest"\n'),
         "commit": lambda: git(tree, "commit", "-qam", "more"),
         "image": lambda: monkeypatch.setenv("TILEWRIGHT_IMAGE", "sha256:1"),
+        "driver": lambda: monkeypatch.setattr(nvml, DRIVER, lambda *_: "590.1"),
+        "vbios": lambda: monkeypatch.setattr(nvml, "nvmlDeviceGetVbiosVersion", lambda *_: "96"),
+        "ecc": lambda: monkeypatch.setattr(nvml, "nvmlDeviceGetEccMode", lambda *_: [0, 0]),
+        "mig": lambda: monkeypatch.setattr(nvml, "nvmlDeviceGetMigMode", lambda *_: [1, 1]),
+        "version": lambda: monkeypatch.setattr(environment, "version", lambda _: "9.9"),
+        "wheel": lambda: monkeypatch.setattr(environment, "content_hash", lambda _: "0" * 64),
         "torn": lambda: path.write_text(path.read_text()[:-5]),
     }
     for name, change in changes.items():

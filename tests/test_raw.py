@@ -191,6 +191,22 @@ def test_a_sidecar_without_a_key_is_refused(tmp_path):
         raw.read(path, REMEDY)
 
 
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"run_id": None}, r"softmax\.json: 'run_id' cannot be None"),
+        ({"environment": []}, "'environment' cannot be"),
+        ({"ceilings": None}, "'ceilings' cannot be None"),
+        ({"ceilings": ["read"]}, "ceilings: 'read' is no object"),
+        ({"ceilings": [{}]}, "ceilings: has no 'quantity'"),
+    ],
+)
+def test_a_sidecar_of_other_kinds_is_refused(tmp_path, changes, problem):
+    path = save(tmp_path / "softmax.csv", [PLAIN], **changes)
+    with pytest.raises(UserError, match=rf"{problem}.*measure it again"):
+        raw.read(path, REMEDY)
+
+
 def test_another_environment_than_the_named_one_is_refused(tmp_path):
     other = {"gpu": {"name": "another"}}
     path = save(tmp_path / "softmax.csv", [PLAIN], environment=other)

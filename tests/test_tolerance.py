@@ -55,6 +55,15 @@ def test_the_bound_is_twice_eager_and_a_floor(dtype, eager, excess):
         assert tolerance.judge(tolerance.Distance(*worse), known, dtype).ratio > 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float32, 2**-18), (torch.float16, 2**-11), (torch.bfloat16, 2**-8)]
+)
+def test_beside_an_exact_eager_one_rounding_is_allowed_and_a_few_of_float32(dtype, most):
+    exact = tolerance.Distance(0.0, 0.0)
+    assert tolerance.judge(tolerance.Distance(most, most), exact, dtype).ratio == 1
+    assert tolerance.judge(tolerance.Distance(1.01 * most, most), exact, dtype).ratio > 1
+
+
 def test_misplaced_infinities_are_infinitely_far():
     truth = torch.tensor([1.0, -math.inf, math.nan, 1e6], dtype=torch.float64)
     right = torch.tensor([1.0, -math.inf, math.nan, math.inf], dtype=torch.float16)
