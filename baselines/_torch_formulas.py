@@ -183,4 +183,8 @@ def activate(out, activation):
         return F.leaky_relu(out, LEAKY_SLOPE)
     if activation == "gelu":
         return F.gelu(out)
+    if activation == "gelu_tanh":
+        return F.gelu(out, approximate="tanh")
+    if activation == "tanh":
+        return torch.tanh(out)
     raise ValueError(f"activation {activation!r} is not offered")

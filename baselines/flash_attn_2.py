@@ -46,8 +46,9 @@ def rms_norm(x, weight, eps, residual=None):
 def matmul(a, b, bias=None, activation="none"):
     from flash_attn.ops.triton.linear import triton_linear_act
 
-    # It takes the weight as a linear layer stores it, and calls no activation "id".
-    return triton_linear_act(a, b.T, bias, "id" if activation == "none" else activation)
+    # It takes the weight as a linear layer stores it, and has names of its own.
+    name = {"none": "id", "gelu_tanh": "gelu_approx"}.get(activation, activation)
+    return triton_linear_act(a, b.T, bias, name)
 
 
 def swiglu(gate, up):

@@ -17,7 +17,12 @@ ACCUMULATES = {
     "linear_cross_entropy": "float32",
 }
 # By what name the library has an activation.
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu_erf"}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu_erf",
+    "gelu_tanh": "gelu_tanh_approx",
+    "tanh": "tanh",
+}
 
 
 def softmax(x, scale=1.0, causal=False, mask=None):

@@ -11,6 +11,8 @@ accumulator, so bias and activation cost no memory traffic. A float32 product is
 tf32 products (tf32x3), which keeps float32 accuracy on the tensor cores.
 """
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -23,9 +25,14 @@ from kernels._layout import describable
 from kernels._tile import store_as
 from kernels._tuned import Configs
 
-ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu")
+ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh")
+LONG = ("gelu", "gelu_tanh", "tanh")
 LEAKY_SLOPE = tl.constexpr(0.01)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
+LOG2E = tl.constexpr(math.log2(math.e))
+# The form of gelu with tanh is x sigmoid(x (GELU_1 + GELU_3 x²)).
+GELU_1 = tl.constexpr(2 * math.sqrt(2 / math.pi))
+GELU_3 = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
 
 
 def matmul_reference(a, b, bias, activation):
@@ -38,6 +45,10 @@ def matmul_reference(a, b, bias, activation):
         out = torch.where(out > 0, out, out * LEAKY_SLOPE.value)
     elif activation == "gelu":
         out = 0.5 * out * (1 + torch.erf(out * SQRT_HALF.value))
+    elif activation == "gelu_tanh":
+        out = out * torch.sigmoid(out * (GELU_1.value + GELU_3.value * out * out))
+    elif activation == "tanh":
+        out = torch.tanh(out)
     return out
 
 
@@ -66,6 +77,8 @@ MATMUL = Op(
         case("relu", M=64, N=96, K=80),
         case("leaky_relu", "bias", M=65, N=96, K=80),
         case("gelu", "bias", M=64, N=96, K=80),
+        case("gelu_tanh", "bias", M=64, N=96, K=80),
+        case("tanh", "bias", M=64, N=96, K=80),
         case(M=0, N=16, K=16),
         case(M=16, N=16, K=0),
         case(M=40, N=48, K=64, layout="padded"),
@@ -97,6 +110,8 @@ MATMUL = Op(
         "relu": {"activation": "relu"},
         "leaky_relu": {"activation": "leaky_relu"},
         "gelu": {"activation": "gelu"},
+        "gelu_tanh": {"activation": "gelu_tanh"},
+        "tanh": {"activation": "tanh"},
     },
 )
 ACCUMULATES = {"matmul": "float32"}
@@ -151,8 +166,8 @@ def _choose_descriptor(m, n, k, sms, shared, activation, transposed):
         # A tile of area A loads 1/sqrt(A) items for each product, hence the larger the better.
         return triton.cdiv(tiles, sms) * area * (1 + 90 / area**0.5)
 
-    # erf needs registers that the widest tile does not leave.
-    ranked = DESCRIPTOR_CONFIGS[activation == "gelu" :]
+    # erf and exp need registers that the widest tile does not leave.
+    ranked = DESCRIPTOR_CONFIGS[activation in LONG :]
     return min(_fitting(ranked, 2, shared, 1), key=cost)
 
 
@@ -175,6 +190,11 @@ def _tile_of(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp2(-LOG2E * x))
+
+
+@triton.jit
 def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
         bias = tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
@@ -185,6 +205,13 @@ def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.c
         acc = tl.where(acc > 0, acc, acc * LEAKY_SLOPE)
     elif ACTIVATION == "gelu":
         acc = 0.5 * acc * (1.0 + tl.math.erf(acc * SQRT_HALF))
+    elif ACTIVATION == "gelu_tanh":
+        acc = acc * _sigmoid(acc * (GELU_1 + GELU_3 * acc * acc))
+    elif ACTIVATION == "tanh":
+        # Near zero the difference cancels.
+        far, x2 = 2.0 * _sigmoid(2.0 * acc) - 1.0, acc * acc
+        near = acc + acc * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
+        acc = tl.where(x2 < 0.0625, near, far)
     return acc
 
 
@@ -324,7 +351,8 @@ def matmul(
     """activation(a b + bias), accumulated in float32.
 
     a: [M, K]; b: [K, N]; any strides; one dtype of float32, float16, bfloat16. bias: [N] or None.
-    activation: "none", "relu", "leaky_relu" (slope 0.01) or "gelu" (erf form). Returns [M, N].
+    activation: "none", "relu", "leaky_relu" (slope 0.01), "gelu" (erf form), "gelu_tanh" or "tanh".
+    Returns [M, N].
     TypeError for another dtype; ValueError where shapes do not fit, b or bias has another dtype or
     device than a, or the activation is unknown. Forward only.
     """
