@@ -12,7 +12,6 @@ import os
 import random
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -21,6 +20,9 @@ from harness import nvml
 from harness.command import UserError
 from harness.nvml import Gpu, gpus
 
+# Names another folder than /tmp for the locks. TMPDIR does not: where a batch system gives each job
+# one of its own, no job would see the lock of another.
+LOCKS = "TILEWRIGHT_LOCKS"
 # Longest wait for other Tilewright jobs.
 WAIT_S = 4 * 3600.0
 # The driver lists a process for a moment after its death.
@@ -162,7 +164,7 @@ def _program(driver, pid: int) -> str:
 
 def _path(gpu: Gpu) -> Path:
     safe = re.sub(r"[^\w-]", "_", gpu.uuid)
-    return Path(tempfile.gettempdir()) / f"tilewright-{safe}.lock"
+    return Path(os.environ.get(LOCKS, "/tmp")) / f"tilewright-{safe}.lock"
 
 
 def _try_lock(gpu: Gpu, exclusive: bool) -> int | None:

@@ -50,7 +50,7 @@ def driver(monkeypatch, tmp_path):
     module = types.ModuleType("pynvml")
     exec(FAKE, vars(module))
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(lease.LOCKS, str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return module
@@ -156,6 +156,15 @@ def test_processes_started_meanwhile_see_the_leased_gpu_alone(driver, monkeypatc
         assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
     assert "CUDA_DEVICE_ORDER" not in os.environ
+
+
+def test_the_lock_does_not_move_with_the_folder_for_temporary_files(driver, monkeypatch):
+    (gpu,) = lease.gpus()
+    monkeypatch.delenv(lease.LOCKS)
+    before = lease._path(gpu)
+    monkeypatch.setenv("TMPDIR", "/var/job-7")
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert lease._path(gpu) == before
 
 
 def test_a_failing_job_gives_the_gpu_back(driver):
@@ -304,7 +313,7 @@ def _job(folder: Path, seconds: float, gpus: int) -> subprocess.Popen:
     (folder / "pynvml.py").write_text(FAKE)
     environment = os.environ | {
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
-        "TMPDIR": str(folder),
+        lease.LOCKS: str(folder),
         "FAKE_GPUS": str(gpus),
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)

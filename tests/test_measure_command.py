@@ -12,7 +12,7 @@ import pytest
 from test_lease import FAKE, driver  # noqa: F401, a fixture
 from test_measure import BENCH, ENVIRONMENT, ROOT, report
 
-from harness import digests, load, measure, raw
+from harness import digests, lease, load, measure, raw
 from harness.cell import sweep
 from harness.command import UserError
 from kernels._contract import DTYPES
@@ -65,7 +65,7 @@ def command(tmp_path, arguments):
     (tmp_path / "pynvml.py").write_text(FAKE)
 
     def start(*impls, **changes) -> subprocess.Popen:
-        environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment = os.environ | {lease.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
         environment.setdefault("FAKE_LOG", str(tmp_path / "prepared"))
         environment.pop("CUDA_VISIBLE_DEVICES", None)
         call = [sys.executable, "-m", "harness.measure", *arguments(*impls, **changes)]

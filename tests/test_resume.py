@@ -17,7 +17,7 @@ from test_lease import FAKE, driver  # noqa: F401, a fixture
 from test_measure import BLOCKS, CELLS, ROOT, run, timed  # noqa: F401, a fixture
 from test_measure_command import arguments, command, wait_until  # noqa: F401, fixtures
 
-from harness import load, measure, raw
+from harness import lease, load, measure, raw
 from harness.cell import sweep
 
 IMPLS = ("ours", "slow")
@@ -148,7 +148,7 @@ def test_no_resources_on_the_command_line_let_two_time_at_once(tmp_path, flags):
     (tmp_path / "pynvml.py").write_text(FAKE)
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    environment |= {"TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    environment |= {lease.LOCKS: str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
     call = [sys.executable, "-m", "snakemake", "--cores", "2", *flags]
     done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
