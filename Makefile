@@ -17,7 +17,7 @@ paper report: setup
 	$(BIN)/snakemake --cores all $@
 
 test: setup
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
