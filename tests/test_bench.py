@@ -93,8 +93,9 @@ def test_a_right_function_passes(make, direction):
     assert cell(made, direction)["reason"] == ""
 
 
-def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_time(make):
-    given, calls = {}, []
+def noting_square(calls, given):
+    """A square that notes its passes in `calls`, and in `given` the values of each gradient by its
+    address."""
 
     class Square(torch.autograd.Function):
         @staticmethod
@@ -109,7 +110,13 @@ def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_ti
             given[gradient.data_ptr()] = gradient.unique().tolist()
             return 2 * gradient * ctx.saved_tensors[0]
 
-    made = make(lambda x, bias: Square.apply(x), passes=("forward", "both"))
+    return Square.apply
+
+
+def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_time(make):
+    given, calls = {}, []
+    square = noting_square(calls, given)
+    made = make(lambda x, bias: square(x), passes=("forward", "both"))
     cell(made, "both")
     # For each copy of the inputs one forward pass more shows what the gradients of one must be.
     assert calls.count("forward") == calls.count("backward") + bench.COPIES

@@ -2,28 +2,15 @@
 
 # ruff: noqa: F811, fixtures are arguments by the names under which they are imported
 import pytest
-import torch
-from test_bench import CELL, Timer, cell, make  # noqa: F401, a fixture
+from test_bench import CELL, Timer, cell, make, noting_square  # noqa: F401, a fixture
 
 from harness import bench, statuses
 
 
 def test_a_backward_pass_is_timed_without_a_forward_pass(make):
     calls = []
-
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            calls.append("forward")
-            return x * x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            calls.append("backward")
-            return 2 * gradient * ctx.saved_tensors[0]
-
-    cell(make(lambda x, bias: Square.apply(x)), "backward")
+    square = noting_square(calls, {})
+    cell(make(lambda x, bias: square(x)), "backward")
     # One for each copy of the inputs, before anything is captured.
     assert [index for index, name in enumerate(calls) if name == "forward"] == [0, 3, 6]
     assert calls.count("backward") > 3 * bench.COPIES
