@@ -12,12 +12,11 @@ import triton
 import triton.language as tl
 
 from kernels._device import sm_count
+from kernels._formulas import LN2, LOG2E
 from kernels._launch import launch
 from kernels._plan import empty, planned
 from kernels._tile import widened, zero_after
 
-LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 ACCESS_BYTES = 16
 REDUCTIONS = ("mean", "sum", "none")
 # Programs a multiprocessor that pass over a gradient of which all is scaled alike.

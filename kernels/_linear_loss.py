@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels._cross_entropy import LOG2E, row_loss
+from kernels._cross_entropy import row_loss
 from kernels._device import shared_bytes, sm_count
+from kernels._formulas import LOG2E
 from kernels._launch import launch
 from kernels._layout import describable
 from kernels._tuned import Configs

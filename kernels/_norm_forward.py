@@ -203,9 +203,8 @@ def _norm_kept(
         offs = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask = mask_m[:, None] & ((offs < N) | EVEN)
         x = _arrived(
-            x_ptr, residual_ptr, rows * stride_xm + offs, rows * stride_rm + offs, mask,
-            "evict_first",
-        )  # fmt: skip
+            x_ptr, residual_ptr, rows * stride_xm + offs, rows * stride_rm + offs, mask, ""
+        )
         if residual_ptr is not None:
             tl.store(total_ptr + rows * N + offs, x, mask=mask)
         chunks = chunks + (x,)  # noqa: RUF005

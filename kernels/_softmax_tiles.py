@@ -94,7 +94,7 @@ def choose_loop(n, itemsize):
 
 def choose_backward_loop(n, itemsize):
     if n * itemsize <= 16384:
-        return {"BLOCK_N": 8192 // itemsize, "num_warps": 8 if n * itemsize <= 8192 else 16}
+        return {"BLOCK_N": 8192 // itemsize, "num_warps": 16}
     if n * itemsize <= 32768:
         return {"BLOCK_N": 4096 if n % 8192 else 8192, "num_warps": 32}
     return {"BLOCK_N": 16384, "num_warps": 32}

@@ -36,6 +36,7 @@ from kernels._elementwise import (
     tiles,
     words_of,
 )
+from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
@@ -101,15 +102,9 @@ GELU = Op(
 TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, BOTH)
 COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, BOTH)
 
-LOG2E = tl.constexpr(math.log2(math.e))
 # ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
 LN2_HIGH = tl.constexpr(0.693359375)
 LN2_LOW = tl.constexpr(math.log(2) - 0.693359375)
-DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
-# 2 u log2(e) = x (GELU_1 + GELU_3 x²).
-GELU_1 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e))
-GELU_3 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e) * 0.044715)
-LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -127,56 +122,13 @@ def _half_exp(x, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def _reciprocal(x, PRECISE: tl.constexpr):
-    """1 / x for x from one on."""
-    if PRECISE:
-        return 1 / x
-    else:
-        # One instruction and a product; a division also guards against what is far from one.
-        root = tl.rsqrt(x)
-        return root * root
-
-
-@triton.jit
-def _tanh(x, PRECISE: tl.constexpr):
-    t = tl.exp2(tl.abs(x) * (-2 * LOG2E))
-    far = (1 - t) * _reciprocal(1 + t, PRECISE)
-    x2 = x * x
-    near = x + x * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
-    return tl.where(x2 < 0.0625, near, tl.where(x < 0, -far, far))
-
-
-@triton.jit
-def _normal(x, PRECISE: tl.constexpr):
-    """Φ(x) and exp(-x²/2)."""
-    bell = tl.exp2(x * x * (-0.5 * LOG2E))
-    if PRECISE:
-        return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476), bell
-    else:
-        # 0.3275911 / √2 and half of each coefficient of the handbook.
-        t = _reciprocal(1 + 0.23164190 * tl.abs(x), PRECISE)
-        series = -0.7265760135 + t * 0.5307027145
-        series = 0.7107068705 + t * series
-        series = -0.142248368 + t * series
-        series = 0.127414796 + t * series
-        beyond = t * series * bell
-        return tl.where(x < 0, beyond, 1 - beyond), bell
-
-
-@triton.jit
-def _gate(x, PRECISE: tl.constexpr):
-    """sigmoid(2u) of gelu by tanh."""
-    return _reciprocal(1 + tl.exp2(x * (-GELU_1 - GELU_3 * x * x)), PRECISE)
-
-
-@triton.jit
 def _value(x, OP: tl.constexpr, PRECISE: tl.constexpr):
     if OP == "gelu":
-        return x * _normal(x, PRECISE)[0]
+        return x * normal(x, PRECISE)[0]
     elif OP == "gelu_tanh":
-        return x * _gate(x, PRECISE)
+        return x * gelu_gate(x, PRECISE)
     elif OP == "tanh":
-        return _tanh(x, PRECISE)
+        return tanh_of(x, PRECISE)
     else:
         grown, shrunk = _half_exp(x, PRECISE), _half_exp(-x, PRECISE)
         # Half of a square, in an order in which nothing overflows before the result does.
@@ -187,13 +139,10 @@ def _value(x, OP: tl.constexpr, PRECISE: tl.constexpr):
 def _gradient(x, grad, OP: tl.constexpr, PRECISE: tl.constexpr):
     """The gradient with respect to x; of tanh, `x` is the result."""
     if OP == "gelu":
-        below, bell = _normal(x, PRECISE)
+        below, bell = normal(x, PRECISE)
         return grad * (below + DENSITY * x * bell)
     elif OP == "gelu_tanh":
-        gate = _gate(x, PRECISE)
-        # From the factor that vanishes on, since the square of a large x is infinite.
-        bend = x * gate * (1 - gate)
-        return grad * (gate + bend * (LN2 * GELU_1) + bend * x * x * (3 * LN2 * GELU_3))
+        return grad * gelu_gate_slope(x, gelu_gate(x, PRECISE))
     elif OP == "tanh":
         return grad * (1 - x * x)
     else:

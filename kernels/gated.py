@@ -19,27 +19,11 @@ from torch.nn import functional as F
 
 from kernels._cases import ROW_EDGE
 from kernels._contract import Cost, Op, Tensor, case
+from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
 from kernels._launch import launch, needs_grad
 from kernels._layout import ACCESS_BYTES, rows_of
 from kernels._plan import empty, planned
 from kernels._tuned import Configs
-
-# s(x) = 1 / (1 + exp2(-log2(e) x)).
-LOGISTIC = tl.constexpr(-1.4426950408889634)
-# 2 sqrt(2/pi), and that times 0.044715; the same times -log2(e); with the 3 of the derivative.
-INNER = tl.constexpr(1.5957691216057308)
-INNER_CUBE3 = tl.constexpr(0.21406444881780073)
-INNER_EXP = tl.constexpr(-2.302208198144325)
-INNER_EXP_CUBE = tl.constexpr(-0.1029432395800235)
-# The erf form's argument and polynomial: 0.3275911 sqrt(1/2), and halves of the rest.
-TAIL = tl.constexpr(0.23164188826636045)
-TAIL1 = tl.constexpr(0.127414796)
-TAIL2 = tl.constexpr(-0.142248368)
-TAIL3 = tl.constexpr(0.7107068705)
-TAIL4 = tl.constexpr(-0.7265760135)
-TAIL5 = tl.constexpr(0.5307027145)
-HALF_EXP = tl.constexpr(-0.7213475204444817)
-DENSITY = tl.constexpr(0.3989422804014327)
 
 
 def swiglu_reference(gate, up):
@@ -114,16 +98,23 @@ def _suits(candidate, n, itemsize, act):
 def _share(x, ACT: tl.constexpr):
     """a(x) / x: the share of x that passes."""
     if ACT == "silu":
-        return 1.0 / (1.0 + tl.exp2(LOGISTIC * x))
+        return 1.0 / (1.0 + tl.exp2(-LOG2E * x))
     elif ACT == "gelu_tanh":
-        return 1.0 / (1.0 + tl.exp2(x * (INNER_EXP + INNER_EXP_CUBE * x * x)))
+        return gelu_gate(x, True)
     else:
-        # P(-|x|), of which the digits far below zero are kept: Abramowitz and Stegun, "Handbook of
-        # mathematical functions" (1964), 7.1.26. Its exponential is the density's, too.
-        t = 1.0 / (1.0 + TAIL * tl.abs(x))
-        factor = t * (TAIL1 + t * (TAIL2 + t * (TAIL3 + t * (TAIL4 + t * TAIL5))))
-        tail = factor * tl.exp2(HALF_EXP * x * x)
-        return tl.where(x < 0.0, tail, 1.0 - tail)
+        # Of erf the digits far below zero would be lost.
+        return normal(x, False)[0]
+
+
+@triton.jit
+def _slope(x, share, ACT: tl.constexpr):
+    """a'(x) of an x of which this share passes."""
+    if ACT == "silu":
+        return share + x * share * (1.0 - share)
+    elif ACT == "gelu_tanh":
+        return gelu_gate_slope(x, share)
+    else:
+        return share + DENSITY * x * normal(x, False)[1]
 
 
 @triton.jit
@@ -141,19 +132,10 @@ def _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT:
     up = tl.load(up_ptrs, mask=mask).to(tl.float32)
     dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
     share = _share(gate, ACT)
-    out = gate * share
-    if ACT == "silu":
-        slope = share + out * (1.0 - share)
-    elif ACT == "gelu_tanh":
-        # The factor that vanishes comes first: the cube of a large gate would overflow.
-        fading = out * (1.0 - share)
-        slope = share + INNER * fading + INNER_CUBE3 * (fading * gate * gate)
-    else:
-        slope = share + gate * DENSITY * tl.exp2(HALF_EXP * gate * gate)
-    dgate = (dy * up * slope).to(dgate_ptrs.dtype.element_ty)
-    dup = (dy * out).to(dup_ptrs.dtype.element_ty)
-    tl.store(dgate_ptrs, dgate, mask=mask, cache_modifier=".cs")
-    tl.store(dup_ptrs, dup, mask=mask, cache_modifier=".cs")
+    dgate = dy * up * _slope(gate, share, ACT)
+    dup = dy * (gate * share)
+    tl.store(dgate_ptrs, dgate.to(dgate_ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
+    tl.store(dup_ptrs, dup.to(dup_ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
 
 
 @triton.jit

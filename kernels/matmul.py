@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels._checks import floating, require, shaped
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes, sm_count
+from kernels._formulas import gelu_gate, tanh_of
 from kernels._layout import describable
 from kernels._tile import store_as
 from kernels._tuned import Configs
@@ -29,10 +30,6 @@ ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh")
 LONG = ("gelu", "gelu_tanh", "tanh")
 LEAKY_SLOPE = tl.constexpr(0.01)
 SQRT_HALF = tl.constexpr(0.7071067811865476)
-LOG2E = tl.constexpr(math.log2(math.e))
-# The form of gelu with tanh is x sigmoid(x (GELU_1 + GELU_3 x²)).
-GELU_1 = tl.constexpr(2 * math.sqrt(2 / math.pi))
-GELU_3 = tl.constexpr(2 * math.sqrt(2 / math.pi) * 0.044715)
 
 
 def matmul_reference(a, b, bias, activation):
@@ -46,7 +43,7 @@ def matmul_reference(a, b, bias, activation):
     elif activation == "gelu":
         out = 0.5 * out * (1 + torch.erf(out * SQRT_HALF.value))
     elif activation == "gelu_tanh":
-        out = out * torch.sigmoid(out * (GELU_1.value + GELU_3.value * out * out))
+        out = 0.5 * out * (1 + torch.tanh(math.sqrt(2 / math.pi) * (out + 0.044715 * out**3)))
     elif activation == "tanh":
         out = torch.tanh(out)
     return out
@@ -190,11 +187,6 @@ def _tile_of(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def _sigmoid(x):
-    return 1.0 / (1.0 + tl.exp2(-LOG2E * x))
-
-
-@triton.jit
 def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
         bias = tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
@@ -206,12 +198,9 @@ def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.c
     elif ACTIVATION == "gelu":
         acc = 0.5 * acc * (1.0 + tl.math.erf(acc * SQRT_HALF))
     elif ACTIVATION == "gelu_tanh":
-        acc = acc * _sigmoid(acc * (GELU_1 + GELU_3 * acc * acc))
+        acc = acc * gelu_gate(acc, True)
     elif ACTIVATION == "tanh":
-        # Near zero the difference cancels.
-        far, x2 = 2.0 * _sigmoid(2.0 * acc) - 1.0, acc * acc
-        near = acc + acc * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
-        acc = tl.where(x2 < 0.0625, near, far)
+        acc = tanh_of(acc, True)
     return acc
 
 

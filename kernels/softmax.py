@@ -19,6 +19,7 @@ import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
 from kernels._contract import Cost, Op, Tensor, case
+from kernels._formulas import LOG2E
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
 from kernels._plan import empty, planned
@@ -53,7 +54,6 @@ from kernels._softmax_tiles import (
 from kernels._tile import store_as, widened, zero_after
 from kernels._tuned import Configs
 
-LOG2E = tl.constexpr(1.4426950408889634)
 # The smallest scale that is not zero in float32, where denormal numbers are.
 SMALLEST = 2.0**-126
 DTYPES_OF_X = (torch.float32, torch.float16, torch.bfloat16)

@@ -1,0 +1,68 @@
+"""Functions of one number in float32 that several kernels compute in registers.
+
+PRECISE asks for what float32 results can show; without it a result of 16 bits is as near.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(math.log2(math.e))
+LN2 = tl.constexpr(math.log(2))
+DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
+# 2 u log2(e) of gelu by tanh is x (GELU_1 + GELU_3 x²).
+GELU_1 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e))
+GELU_3 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e) * 0.044715)
+
+
+@triton.jit
+def reciprocal(x, PRECISE: tl.constexpr):
+    """1 / x for x from one on."""
+    if PRECISE:
+        return 1 / x
+    else:
+        # One instruction and a product; a division also guards against what is far from one.
+        root = tl.rsqrt(x)
+        return root * root
+
+
+@triton.jit
+def tanh_of(x, PRECISE: tl.constexpr):
+    """tanh x; near zero by its series, where the quotient cancels."""
+    t = tl.exp2(tl.abs(x) * (-2 * LOG2E))
+    far = (1 - t) * reciprocal(1 + t, PRECISE)
+    x2 = x * x
+    near = x + x * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
+    return tl.where(x2 < 0.0625, near, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def gelu_gate(x, PRECISE: tl.constexpr):
+    """sigmoid(2u) of gelu by tanh, which is x times it; u = sqrt(2 / π) (x + 0.044715 x³)."""
+    return reciprocal(1 + tl.exp2(x * (-GELU_1 - GELU_3 * x * x)), PRECISE)
+
+
+@triton.jit
+def gelu_gate_slope(x, gate):
+    """The derivative of gelu by tanh, x gate."""
+    # From the factor that vanishes on, since the square of a large x is infinite.
+    bend = x * gate * (1 - gate)
+    return gate + bend * (LN2 * GELU_1) + bend * x * x * (3 * LN2 * GELU_3)
+
+
+@triton.jit
+def normal(x, PRECISE: tl.constexpr):
+    """Φ(x) and exp(-x²/2)."""
+    bell = tl.exp2(x * x * (-0.5 * LOG2E))
+    if PRECISE:
+        return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476), bell
+    else:
+        # Abramowitz and Stegun (1964), 7.1.26: 0.3275911 / √2 and half of each coefficient.
+        t = reciprocal(1 + 0.23164190 * tl.abs(x), PRECISE)
+        series = -0.7265760135 + t * 0.5307027145
+        series = 0.7107068705 + t * series
+        series = -0.142248368 + t * series
+        series = 0.127414796 + t * series
+        beyond = t * series * bell
+        return tl.where(x < 0, beyond, 1 - beyond), bell
