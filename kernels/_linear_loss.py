@@ -27,7 +27,7 @@ TILE_CONFIGS = tuple(
         "num_warps": 8, "num_stages": stages,
     }
     for rows, columns in ((128, 256), (256, 128))
-    for group in (8, 16)
+    for group in (16, 8)
     for stages in (3, 4)
 )  # fmt: skip
 
