@@ -10,7 +10,7 @@ loads. The clusters of QuACK hold a row likewise, and exchange through shared me
 How many programs a multiprocessor has is decided by the weights, which are kept in float32. Where
 the results are bfloat16 two of them share a register: of a weight between zero and one the sign
 and the highest bit of the exponent are zero, which leaves nine bits for the mantissa, two more than
-the result has. The result is then at most 1.5 times as far off as one rounding.
+the result has. The result is then at most 1.25 times as far off as one rounding.
 """
 
 import torch
