@@ -310,10 +310,12 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    # A view that was made without gradients and has been written since is read detached alone.
+    a, b = a.detach(), b.detach()
     if not a.is_floating_point():
         return torch.equal(a, b)
     if not a.numel():
         return True
-    largest = b.detach().nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    largest = b.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
     tolerance = max(CLOSE_IN_EPS * torch.finfo(a.dtype).eps, CLOSE_AT_LEAST) * largest
     return torch.isclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True).all().item()
