@@ -73,6 +73,8 @@ class Bench:
                 torch.cuda.reset_peak_memory_stats()
                 outputs, again_s = _clocked(call)
                 peak = torch.cuda.max_memory_allocated() - before
+                if direction == "backward" and not any(_own(x, given) for x in outputs):
+                    raise statuses.Unsupported("a view of what it was given: nothing is computed")
                 first, busy = first + first_s, busy + again_s
                 self._calls.append(call)
                 self._given.append(given)
@@ -285,13 +287,17 @@ def _poison(outputs: Tensors, given: Tensors) -> None:
     An output that lies in the memory of an input is left alone, and so is one whose entries share
     memory, as the gradient of a sum does.
     """
-    taken = {tensor.untyped_storage().data_ptr() for tensor in given}
     for output in outputs:
-        storage = output.untyped_storage()
-        own = storage.data_ptr() not in taken
-        if own and output.is_floating_point() and output.numel() == _span(output):
+        apart = output.is_floating_point() and output.numel() == _span(output)
+        if apart and _own(output, given):
             # A view that was made without gradients of a tensor with one may not be written else.
             output.detach().fill_(float("nan"))
+
+
+def _own(output: torch.Tensor, given: Tensors) -> bool:
+    """Whether an output lies in memory of its own."""
+    start = output.untyped_storage().data_ptr()
+    return all(start != tensor.untyped_storage().data_ptr() for tensor in given)
 
 
 def _span(tensor: torch.Tensor) -> int:

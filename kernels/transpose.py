@@ -232,7 +232,8 @@ class _Transpose(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        return _turned(dy)
+        # As in PyTorch a view: who wants other rows side by side moves them once.
+        return dy.mT
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
@@ -246,7 +247,7 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
     """The transpose of a matrix, in memory of its own.
 
     x: [M, N], any dtype, rows at any distance; ValueError with other than two dimensions. Returns
-    [N, M], contiguous. Differentiable.
+    [N, M], contiguous. Differentiable; the gradient is a view of that of the result.
     """
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")

@@ -129,7 +129,7 @@ def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_ti
 
 def test_a_tuple_of_outputs_passes(make):
     cell(make(lambda x, bias: (x + 1, x.amax())))
-    cell(make(lambda x, bias: (x + 1, x.argmax())), "backward")
+    cell(make(lambda x, bias: (2 * x, x.argmax())), "backward")
 
 
 def test_calls_rotate_through_inputs_of_different_values(make):
@@ -313,8 +313,14 @@ def test_the_call_that_compiles_is_told_apart(make):
 
 def test_gradients_may_share_memory_with_what_was_given(make):
     cell(make(lambda x, bias: x + x.sum()), "backward")
-    cell(make(lambda x, bias: x.view(-1)), "backward")
-    cell(make(lambda x, bias: x.sum()), "backward")
+    cell(make(lambda x, bias: torch.stack((x, 2 * x))), "backward")
+
+
+@pytest.mark.parametrize("impl", ["ours", "rival"])
+@pytest.mark.parametrize("function", [lambda x, bias: x.view(-1), lambda x, bias: x.sum()])
+def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(make, function, impl):
+    with pytest.raises(statuses.Unsupported, match="nothing is computed"):
+        make(function, impl).prepare(**CELL, direction="backward")
 
 
 def test_without_a_graph_events_time_the_calls(make, monkeypatch):
