@@ -14,10 +14,10 @@ import triton.language as tl
 from kernels._device import sm_count
 from kernels._formulas import LN2, LOG2E
 from kernels._launch import launch
+from kernels._layout import ACCESS_BYTES
 from kernels._plan import empty, planned
 from kernels._tile import widened, zero_after
 
-ACCESS_BYTES = 16
 REDUCTIONS = ("mean", "sum", "none")
 # Programs a multiprocessor that pass over a gradient of which all is scaled alike.
 SCALERS = 4
