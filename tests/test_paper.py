@@ -327,18 +327,6 @@ def test_the_survey_says_where_it_read_a_library(full):
     assert kernels.split(" & ")[1:] == ["1", "1", r"$\cdot$", r"1 \\"]
 
 
-def test_an_implementation_keeps_its_colour_in_a_run(full):
-    module = runpy.run_path(str(PAPER / "figures" / "_figure.py"))
-    names = ["torch_eager", "torch_compile", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "ours"]
-    found = module["looks"](names)
-    assert found == module["looks"](reversed(names))
-    assert len({look["color"] for look in found.values()}) == len(names)
-    many = module["looks"]([f"library_{i}" for i in range(12)])
-    assert len({look["color"] for look in many.values()}) == 12
-    more = module["looks"]([f"library_{i}" for i in range(24)])
-    assert len({(look["color"], "markerfacecolor" in look) for look in more.values()}) == 24
-
-
 def test_the_report_is_whole_in_itself(full, tmp_path):
     done = call("report.py", full, tmp_path / "report.html")
     assert done.returncode == 0, done.stderr

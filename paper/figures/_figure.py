@@ -138,6 +138,7 @@ def family(
     ratios: the columns `down` and `across` of further panels, which show the time of each baseline
     over that of ours along the same curves.
     """
+    rows = _offered(rows)
     if rows.empty:
         nothing(out, "This run holds no rows for this figure.")
         return
@@ -181,6 +182,12 @@ def over_rows(every: pd.DataFrame, name: str, out: Path) -> None:
         across="dtype",
         fixed=("size_M", "flags"),
     )
+
+
+def _offered(rows: pd.DataFrame) -> pd.DataFrame:
+    """Without the passes of ops that nobody offers, as where a gradient is but a view."""
+    passes = rows.groupby(["op", "pass"])["status"]
+    return rows[~passes.transform(lambda found: (found == "unsupported").all()).astype(bool)]
 
 
 def _split(curves: pd.DataFrame, down: str, across: str) -> dict[str, dict[str, pd.DataFrame]]:
