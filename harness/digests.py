@@ -32,6 +32,6 @@ def implementation(root: Path, family: str, impl: str) -> str:
     path = f"kernels/{family}.py" if ours else f"baselines/{impl}.py"
     if not (root / path).is_file():
         return ""
-    library = "triton" if ours else environment.library(root / path)
+    library = "triton" if ours else environment.distribution(root / path)
     files = contents({name: root / name for name in sources(root, path)})
     return of({"files": files, "version": environment.version(library)})

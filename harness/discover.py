@@ -138,7 +138,7 @@ class Study:
         """What an implementation rests on beside this project, with the version that is here."""
         if wildcards.impl == OURS:
             return f"triton {environment.version('triton')}"
-        name = environment.library(self.root / f"baselines/{wildcards.impl}.py")
+        name = environment.distribution(self.root / f"baselines/{wildcards.impl}.py")
         return f"{name} {environment.version(name)}"
 
     def verify_budget(self, wildcards) -> str:

@@ -124,10 +124,10 @@ def model(name: str) -> str:
 def libraries(root: Path) -> list[str]:
     """The LIBRARY of each baseline, from its syntax tree, each once and sorted."""
     paths = (root / "baselines").glob("[!_]*.py")
-    return sorted({library(path) for path in sorted(paths)} - set(ALWAYS))
+    return sorted({distribution(path) for path in sorted(paths)} - set(ALWAYS))
 
 
-def library(path: Path) -> str:
+def distribution(path: Path) -> str:
     """The distribution that a baseline file names; UserError where it names none."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         named = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
@@ -170,7 +170,7 @@ def first_gpu() -> dict[str, object] | None:
     visible = nvml.gpus()
     if not visible:
         return None
-    driver = nvml.library()
+    driver = nvml.driver()
     device = driver.nvmlDeviceGetHandleByUUID(visible[0].uuid)
 
     def ask(function: str, *arguments):

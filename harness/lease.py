@@ -70,7 +70,7 @@ class Watch:
 
     def __init__(self, gpu: Gpu):
         self._gpu = gpu
-        self._driver = nvml.library()
+        self._driver = nvml.driver()
         self._device = self._driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
 
     def used_bytes(self) -> int | None:
@@ -149,7 +149,7 @@ def _complaint(strangers: dict[Gpu, list[tuple[int, str]]]) -> str:
 
 def _users(gpu: Gpu) -> list[tuple[int, str]]:
     """Process number and program of everything that computes on a GPU, except this process."""
-    driver = nvml.library()
+    driver = nvml.driver()
     device = driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
     found = nvml.ask(driver, "nvmlDeviceGetComputeRunningProcesses", device) or []
     return [(each.pid, _program(driver, each.pid)) for each in found if each.pid != os.getpid()]

@@ -31,7 +31,7 @@ class Gpu:
         return f"GPU {self.index} ({self.name})"
 
 
-def library():
+def driver():
     """The pynvml module, ready for use; None where the module or the driver is absent."""
     try:
         import pynvml
@@ -46,7 +46,7 @@ def library():
 
 def gpus() -> list[Gpu]:
     """The GPUs that CUDA_VISIBLE_DEVICES lets through, in its order; all where it is not set."""
-    nvml = library()
+    nvml = driver()
     if nvml is None:
         return []
     found = []
@@ -89,7 +89,7 @@ class Probe:
 
     def __init__(self):
         visible = gpus()
-        self._nvml = library() if visible else None
+        self._nvml = driver() if visible else None
         self._handle = self._nvml and self._nvml.nvmlDeviceGetHandleByUUID(visible[0].uuid)
 
     def sample(self) -> dict[str, object]:
