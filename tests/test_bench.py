@@ -316,6 +316,31 @@ def test_gradients_may_share_memory_with_what_was_given(make):
     cell(make(lambda x, bias: torch.stack((x, 2 * x))), "backward")
 
 
+class Overwriting(torch.autograd.Function):
+    """A square whose gradient is written over what was saved, as Liger's swiglu writes it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        rows = x.view(-1, x.shape[-1])
+        ctx.save_for_backward(rows)
+        return (rows * rows).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (rows,) = ctx.saved_tensors
+        rows.detach().copy_(2 * rows * dy.view(rows.shape))
+        return rows.view(dy.shape)
+
+
+@pytest.mark.parametrize("impl", ["ours", "rival"])
+def test_a_gradient_may_be_a_view_of_what_was_saved(make, impl):
+    def function(x, bias):
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.clone):
+            return Overwriting.apply(x)
+
+    cell(make(function, impl), "backward")
+
+
 @pytest.mark.parametrize("impl", ["ours", "rival"])
 @pytest.mark.parametrize("function", [lambda x, bias: x.view(-1), lambda x, bias: x.sum()])
 def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(make, function, impl):
