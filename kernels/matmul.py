@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels._checks import floating, require, shaped
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes, sm_count
-from kernels._formulas import gelu_gate, tanh_of
+from kernels._formulas import gelu_gate, normal, tanh_of
 from kernels._layout import describable
 from kernels._tile import store_as
 from kernels._tuned import Configs
@@ -29,7 +29,6 @@ from kernels._tuned import Configs
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh")
 LONG = ("gelu", "gelu_tanh", "tanh")
 LEAKY_SLOPE = tl.constexpr(0.01)
-SQRT_HALF = tl.constexpr(0.7071067811865476)
 
 
 def matmul_reference(a, b, bias, activation):
@@ -41,7 +40,7 @@ def matmul_reference(a, b, bias, activation):
     elif activation == "leaky_relu":
         out = torch.where(out > 0, out, out * LEAKY_SLOPE.value)
     elif activation == "gelu":
-        out = 0.5 * out * (1 + torch.erf(out * SQRT_HALF.value))
+        out = 0.5 * out * (1 + torch.erf(out * math.sqrt(0.5)))
     elif activation == "gelu_tanh":
         out = 0.5 * out * (1 + torch.tanh(math.sqrt(2 / math.pi) * (out + 0.044715 * out**3)))
     elif activation == "tanh":
@@ -196,7 +195,7 @@ def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.c
     elif ACTIVATION == "leaky_relu":
         acc = tl.where(acc > 0, acc, acc * LEAKY_SLOPE)
     elif ACTIVATION == "gelu":
-        acc = 0.5 * acc * (1.0 + tl.math.erf(acc * SQRT_HALF))
+        acc = acc * normal(acc, True)[0]
     elif ACTIVATION == "gelu_tanh":
         acc = acc * gelu_gate(acc, True)
     elif ACTIVATION == "tanh":
