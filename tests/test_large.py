@@ -34,10 +34,9 @@ def _rank(name):
     return len(next(iter(load.op(name)[0].inputs.values())).shape.split())
 
 
-needs_memory = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     DEVICE == "cuda" and torch.cuda.mem_get_info()[0] < MEMORY, reason="needs 64 GiB of a GPU"
 )
-pytestmark = needs_memory
 
 
 @pytest.fixture(autouse=True)
