@@ -15,16 +15,17 @@ from kernels._device import has_ptx
 
 # As an integer; as a float32 number it is a NaN, and not the one that stands for all others here.
 UNSAID = -1
-# A loop of Triton would keep the compiler from fetching the next tile while this one waits.
-WAIT = tl.constexpr("""{
-    .reg .pred unsaid;
-    again:
-    ld.relaxed.gpu.global.v2.b32 {$0, $1}, [$2];
-    setp.eq.s32 unsaid, $0, -1;
-    @unsaid bra again;
-    setp.eq.s32 unsaid, $1, -1;
-    @unsaid bra again;
-}""")
+# A loop of Triton would keep the compiler from fetching the next tile while this one waits. In one
+# line, as all strings of kernels: PyTorch's compiler writes them into a source of its own.
+WAIT = tl.constexpr(
+    "{ .reg .pred unsaid; "
+    "again: "
+    "ld.relaxed.gpu.global.v2.b32 {$0, $1}, [$2]; "
+    "setp.eq.s32 unsaid, $0, -1; "
+    "@unsaid bra again; "
+    "setp.eq.s32 unsaid, $1, -1; "
+    "@unsaid bra again; }"
+)
 
 
 def side_by_side(device: torch.device) -> bool:
@@ -34,9 +35,13 @@ def side_by_side(device: torch.device) -> bool:
 
 
 def unsaid(groups: int, programs: int, device: torch.device) -> torch.Tensor:
-    """Slots for pairs of sums, of groups of programs: float32 [groups, programs, 2]."""
-    slots = torch.full((groups, programs, 2), UNSAID, dtype=torch.int32, device=device)
-    return slots.view(torch.float32)
+    """Slots for the bits of pairs of sums, of groups of programs: int32 [groups, programs, 2]."""
+    return torch.full((groups, programs, 2), UNSAID, dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _bits(part):
+    return tl.where(part == part, part, float("nan")).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -46,8 +51,8 @@ def parts_together(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
     slots_ptr: the slots of the group. program: which of them this is. first, second: its parts.
     """
     own = slots_ptr + 2 * program
-    tl.atomic_xchg(own, tl.where(first == first, first, float("nan")), sem="relaxed")
-    tl.atomic_xchg(own + 1, tl.where(second == second, second, float("nan")), sem="relaxed")
+    tl.atomic_xchg(own, _bits(first), sem="relaxed")
+    tl.atomic_xchg(own + 1, _bits(second), sem="relaxed")
     first, second = tl.inline_asm_elementwise(
         WAIT, "=r,=r,l", [slots_ptr + 2 * tl.arange(0, PROGRAMS)],
         dtype=(tl.int32, tl.int32), is_pure=False, pack=1,

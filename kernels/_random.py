@@ -24,15 +24,21 @@ MOST_BINS, LEAST_IN_BIN = 256, 16
 
 
 @triton.jit
+def number(given):
+    """int64 of an integer, or of what a pointer to one leads to."""
+    # To the compiler of PyTorch, which looks for what a kernel writes, a number has no dtype.
+    if hasattr(given, "dtype") and given.dtype.is_ptr():
+        given = tl.load(given)
+    return tl.cast(given, tl.int64)
+
+
+@triton.jit
 def philox(seed, block, CALLS: tl.constexpr):
     """The words of the calls from block * CALLS on: four tiles of CALLS.
 
     seed: an integer, or a pointer to one of 64 bits. CALLS: a power of two.
     """
-    # To the compiler of PyTorch, which looks for what a kernel writes, a number has no dtype.
-    if hasattr(seed, "dtype") and seed.dtype.is_ptr():
-        seed = tl.load(seed)
-    seed = tl.cast(seed, tl.int64)
+    seed = number(seed)
     k0, k1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
     first = block.to(tl.int64) * CALLS
     # The first call of a block is a multiple of its length: the sum of the low halves stays low.
@@ -53,6 +59,16 @@ def philox(seed, block, CALLS: tl.constexpr):
 def interleave(a, b, c, d, LENGTH: tl.constexpr):
     """a0 b0 c0 d0 a1 b1 … of four tiles, LENGTH in all."""
     return tl.join(tl.join(a, c), tl.join(b, d)).reshape(LENGTH)
+
+
+def boxed(number: int | torch.Tensor, device: torch.device) -> int | torch.Tensor:
+    """What stands for an integer of 64 bits where a kernel is started: itself, but in a traced
+    graph a tensor of it if it is beyond 32 bits, of which PyTorch's compiler has no scalars."""
+    if not torch.compiler.is_dynamo_compiling() or isinstance(number, torch.Tensor):
+        return number
+    if -(2**31) <= number < 2**31:
+        return number
+    return torch.full((), number, dtype=torch.int64, device=device)
 
 
 def philox_words(seed: int | torch.Tensor, first: int, count: int) -> torch.Tensor:

@@ -35,18 +35,18 @@ SHORT_BYTES = 131072
 ALIGNMENT = 16
 # Two float32 numbers in 0 to 1 to one register, rounded to nearest, and back. Written in Triton the
 # compiler would move the unpacking to the packing, and keep all in float32 as before.
-PACK = tl.constexpr("""{
-    .reg .b32 low, high;
-    mad.lo.u32 low, $1, 4, 0x8000;
-    mad.lo.u32 high, $2, 4, 0x8000;
-    prmt.b32 $0, low, high, 0x7632;
-}""")
-UNPACK = tl.constexpr("""{
-    shl.b32 $0, $2, 14;
-    and.b32 $0, $0, 0x3fffc000;
-    shr.u32 $1, $2, 2;
-    and.b32 $1, $1, 0x3fffc000;
-}""")
+PACK = tl.constexpr(
+    "{ .reg .b32 low, high; "
+    "mad.lo.u32 low, $1, 4, 0x8000; "
+    "mad.lo.u32 high, $2, 4, 0x8000; "
+    "prmt.b32 $0, low, high, 0x7632; }"
+)
+UNPACK = tl.constexpr(
+    "{ shl.b32 $0, $2, 14; "
+    "and.b32 $0, $0, 0x3fffc000; "
+    "shr.u32 $1, $2, 2; "
+    "and.b32 $1, $1, 0x3fffc000; }"
+)
 
 
 @triton.jit
@@ -61,16 +61,14 @@ def _weighed(top, total, other_top, other_total):
 def _packed(weight):
     """Weights from zero to one in int16, with which a NaN is lost."""
     bits = weight.to(tl.int32, bitcast=True)
-    return tl.inline_asm_elementwise(
-        PACK, "=r,r,r", [bits], dtype=tl.int16, is_pure=False, pack=2
-    )  # fmt: skip
+    return tl.inline_asm_elementwise(PACK, "=r,r,r", [bits], dtype=tl.int16, is_pure=False, pack=2)
 
 
 @triton.jit
 def _unpacked(packed):
     bits = tl.inline_asm_elementwise(
         UNPACK, "=r,=r,r", [packed], dtype=tl.int32, is_pure=False, pack=2
-    )  # fmt: skip
+    )
     return bits.to(tl.float32, bitcast=True)
 
 

@@ -30,7 +30,16 @@ from kernels._contract import Cost, Op, Tensor, case
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
-from kernels._random import improbable, interleave, multiply_high, philox, philox_words, uneven
+from kernels._random import (
+    boxed,
+    improbable,
+    interleave,
+    multiply_high,
+    number,
+    philox,
+    philox_words,
+    uneven,
+)
 from kernels._tuned import Configs
 
 # Widest range that takes 32 bits.
@@ -213,28 +222,30 @@ DROPOUT_CONFIGS = tuple(
 )
 
 
-@triton.jit(do_not_specialize=["seed", "first", "skip", "low", "span"])
+@triton.jit(do_not_specialize=["seed", "first", "skip", "low", "high"])
 def _randint_kernel(
-    out_ptr, seed, first, skip, low, span, N,
+    out_ptr, seed, first, skip, low, high, N,
     UNIT: tl.constexpr, WORDS: tl.constexpr, LONG: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # The tiles lie on the stream, of which the output begins skip * UNIT elements into the first.
     pid = tl.program_id(0)
-    a, b, c, d = philox(seed, tl.cast(first, tl.int64) + pid, BLOCK_N * WORDS // 4)
+    a, b, c, d = philox(seed, number(first) + pid, BLOCK_N * WORDS // 4)
+    low = number(low)
+    span = (number(high) - low).to(tl.uint64)
     if WORDS == 1:
-        value = tl.umulhi(interleave(a, b, c, d, BLOCK_N), tl.cast(span, tl.uint32))
+        value = tl.umulhi(interleave(a, b, c, d, BLOCK_N), span.to(tl.uint32))
     elif LONG:
         even = a.to(tl.uint64) | (b.to(tl.uint64) << 32)
         odd = c.to(tl.uint64) | (d.to(tl.uint64) << 32)
-        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK_N), tl.cast(span, tl.uint64))
+        value = tl.umulhi(tl.join(even, odd).reshape(BLOCK_N), span)
     else:
         # The same for a range of one word, by two multiplications.
-        factor = tl.cast(span, tl.uint32).to(tl.uint64)
+        factor = span.to(tl.uint32).to(tl.uint64)
         low_word, high_word = tl.join(a, c).reshape(BLOCK_N), tl.join(b, d).reshape(BLOCK_N)
         carry = (low_word.to(tl.uint64) * factor) >> 32
         value = (high_word.to(tl.uint64) * factor + carry) >> 32
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    out = value.to(dtype) + tl.cast(low, dtype)
+    out = value.to(dtype) + low.to(dtype)
     offs = pid.to(tl.int64) * BLOCK_N - skip * UNIT + tl.arange(0, BLOCK_N)
     if (pid > 0) & ((pid + 1).to(tl.int64) * BLOCK_N - skip * UNIT <= N):
         tl.store(out_ptr + offs, out)
@@ -243,23 +254,24 @@ def _randint_kernel(
 
 
 @triton.jit
-def _dropout_block(x_ptr, out_ptr, offs, mask, seed, bound, scale, BLOCK_N: tl.constexpr):
+def _dropout_block(x_ptr, out_ptr, offs, mask, seed, dropped, scale, BLOCK_N: tl.constexpr):
     # First, so that it is on its way while the generator computes.
     x = tl.load(x_ptr + offs, mask=mask)
     a, b, c, d = philox(seed, tl.program_id(0), BLOCK_N // 8)
     words = interleave(a, b, c, d, BLOCK_N // 2)
-    # Moved to the top of a word, what is below 16 bits decides nothing.
-    keep = tl.join(words << 16, words).reshape(BLOCK_N) > tl.cast(bound, tl.uint32)
+    # At the top of a word, what is below 16 bits decides nothing. Zero less one is the greatest.
+    bound = (tl.cast(dropped, tl.uint32) << 16) - 1
+    keep = tl.join(words << 16, words).reshape(BLOCK_N) > bound
     store_once(out_ptr + offs, tl.where(keep, x.to(tl.float32) * scale, 0.0), mask)
 
 
-@triton.jit(do_not_specialize=["seed", "bound"])
-def _dropout_kernel(x_ptr, out_ptr, seed, bound, scale, N, BLOCK_N: tl.constexpr):
+@triton.jit(do_not_specialize=["seed", "dropped"])
+def _dropout_kernel(x_ptr, out_ptr, seed, dropped, scale, N, BLOCK_N: tl.constexpr):
     offs = block_offsets(BLOCK_N)
     if N is None or block_is_full(N, BLOCK_N):
-        _dropout_block(x_ptr, out_ptr, offs, None, seed, bound, scale, BLOCK_N)
+        _dropout_block(x_ptr, out_ptr, offs, None, seed, dropped, scale, BLOCK_N)
     else:
-        _dropout_block(x_ptr, out_ptr, offs, offs < N, seed, bound, scale, BLOCK_N)
+        _dropout_block(x_ptr, out_ptr, offs, offs < N, seed, dropped, scale, BLOCK_N)
 
 
 RANDINT_TILES = Configs(_randint_kernel, CONFIGS, _choose_randint, _suits_randint)
@@ -318,9 +330,10 @@ def _drawn(low, high, size, seed, offset, dtype, device):
     first, skip = offset // config["BLOCK_N"], offset % config["BLOCK_N"]
     # A compiler that knows the start to be a multiple of 16 elements stores 16 bytes at a time.
     unit = 1 if skip % 16 else 16
+    seed, first, low, high = (boxed(each, out.device) for each in (seed, first, low, high))
     launch(
         _randint_kernel, (-(-(skip + n) // config["BLOCK_N"]),),
-        out_ptr=out, seed=seed, first=first, skip=skip // unit, low=low, span=span, N=n,
+        out_ptr=out, seed=seed, first=first, skip=skip // unit, low=low, high=high, N=n,
         UNIT=unit, WORDS=words, LONG=span > 2**32 - 1, **config,
     )  # fmt: skip
     return out
@@ -344,11 +357,10 @@ def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Te
     out, n = empty(x), x.numel()
     if n:
         config = DROPOUT_TILES.pick(x.device, itemsize=x.element_size())
-        # An entry is kept where its 16 bits, at the top of a word, exceed the bound.
         launch(
             _dropout_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, out_ptr=out, seed=seed, bound=(dropped << 16) - 1, scale=_scale(dropped),
-            N=length(n, config), **config,
+            x_ptr=x, out_ptr=out, seed=boxed(seed, x.device), dropped=dropped,
+            scale=_scale(dropped), N=length(n, config), **config,
         )  # fmt: skip
     return out
 

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from harness import discover, inputs, lease, load, oracle
+from kernels.layer_norm import layer_norm
+from kernels.random import dropout, randint
+from kernels.rms_norm import rms_norm
 
 torch = pytest.importorskip("torch")
 pytestmark = [
@@ -66,3 +69,30 @@ def test_a_captured_graph_follows_what_lies_in_its_inputs(name):
         expected = oracle.run(op, function, case, others, gradients)
         for key, result in captured.items():
             torch.testing.assert_close(result, expected[key], msg=f"{case.name}: {key} differs")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_beyond_32_bits_reach_the_kernel(dynamic):
+    def drawn(low, high, seed, offset):
+        return randint(low, high, 5000, seed, offset, device="cuda")
+
+    compiled = torch.compile(drawn, fullgraph=True, dynamic=dynamic)
+    for given in ((-(2**61), 2**62 + 12345, -(2**50), 2**45 + 3), (0, 50257, 2**31, 2**31)):
+        assert torch.equal(compiled(*given), drawn(*given))
+    x = torch.randn(5000, device="cuda")
+    compiled = torch.compile(dropout, fullgraph=True, dynamic=dynamic)
+    for p, seed in ((0.1, 2**40 + 3), (0.7, -(2**62)), (0.9, 1)):
+        assert torch.equal(compiled(x, p, seed), dropout(x, p, seed))
+
+
+@pytest.mark.parametrize("function", [layer_norm, rms_norm])
+def test_rows_that_several_programs_hold_in_a_graph(function):
+    x = torch.randn(200, 131072, device="cuda", dtype=torch.bfloat16)
+    factors = torch.randn(1 + (function is layer_norm), 131072, device="cuda", dtype=x.dtype)
+    dy, found = torch.randn_like(x), []
+    for call in (function, torch.compile(function, fullgraph=True)):
+        leaves = [each.detach().requires_grad_() for each in (x, *factors)]
+        y = call(*leaves)
+        found.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one)

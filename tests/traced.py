@@ -8,7 +8,11 @@ import torch.utils._triton
 # Else kernels are no kernels to a machine without a GPU, and the tracer looks into Triton.
 torch.utils._triton.has_triton = lambda: True
 
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table  # noqa: E402
+
 from harness import discover, inputs, load  # noqa: E402
+
+SCALARS = range(-(2**31), 2**31)
 
 
 class _TracedError(Exception):
@@ -17,9 +21,25 @@ class _TracedError(Exception):
 
 def backend(graph, examples):
     def run(*arguments):
-        raise _TracedError
+        raise _TracedError(_beyond(graph))
 
     return run
+
+
+def _beyond(graph):
+    """The integers beyond 32 bits that kernels are handed: Inductor takes them for shorter ones."""
+    found = []
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if "constant_args_idx" in node.kwargs:
+                constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+                given = {**constants, **node.kwargs["kwargs"]}
+                found += [
+                    f"{name}={value}"
+                    for name, value in given.items()
+                    if isinstance(value, int) and value not in SCALARS
+                ]
+    return ", ".join(found)
 
 
 def trace(op, function, case, dynamic, grads):
@@ -31,8 +51,8 @@ def trace(op, function, case, dynamic, grads):
     compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
     try:
         compiled(**tensors, **op.arguments(case))
-    except _TracedError:
-        return ""
+    except _TracedError as error:
+        return str(error)
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return "was not traced"
