@@ -30,8 +30,9 @@ WAIT = tl.constexpr(
 
 def side_by_side(device: torch.device) -> bool:
     """Whether programs of a launch may wait for each other on `device`: Triton's interpreter runs
-    one after the other, and the instructions are NVIDIA's."""
-    return has_ptx(device)
+    one after the other, the instructions are NVIDIA's, and of a kernel that has any PyTorch's
+    compiler believes that it writes to all tensors."""
+    return has_ptx(device) and not torch.compiler.is_dynamo_compiling()
 
 
 def unsaid(groups: int, programs: int, device: torch.device) -> torch.Tensor:

@@ -37,7 +37,8 @@ def _forward_block(
     x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
     # Of NaN relu hands all of the gradient on and leaky_relu the slope's share, as in PyTorch.
     passes = (x <= 0) == 0 if OP == "relu" else x > 0
-    below = 0.0 if OP == "relu" else slope * x
+    # A traced graph hands floats over as float64.
+    below = 0.0 if OP == "relu" else tl.cast(slope, tl.float32) * x
     store_once(y_ptr + offs, tl.where(passes, x, below), mask)
     if flags_ptr is not None:
         words = word_offsets(BLOCK_N)
@@ -65,7 +66,7 @@ def _backward_block(
     flags = tl.load(flags_ptr + words, mask=None if FULL else words * WORD < N)
     grad = tl.load(grad_ptr + offs, mask=mask).to(tl.float32)
     # Zero times an infinite gradient would be NaN.
-    below = 0.0 if OP == "relu" else slope * grad
+    below = 0.0 if OP == "relu" else tl.cast(slope, tl.float32) * grad
     store_once(dx_ptr + offs, tl.where(unpacked(flags, BLOCK_N), grad, below), mask)
 
 

@@ -157,7 +157,7 @@ def shares(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether programs share rows of n elements of these tensors, so many elements apart: those of
     a row must run side by side."""
     device = tensors[0].device
-    if torch.compiler.is_dynamo_compiling() or not side_by_side(device):
+    if not side_by_side(device):
         return False
     if _held(n, tensors[0].element_size(), WARPS)["HOLDERS"] > sm_count(device):
         return False

@@ -256,13 +256,14 @@ def _randint_kernel(
 @triton.jit
 def _dropout_block(x_ptr, out_ptr, offs, mask, seed, dropped, scale, BLOCK_N: tl.constexpr):
     # First, so that it is on its way while the generator computes.
-    x = tl.load(x_ptr + offs, mask=mask)
+    x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
     a, b, c, d = philox(seed, tl.program_id(0), BLOCK_N // 8)
     words = interleave(a, b, c, d, BLOCK_N // 2)
     # At the top of a word, what is below 16 bits decides nothing. Zero less one is the greatest.
     bound = (tl.cast(dropped, tl.uint32) << 16) - 1
     keep = tl.join(words << 16, words).reshape(BLOCK_N) > bound
-    store_once(out_ptr + offs, tl.where(keep, x.to(tl.float32) * scale, 0.0), mask)
+    # A traced graph hands floats over as float64.
+    store_once(out_ptr + offs, tl.where(keep, x * tl.cast(scale, tl.float32), 0.0), mask)
 
 
 @triton.jit(do_not_specialize=["seed", "dropped"])
@@ -321,8 +322,7 @@ def _drawn(low, high, size, seed, offset, dtype, device):
         out = empty(seed, size, dtype)
     else:
         out = torch.empty(size, dtype=dtype, device=device)
-    n = out.numel()
-    if n == 0:
+    if (n := out.numel()) == 0:
         return out
     itemsize, words = out.element_size(), 1 if span <= NARROW else 2
     config = RANDINT_TILES.pick(out.device, itemsize=itemsize, words=words)
@@ -354,8 +354,8 @@ def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Te
     if isinstance(seed, torch.Tensor) and seed.device != x.device:
         raise ValueError(f"seed: on {seed.device}, expected {x.device} as x is")
     x = x.contiguous()
-    out, n = empty(x), x.numel()
-    if n:
+    out = empty(x)
+    if n := x.numel():
         config = DROPOUT_TILES.pick(x.device, itemsize=x.element_size())
         launch(
             _dropout_kernel, (-(-n // config["BLOCK_N"]),),

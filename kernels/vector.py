@@ -136,7 +136,8 @@ def _suits_dot(candidate, n, itemsize):
 @triton.jit
 def _combined(x, y, alpha, OP: tl.constexpr):
     if OP == "scale":
-        return x * alpha
+        # A traced graph hands floats over as float64.
+        return x * tl.cast(alpha, tl.float32)
     elif OP == "add":
         return x + y
     else:
