@@ -95,7 +95,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
 
     Returns the facts that hold for the whole report, and the cells by number of the unit.
     """
-    spent_s = 0.0
+    spent_s = Counter()
     while True:
         with _worker(arguments) as worker:
             hello = worker.answer(START_S)
@@ -117,7 +117,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                     continue
                 began = time.monotonic()
                 answer = _ask(worker, limit_s, "check", unit=number)
-                spent_s += time.monotonic() - began
+                spent_s[plan["units"][number][0]["kind"]] += time.monotonic() - began
                 if answer["status"] == "unsupported":
                     raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
@@ -134,10 +134,11 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 return facts | {"ledger": ledger.take(units, plan.get("accumulates"), look)}, units
 
 
-def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: float) -> list[dict]:
-    """The rows of a unit that a time limit leaves out; [] where it is to run."""
-    limit_s = arguments.sweep_s if blanks[0]["kind"] == "sweep" else arguments.baseline_s
-    if arguments.impl in OURS or limit_s is None or spent_s < limit_s:
+def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:
+    """The rows of a unit that the time limit of its kind leaves out; [] where it is to run."""
+    kind = blanks[0]["kind"]
+    limit_s = arguments.sweep_s if kind == "sweep" else arguments.baseline_s
+    if arguments.impl in OURS or limit_s is None or spent_s[kind] < limit_s:
         return []
     reason = f"time limit of {limit_s:g} s"
     return [blank | {"status": "unreached", "reason": reason} for blank in blanks]
