@@ -109,21 +109,19 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 if plan["status"] != "unsupported":
                     print(worker.last_words(), file=sys.stderr)
                 raise UserError(f"verify {arguments.op} {arguments.impl}: {plan['reason']}")
-            for number in range(len(plan["units"])):
+            for number, blanks in enumerate(plan["units"]):
                 if number in units:
                     continue
-                if late := _late(plan["units"][number], arguments, spent_s):
+                if late := _late(blanks, arguments, spent_s):
                     units[number] = late
                     continue
                 began = time.monotonic()
                 answer = _ask(worker, limit_s, "check", unit=number)
-                spent_s[plan["units"][number][0]["kind"]] += time.monotonic() - began
+                spent_s[blanks[0]["kind"]] += time.monotonic() - began
                 if answer["status"] == "unsupported":
                     raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
-                units[number] = answer.get("cells") or [
-                    blank | lost for blank in plan["units"][number]
-                ]
+                units[number] = answer.get("cells") or [blank | lost for blank in blanks]
                 if any(cell["status"] == "crashed" for cell in units[number]):
                     print(worker.last_words(), file=sys.stderr)
                 if not answer.get("alive"):
