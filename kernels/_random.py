@@ -61,14 +61,14 @@ def interleave(a, b, c, d, LENGTH: tl.constexpr):
     return tl.join(tl.join(a, c), tl.join(b, d)).reshape(LENGTH)
 
 
-def boxed(number: int | torch.Tensor, device: torch.device) -> int | torch.Tensor:
+def boxed(given: int | torch.Tensor, device: torch.device) -> int | torch.Tensor:
     """What stands for an integer of 64 bits where a kernel is started: itself, but in a traced
     graph a tensor of it if it is beyond 32 bits, of which PyTorch's compiler has no scalars."""
-    if not torch.compiler.is_dynamo_compiling() or isinstance(number, torch.Tensor):
-        return number
-    if -(2**31) <= number < 2**31:
-        return number
-    return torch.full((), number, dtype=torch.int64, device=device)
+    if not torch.compiler.is_dynamo_compiling() or isinstance(given, torch.Tensor):
+        return given
+    if -(2**31) <= given < 2**31:
+        return given
+    return torch.full((), given, dtype=torch.int64, device=device)
 
 
 def philox_words(seed: int | torch.Tensor, first: int, count: int) -> torch.Tensor:

@@ -184,7 +184,7 @@ TILES = Configs(_transpose_kernel, CONFIGS, _choose, _suits)
 WORDS = Configs(_words_kernel, WORDS_CONFIGS, _choose_words)
 ITEMS = Configs(_items_kernel, ITEMS_CONFIGS, _choose_items)
 # Bytes from which on a tensor counts as large: it keeps the GPU busy for many waves of programs.
-LARGE = 2**27
+LARGE = 2**26
 # Programs that a grid may have along its second axis.
 MOST_COLUMNS = 65535
 
