@@ -91,6 +91,10 @@ class Rows:
         last = max((row for row in self.taken if row["impl"] == impl), key=lambda row: row["block"])
         last |= {name: _rounded(answer.get(name)) for name in ("energy_uj", "energy_pm_uj")}
 
+    def beyond(self, l2_bytes: int) -> bool:
+        """Whether a call moves more than the L2 holds."""
+        return self._cost.bytes_read + self._cost.bytes_written > l2_bytes
+
     def shared(self, program: str) -> None:
         """Another program was on the GPU: no time of this cell is that of the GPU alone."""
         for row in self.taken:

@@ -46,6 +46,8 @@ def test_the_energy_of_a_call_stands_in_the_row_of_its_last_block(timed):
     assert {row["energy_uj"] for row in timed(["ours"], energy_ms=0)} == {None}
     assert {row["energy_uj"] for row in timed(["ours"], energy_impls=["slow"])} == {None}
     assert {row["energy_uj"] for row in timed(["ours"], energy_impls=[])} == {None}
+    # What the L2 holds is not fetched again in a loop without flushes.
+    assert {row["energy_uj"] for row in timed(["large_l2"], energy_impls=["large_l2"])} == {None}
     twin = of(timed(["ours", "ours_twin"]), "ours_twin")
     assert len(twin) == BLOCKS and {row["energy_uj"] for row in twin} == {None}
 
