@@ -56,3 +56,8 @@ else:
         shell:
             "python -m harness.replay --op {wildcards.op} --recorded {params.recorded}"
             " --out {output.csv} > {log} 2>&1"
+
+
+rule measured:
+    input:
+        expand("<run>/raw/{op}.csv", op=study.shown),
