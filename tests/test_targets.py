@@ -75,6 +75,15 @@ def target(**more):
     return same | {"dtype": "bfloat16", "must": "2.0", "aim": "4.0", "source": "here"} | more
 
 
+def test_rounding_hides_no_miss(table):
+    """A rate of 1.997 TB/s is not 2.0, and 10.02 µs are not 10."""
+    (line,) = table([target()], [row("ours", 64 * MIB / 1.997e6), row("lib", 20.0)])
+    assert line[5] == "1.997" and MISSED in line[7]
+    slow = target(quantity="us", must="10", aim="6")
+    (line,) = table([slow], [row("ours", 10.02), row("lib", 20.0)])
+    assert line[5] == "10.02" and MISSED in line[7]
+
+
 @pytest.mark.parametrize(("us", "state"), [(16.0, "aim met"), (30.0, "must met"), (40.0, MISSED)])
 def test_a_rate_is_held_against_both_bounds(table, us, state):
     (line,) = table([target()], [row("ours", us), row("lib", 20.0)])

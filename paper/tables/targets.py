@@ -95,9 +95,17 @@ def _line(target, found, since):
     met, state = _state(target, values, len(values) + lost)
     shown = state if state != MISSED else rf"\textbf{{{MISSED}}}"
     shown += _table.DAGGER * (row["op"] in since)
-    reached = f"{values[worst]:.{quantity.digits}f}"
+    reached = _rounded(values[worst], [float(bound) for bound in bounds if bound != "--"], quantity)
     line = [passes or row["pass"], where, quantity.name, *bounds, reached, met, shown, rival]
     return [*line, figure], state
+
+
+def _rounded(value, bounds, quantity):
+    """A value in the digits of its quantity; in more where it would seem to meet what it misses."""
+    digits, sign = quantity.digits, -1 if quantity.less else 1
+    while any(sign * value < sign * b <= sign * round(value, digits) for b in bounds):
+        digits += 1
+    return f"{value:.{digits}f}"
 
 
 def _compared(quantity):
