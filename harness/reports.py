@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import statuses
+from harness import digests, statuses
 from harness.command import read_json
 from harness.load import OURS
 from harness.raw import TIMED
 
+ROOT = Path(__file__).resolve().parents[1]
 REMEDY = "run the stage that writes it again"
 
 
@@ -67,13 +68,19 @@ def _worst(offered: Sequence[Mapping]) -> tuple[float | str, str]:
 
 
 def sanitizer(folder: Path, recorded: Path, families: Iterable[str]) -> Iterator[dict]:
-    """The rows of sanitizer.csv: what the tools said of a kernel file, here or else as recorded."""
+    """The rows of sanitizer.csv: what the tools said of a kernel file, here or else as recorded.
+
+    code: whether it is of the "present" code or of "other"; "" where the report does not tell.
+    """
     for family in sorted(set(families)):
+        present = digests.implementation(ROOT, family, OURS)
         paths = (place / "sanitize" / f"{family}.json" for place in (folder, recorded))
         for path in [path for path in paths if path.is_file()][:1]:
             report = read_json(path, REMEDY)
+            digest = report.get("code_sha256", "")
+            code = digest and ("present" if digest == present else "other")
             for tool in report["tools"]:
-                row = {"file": family, "version": report["version"]} | tool
+                row = {"file": family, "code": code, "version": report["version"]} | tool
                 counts = {key: sum(tool.get(key, {}).values()) for key in ("findings", "elsewhere")}
                 yield row | counts
 

@@ -17,8 +17,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from harness import digests
 from harness.command import UserError, run, write_json
 from harness.discover import ops
+from harness.load import OURS
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
 SANITIZER = "compute-sanitizer"
@@ -41,10 +43,12 @@ def main() -> int:
         raise UserError(f"kernels/{arguments.file}.py: no such file")
     if shutil.which(SANITIZER) is None:
         raise UserError(f"{SANITIZER}: not found; it comes with the CUDA toolkit, put it on PATH")
+    # Of the code as it is before it runs: an edit meanwhile makes the report one of other code.
+    code = digests.implementation(Path(), arguments.file, OURS)
     with _leased():
         tools = [_tool(name, arguments) for name in TOOLS]
     names = [op for op, family in ops(Path()).items() if family == arguments.file]
-    report = {"file": arguments.file, "ops": names, "version": _version()}
+    report = {"file": arguments.file, "ops": names, "code_sha256": code, "version": _version()}
     write_json(arguments.out, report | {"tools": tools})
     for tool in tools:
         print("sanitize {}: {tool}: {status} {reason}".format(arguments.file, **tool).rstrip())

@@ -39,7 +39,7 @@ LEDGER = (
     "workspace_bytes,launches,memory_ops,copies,casts,float32_precision,accumulates,deterministic,"
     "timed_by,kernels,status,reason"
 )
-SANITIZER = "file,tool,version,cases,status,findings,elsewhere,seconds,reason"
+SANITIZER = "file,code,tool,version,cases,status,findings,elsewhere,seconds,reason"
 KERNL = "feature,kernl,source,ours,part,cells,passed,status"
 IR = "file,kernel,stage,bytes,lines"
 RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops,changed_ops"

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from test_paper import script
 
-from harness import discover, load, reports, sanitize, sanitized
+from harness import digests, discover, load, reports, sanitize, sanitized, summarize
 
 OURS = {"_forward_kernel", "_other_kernel"}
 CLEAN = "sanitized 12 cases\n========= ERROR SUMMARY: 0 errors\n"
@@ -102,6 +104,7 @@ def test_the_report_holds_each_tool(tmp_path, monkeypatch, finding, code):
     assert sanitize.main() == code
     report = json.loads(out.read_text())
     assert report["version"] == "2025.1.0.0" and report["ops"] == ["softmax"]
+    assert report["code_sha256"] == digests.implementation(Path(), "softmax", "ours")
     assert [tool["tool"] for tool in report["tools"]] == list(sanitize.TOOLS)
 
 
@@ -116,6 +119,31 @@ def test_what_is_of_this_run_goes_before_what_is_recorded(tmp_path):
     rows = list(reports.sanitizer(tmp_path / "run", tmp_path / "recorded", families))
     found = [(row["file"], row["version"], row["findings"], row["elsewhere"]) for row in rows]
     assert found == [("matmul", "recorded", 0, 2), ("softmax", "run", 0, 2)]
+
+
+def test_a_report_is_held_against_the_code_that_is_here(tmp_path):
+    tool = {"tool": "memcheck", "status": "ok", "cases": 9, "findings": {}, "elsewhere": {}}
+    present = digests.implementation(Path(), "softmax", "ours")
+    told = {"softmax": {"code_sha256": present}, "vector": {"code_sha256": present}, "matmul": {}}
+    (tmp_path / "sanitize").mkdir()
+    for file, more in told.items():
+        path = tmp_path / "sanitize" / f"{file}.json"
+        path.write_text(json.dumps({"version": "1", "tools": [tool]} | more))
+    rows = reports.sanitizer(tmp_path, tmp_path / "none", told)
+    codes = {row["file"]: row["code"] for row in rows}
+    assert codes == {"softmax": "present", "vector": "other", "matmul": ""}
+    titles = summarize.SANITIZER.split(",")
+    lines = [dict.fromkeys(titles, "") | {"tool": "memcheck", "cases": 9, "status": "ok"}] * 3
+    found = [
+        line | {"file": file, "code": codes[file]} for line, file in zip(lines, codes, strict=True)
+    ]
+    pd.DataFrame(found).to_csv(tmp_path / "sanitizer.csv", index=False)
+    summary = {"op": "softmax", "family": "softmax", "impl": "ours", "status": "ok", "size_N": 1}
+    pd.DataFrame([summary]).to_csv(tmp_path / "summary.csv", index=False)
+    table = Path("paper/tables/sanitizer.py")
+    text = script(table, tmp_path, tmp_path / "out.tex").read_text()
+    assert r"\texttt{vector}$^\dagger$" in text and r"\texttt{softmax} &" in text
+    assert r"reports of \texttt{matmul}" in text and "changed since" in text
 
 
 @pytest.mark.parametrize("name", sorted(discover.ops(Path())))

@@ -7,6 +7,8 @@ CAPTION = (
     "Our kernels under compute-sanitizer{version}: edge cases run by each tool and, after the "
     "slash, findings. Findings in kernels of PyTorch, which made the inputs, are not counted."
 )
+CHANGED = " A dagger: the code has changed since."
+UNKNOWN = " The reports of {} do not say of which code they are."
 TITLES = {"memcheck": "out of bounds", "initcheck": "never written", "racecheck": "hazards"}
 
 
@@ -16,12 +18,19 @@ def main(arguments):
         _table.save(arguments.out, "No sanitizer has looked at these kernels.\n")
         return
     order = rank(arguments.run)
-    rows = []
+    rows, silent, changed = [], [], False
     for file in sorted(found["file"].unique(), key=lambda file: (order.get(file, 99), file)):
         tools = found[found["file"] == file].set_index("tool")
-        rows.append([_table.code(file), *(_cell(tools, tool) for tool in TITLES)])
+        code = tools["code"].iloc[0]
+        changed |= code == "other"
+        silent += [file] * (code not in ("present", "other"))
+        name = _table.code(file) + _table.DAGGER * (code == "other")
+        rows.append([name, *(_cell(tools, tool) for tool in TITLES)])
     versions = " and ".join(sorted(found["version"].dropna().unique()))
-    caption = CAPTION.format(version=f" {versions}" if versions else "")
+    caption = CAPTION.format(version=f" {versions}" if versions else "") + CHANGED * changed
+    if silent:
+        whose = "all files" if len(silent) == len(rows) else ", ".join(map(_table.code, silent))
+        caption += UNKNOWN.format(whose)
     head = [
         "kernel file & "
         + " & ".join(f"{title} ({_table.code(tool)})" for tool, title in TITLES.items())
