@@ -21,7 +21,8 @@ def main(arguments):
     rows, silent, changed = [], [], False
     for file in sorted(found["file"].unique(), key=lambda file: (order.get(file, 99), file)):
         tools = found[found["file"] == file].set_index("tool")
-        code = tools["code"].iloc[0]
+        # A column without a word in it is one of numbers.
+        code = str(tools["code"].iloc[0])
         changed |= code == "other"
         silent += [file] * (code not in ("present", "other"))
         name = _table.code(file) + _table.DAGGER * (code == "other")
