@@ -39,7 +39,7 @@ def floor_us(cost: Cost, dtype: str, ceilings: Mapping[str, float], l2_bytes: in
     ceilings: GB/s and TFLOP/s by quantity. Traffic that the L2 could hide sets no floor.
     """
     seconds = cost.flops / (ceilings[dtype] * 1e12) if dtype in ceilings else 0.0
-    streams = cost.bytes_read + cost.bytes_written > BEYOND_L2 * l2_bytes
+    streams = _moved(cost) > BEYOND_L2 * l2_bytes
     if streams and {"read", "write"} <= set(ceilings):
         reading = cost.bytes_read / (ceilings["read"] * 1e9)
         seconds = max(seconds, reading + cost.bytes_written / (ceilings["write"] * 1e9))
@@ -93,7 +93,7 @@ class Rows:
 
     def beyond(self, l2_bytes: int) -> bool:
         """Whether a call moves more than the L2 holds."""
-        return self._cost.bytes_read + self._cost.bytes_written > l2_bytes
+        return _moved(self._cost) > l2_bytes
 
     def shared(self, program: str) -> None:
         """Another program was on the GPU: no time of this cell is that of the GPU alone."""
@@ -112,6 +112,10 @@ class Rows:
     def _add(self, impl: str, version: str, block: int, order: int, **more: object) -> None:
         place = {"impl": impl, "impl_version": version, "block": block, "order": order}
         self.taken.append(self._common | place | more)
+
+
+def _moved(cost: Cost) -> int:
+    return cost.bytes_read + cost.bytes_written
 
 
 def _joined(before: str, why: str) -> str:

@@ -18,20 +18,19 @@ def main(arguments):
         _table.save(arguments.out, "No sanitizer has looked at these kernels.\n")
         return
     order = rank(arguments.run)
-    rows, silent, changed = [], [], False
-    for file in sorted(found["file"].unique(), key=lambda file: (order.get(file, 99), file)):
+    files = sorted(found["file"].unique(), key=lambda file: (order.get(file, 99), file))
+    changed = set(found.loc[found["code"] == "other", "file"])
+    untold = set(found.loc[found["code"].isna(), "file"])
+    silent = [_table.code(file) for file in files if file in untold]
+    rows = []
+    for file in files:
         tools = found[found["file"] == file].set_index("tool")
-        # A column without a word in it is one of numbers.
-        code = str(tools["code"].iloc[0])
-        changed |= code == "other"
-        silent += [file] * (code not in ("present", "other"))
-        name = _table.code(file) + _table.DAGGER * (code == "other")
+        name = _table.code(file) + _table.DAGGER * (file in changed)
         rows.append([name, *(_cell(tools, tool) for tool in TITLES)])
     versions = " and ".join(sorted(found["version"].dropna().unique()))
-    caption = CAPTION.format(version=f" {versions}" if versions else "") + CHANGED * changed
+    caption = CAPTION.format(version=f" {versions}" if versions else "") + CHANGED * bool(changed)
     if silent:
-        whose = "all files" if len(silent) == len(rows) else ", ".join(map(_table.code, silent))
-        caption += UNKNOWN.format(whose)
+        caption += UNKNOWN.format("all files" if len(silent) == len(files) else ", ".join(silent))
     head = [
         "kernel file & "
         + " & ".join(f"{title} ({_table.code(tool)})" for tool, title in TITLES.items())
