@@ -67,8 +67,9 @@ def linear_tiles_kernel(
             x = tl.where((classes < V)[None, :], x, -float("inf"))
         top = tl.max(x, 1)
         # A row that has only minus infinity must not subtract it from itself.
-        base = tl.where(top == -float("inf"), 0.0, top)
-        total = tl.sum(tl.exp2((x - base[:, None]) * LOG2E), 1)
+        # Multiplied first, so that one instruction does for an entry what else takes two.
+        base = tl.where(top == -float("inf"), 0.0, top) * LOG2E
+        total = tl.sum(tl.exp2(x * LOG2E - base[:, None]), 1)
         tl.store(part_ptrs, top, mask=mask)
         tl.store(part_ptrs + further, total, mask=mask)
 
