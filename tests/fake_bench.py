@@ -1,7 +1,9 @@
 """Implementations whose behaviour is known, in place of a GPU: their name says what they do.
 
 `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
-named LAST_CASE all behave. `eventful` has no graph, and `eventful_and_<what>` is that as well.
+named LAST_CASE all behave.
+`eventful` has no graph, and `eventful_and_<what>` is that as well.
+`tuned` says as its version whether the tuner is to choose anew.
 """
 
 import contextlib
@@ -36,6 +38,8 @@ class Bench:
     def __init__(self, op, impl, seed):
         if impl == "absent":
             raise Unavailable("No module named 'absent'")
+        if impl == "tuned":
+            self.version = os.environ.get("QUACK_FORCE_CACHE_UPDATE", "as kept")
         self.eventful, self.impl = impl.startswith(EVENTFUL), impl.removeprefix(f"{EVENTFUL}_and_")
         self.blocks, self.case, self.kept = 0, "", 0
         self.log = os.environ.get("FAKE_LOG")

@@ -84,6 +84,13 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
     assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
 
 
+def test_a_tuner_chooses_while_it_has_the_gpu_alone(command, tmp_path, monkeypatch):
+    monkeypatch.delenv("QUACK_FORCE_CACHE_UPDATE", raising=False)
+    command("ours", "tuned").communicate()
+    rows, _ = raw.read(tmp_path / "raw/scale.csv", "")
+    assert {row["impl_version"] for row in rows if row["impl"] == "tuned"} == {"1"}
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
