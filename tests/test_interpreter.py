@@ -1,5 +1,6 @@
-"""Reductions that Triton's interpreter does element by element give the same in whole arrays."""
+"""What the harness makes quicker in Triton's interpreter gives the same as before."""
 
+import inspect
 import os
 
 import pytest
@@ -91,3 +92,35 @@ def test_it_is_in_force_where_kernels_are_verified():
     from triton.runtime.interpreter import ReduceOps
 
     assert ReduceOps.generic_reduce is interpreter._reduce
+
+
+def test_types_and_shapes_are_those_of_triton():
+    """Made anew and from memory, of numbers and of what is none."""
+    from triton.language import core
+    from triton.runtime.interpreter import _get_np_dtype as numpy_dtype
+
+    shapes = [[], [4], (2, 8), core.tuple([2, core.constexpr(4)]), [core.constexpr(2), 8]]
+    shapes += [[True], [1.5, 2], [core.constexpr(core.float32), 1], core.tuple([core.float32, 3])]
+    for quick in (core._type_for_tuple_values, core._unwrap_shape):
+        for shape in shapes + shapes:
+            found, expected = quick(shape), quick.__wrapped__(shape)
+            assert (type(found), str(found)) == (type(expected), str(expected))
+            assert found == expected
+    for dtype in (core.int1, core.bfloat16, core.pointer_type(core.int8)):
+        for each in (dtype, core.block_type(dtype, [2]), dtype):
+            assert numpy_dtype(each) == numpy_dtype.__wrapped__(each)
+    with pytest.raises(KeyError):
+        numpy_dtype(core.void)
+
+
+def test_the_language_is_as_before_after_a_launch(kernels):
+    from triton import language as tl
+
+    def builtins():
+        places = (tl, tl.math, tl.tensor)
+        found = [inspect.getmembers(place, tl.core.is_builtin) for place in places]
+        return [dict(members) for members in found]
+
+    before = builtins()
+    kernels.least[(1,)](torch.randn(8, 16), torch.zeros(1))
+    assert all(before) and builtins() == before
