@@ -1,5 +1,8 @@
 """Student's t against known values, made once with scipy.stats.t of SciPy 1.17.1."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
@@ -53,3 +56,13 @@ def test_arrays_broadcast():
     assert found.shape == (2, 7)
     np.testing.assert_allclose(found + found[:, ::-1], 1)
     assert student.quantile(0.95, freedom).shape == (2, 1)
+
+
+def test_one_value_is_computed_as_among_others():
+    for a, b, x in itertools.product(
+        (0.5, 2.0, 2.37, 40.0, 1e6), (0.5, 3.2), (0.0, 1e-300, 1e-3, 0.4, 0.99, math.nan)
+    ):
+        pair = [np.array([value, value]) for value in (a, b, x)]
+        single = [np.array(value) for value in (a, b, x)]
+        found, expected = student._fraction(*single), student._fraction(*pair)
+        assert found.tobytes() == expected[:1].tobytes() and found.shape == ()
