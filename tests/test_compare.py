@@ -1,6 +1,8 @@
 """Two runs against each other: every exit code, other GPUs, other ops, and what is unusable."""
 
+import contextlib
 import csv
+import io
 import json
 import shutil
 import subprocess
@@ -9,7 +11,7 @@ import sys
 import pytest
 import synthetic
 
-from harness import changes, compare, summarize
+from harness import changes, command, compare, summarize
 
 OP = "softmax"
 
@@ -27,8 +29,17 @@ def write(folder, rows, op=OP, **where):
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "harness.compare", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """What the command does, in this process: to start one takes longer than to compare."""
+    words, out, err = ["compare", *map(str, arguments)], io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        patch.setattr(sys, "argv", words)
+        command.run(compare.main)
+    return subprocess.CompletedProcess(words, end.value.code, out.getvalue(), err.getvalue())
 
 
 def table(path):
@@ -61,6 +72,18 @@ def test_the_same_code_twice_is_the_same(old, again, tmp_path):
 
 def test_a_run_is_the_same_as_itself(old):
     assert run(old, old).returncode == 0
+
+
+def test_the_command_does_the_same(old, again, tmp_path):
+    lost = [other(row, OURS, 1.2) for row in again]
+    for new in (old, write(tmp_path / "new", lost), tmp_path / "nowhere"):
+        call = [sys.executable, "-m", "harness.compare", str(old), str(new)]
+        done, here = subprocess.run(call, capture_output=True, text=True), run(old, new)
+        assert (done.returncode, done.stdout, done.stderr) == (
+            here.returncode,
+            here.stdout,
+            here.stderr,
+        )
 
 
 def test_one_slow_cell_is_a_regression_and_is_listed_first(old, again, tmp_path):
