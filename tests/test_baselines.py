@@ -1,7 +1,6 @@
 """Every baseline that can be imported here computes what its op says, by the harness's own path."""
 
 import ast
-import contextlib
 import importlib
 import re
 import sys
@@ -33,27 +32,52 @@ def tame(unit):
     return plain and min(sizes) > 0 and max(sizes) >= 64
 
 
+@pytest.fixture(scope="module")
+def started():
+    """Makes a worker of an implementation, one for all of its ops until it dies, and its hello."""
+    workers = {}
+
+    def start(impl, op):
+        if impl not in workers:
+            worker = process.Worker(op, impl, 1, "tests.many_bench")
+            workers[impl] = worker, worker.answer(LIMIT_S)
+        return workers[impl]
+
+    def drop(impl):
+        workers.pop(impl)[0].kill()
+
+    with pytest.MonkeyPatch.context() as patch:
+        # A pool of compilers takes longer to start than one small program to compile.
+        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        yield start, drop
+        for impl in list(workers):
+            drop(impl)
+
+
 @pytest.mark.parametrize(("impl", "op"), EVERY, ids=lambda name: name)
-def test_an_installed_baseline_computes_its_op(impl, op, monkeypatch):
-    # A pool of compilers takes longer to start than one small program to compile.
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+def test_an_installed_baseline_computes_its_op(impl, op, started):
+    start, drop = started
     gpu = bool(nvml.gpus())
     plan = {"gpu": gpu, "dtypes": ["bfloat16" if gpu else "float32"], "kinds": ["edge"]}
     plan |= {"passes": list(PASSES), "most": None}
-    worker = process.Worker(op, impl, 1, verifier.__name__)
-    with contextlib.ExitStack() as end:
-        end.callback(worker.kill)
-        hello = worker.answer(LIMIT_S)
-        if hello["status"] == "unavailable":
-            # Each library is held to this where it is installed; the reason names what is not here.
-            pytest.skip(hello["reason"])
+    worker, hello = start(impl, op)
+    if hello["status"] == "unavailable":
+        # Each library is held to this where it is installed; the reason names what is not here.
+        pytest.skip(hello["reason"])
+    answer = {"alive": False}
+    try:
         assert hello["status"] == "ok", hello["reason"]
-        worker.send("prepare", **plan)
-        units = worker.answer(LIMIT_S)["units"]
-        number = next(n for n, cells in enumerate(units) if tame(cells[0]))
+        worker.send("prepare", op=op, **plan)
+        prepared = worker.answer(LIMIT_S)
+        assert prepared["status"] == "ok", f"{prepared['reason']}\n{worker.last_words()}"
+        number = next(n for n, cells in enumerate(prepared["units"]) if tame(cells[0]))
         worker.send("check", unit=number)
         answer = worker.answer(LIMIT_S)
         assert answer["status"] == "ok", f"{answer['reason']}\n{worker.last_words()}"
+    finally:
+        # The next op is not to suffer from what this one left.
+        if not answer.get("alive"):
+            drop(impl)
     found = {(cell["status"], cell["reason"]) for cell in answer["cells"]}
     if {status for status, _ in found} == {"unsupported"}:
         # What a library declines on this machine is a row of the matrix, and no fault of its file.
