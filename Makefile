@@ -17,7 +17,7 @@ paper report: setup
 	$(BIN)/snakemake --cores all $@
 
 test: setup
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
