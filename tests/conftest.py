@@ -4,12 +4,16 @@ Triton decides that when it decorates a kernel, so they are imported here, befor
 variable is gone again for the processes that tests start.
 
 How long an example takes says nothing on a machine that others use: hypothesis sets no deadline.
+
+Where several processes share the tests, each has one thread, and so have those that it starts: more
+would wait for each other, which took most of the time of the tests that compute with PyTorch.
 """
 
 import importlib
 import os
 import pkgutil
 
+import torch
 from hypothesis import settings
 
 import kernels
@@ -17,6 +21,10 @@ from harness import interpreter, nvml
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if not nvml.gpus():
     os.environ["TRITON_INTERPRET"] = "1"
