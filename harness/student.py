@@ -49,27 +49,11 @@ def _incomplete_beta(a: np.ndarray, b: np.ndarray, x: np.ndarray, rest: np.ndarr
 
 def _fraction(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> np.ndarray:
     """1 + d1/(1 + d2/(1 + ...)), the continued fraction of the incomplete beta function."""
+    shape, every, not_zero = x.shape, np.all, _not_zero
     if x.size == 1 and a.item() > 0:
-        return np.full_like(x, _fraction_of_one(a.item(), b.item(), x.item()))
-    value = upper = np.ones_like(x)
-    lower = np.zeros_like(x)
-    for step in range(1, STEPS):
-        m = step // 2
-        if step % 2:
-            term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        lower = 1 / _not_zero(1 + term * lower)
-        upper = _not_zero(1 + term / upper)
-        factor = upper * lower
-        value = value * factor
-        if np.all(np.abs(factor - 1) < 1e-12):
-            break
-    return value
-
-
-def _fraction_of_one(a: float, b: float, x: float) -> float:
-    """`_fraction` to the bit, of numbers: an array of one costs twenty times as much."""
+        # Plain numbers give the same to the bit; an array of one costs twenty times as much.
+        a, b, x = a.item(), b.item(), x.item()
+        every, not_zero = bool, _number_not_zero
     value = upper = 1.0
     lower = 0.0
     for step in range(1, STEPS):
@@ -78,15 +62,18 @@ def _fraction_of_one(a: float, b: float, x: float) -> float:
             term = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         else:
             term = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        lower, upper = 1 + term * lower, 1 + term / upper
-        lower = 1 / (TINY if abs(lower) < TINY else lower)
-        upper = TINY if abs(upper) < TINY else upper
+        lower = 1 / not_zero(1 + term * lower)
+        upper = not_zero(1 + term / upper)
         factor = upper * lower
         value = value * factor
-        if abs(factor - 1) < 1e-12:
+        if every(abs(factor - 1) < 1e-12):
             break
-    return value
+    return np.reshape(value, shape)
 
 
 def _not_zero(values: np.ndarray) -> np.ndarray:
     return np.where(np.abs(values) < TINY, TINY, values)
+
+
+def _number_not_zero(value: float) -> float:
+    return TINY if abs(value) < TINY else value
