@@ -31,8 +31,9 @@ SURROUNDINGS = {
     # Verification has compiled what torch.compile needs here; the processes that it would start to
     # compile side by side would import torch beside the first timings.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    # QuACK's tuner keeps its choice on disk, and may have made it while other verifications had
-    # the GPU as well: it goes by medians. Inductor's goes by the shortest call, and keeps its own.
+    # QuACK's tuner (0.6.5) keeps its choice on disk, and may have made it while other verifications
+    # had the GPU as well: it goes by the mean of calls in a row. Inductor's (torch 2.11) goes by
+    # the shortest of many calls, and keeps its own.
     "QUACK_FORCE_CACHE_UPDATE": "1",
 }
 
