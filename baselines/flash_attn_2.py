@@ -10,6 +10,7 @@ ACCUMULATES = {
     "cross_entropy": "float32",
     "matmul": "float32",
 }
+AUTOTUNES = ("layer_norm", "rms_norm", "matmul")
 
 
 def attention(q, k, v, causal=False):

@@ -16,6 +16,8 @@ ACCUMULATES = {
     "cross_entropy": "float32",
     "linear_cross_entropy": "float32",
 }
+# It times candidates in the first call with a shape (quack/autotuner.py).
+AUTOTUNES = ("matmul", "linear_cross_entropy")
 # By what name the library has an activation.
 ACTIVATIONS = {
     "relu": "relu",

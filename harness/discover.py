@@ -15,7 +15,7 @@ from pathlib import Path
 from harness import environment, settings
 from harness.command import UserError, read_json
 from harness.nvml import gpus
-from harness.sources import PACKAGES, ops, parsed, sources, stems
+from harness.sources import PACKAGES, ops, parsed, self_tuned, sources, stems
 
 OURS = "ours"
 # Every error is judged by that of PyTorch in the same dtype.
@@ -251,6 +251,11 @@ class Study:
     def gate(self, wildcards) -> list[str]:
         """No time without a verification report: those of all implementations of the op."""
         return self.reports(wildcards.op)
+
+    def autotuned(self, wildcards) -> list[str]:
+        """What the libraries that tune themselves for the op say of it."""
+        baselines = self_tuned(self.root, wildcards.op, self.rivals[wildcards.op])
+        return [f"{self.run}/autotune/{wildcards.op}/{impl}.json" for impl in baselines]
 
     def recorded_inputs(self, wildcards) -> list[str]:
         return self._recorded(f"raw/{wildcards.op}.csv", f"raw/{wildcards.op}.json")

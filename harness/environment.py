@@ -6,7 +6,6 @@ of a run state the same, whoever asked first.
 """
 
 import argparse
-import ast
 import contextlib
 import csv
 import datetime
@@ -20,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from harness import command, nvml
 from harness.command import UserError
+from harness.sources import literal
 
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ("torch", "triton")
@@ -129,10 +129,8 @@ def libraries(root: Path) -> list[str]:
 
 def distribution(path: Path) -> str:
     """The distribution that a baseline file names; UserError where it names none."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        named = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        if named and [getattr(target, "id", "") for target in node.targets] == ["LIBRARY"]:
-            return node.value.value
+    if name := literal(path.parent, path.name, "LIBRARY", None):
+        return name
     raise UserError(f"baselines/{path.name}: has no LIBRARY; name the distribution in it")
 
 

@@ -15,7 +15,19 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
-from harness import ceilings, cell, command, digests, engine, forkserver, journal, lease, load, raw
+from harness import (
+    autotune,
+    ceilings,
+    cell,
+    command,
+    digests,
+    engine,
+    forkserver,
+    journal,
+    lease,
+    load,
+    raw,
+)
 from harness import environment as surroundings
 from harness.command import UserError
 from harness.gate import Gate
@@ -31,11 +43,7 @@ SURROUNDINGS = {
     # Verification has compiled what torch.compile needs here; the processes that it would start to
     # compile side by side would import torch beside the first timings.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    # QuACK's tuner (0.6.5) keeps its choice on disk, and may have made it while other verifications
-    # had the GPU as well: it goes by the mean of calls in a row. Inductor's (torch 2.11) goes by
-    # the shortest of many calls, and keeps its own.
-    "QUACK_FORCE_CACHE_UPDATE": "1",
-}
+} | autotune.KEEP
 
 
 def main() -> None:
@@ -67,9 +75,10 @@ def main() -> None:
     with lease.hold(exclusive=True) as gpu:
         # The lease decides which GPU this is.
         environment = surroundings.ensure(options.environment, ROOT, options.config_sha256)
+        tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code, gpu.name)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        origin = origin_of(op.name, environment, limits)
+        origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}
         measure(plan, gate, lease.Watch(gpu), origin, options.out, began)
 
 
@@ -162,6 +171,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--op", required=True)
     parser.add_argument("--verify", type=Path, required=True, help="folder of the reports")
+    parser.add_argument("--autotuned", type=Path, required=True, help="folder of harness.autotune")
     parser.add_argument("--environment", type=Path, required=True, help="made where it is not true")
     parser.add_argument("--config-sha256", default=os.environ.get(CONFIG, ""))
     parser.add_argument("--ceilings", type=Path, required=True)

@@ -3,7 +3,7 @@
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.command import UserError
@@ -54,6 +54,21 @@ def parsed(root: Path, path: str) -> ast.Module:
         return ast.parse((root / path).read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
+
+
+def self_tuned(root: Path, op: str, impls: Iterable[str]) -> list[str]:
+    """The baselines of an op whose library tunes itself for it, as their files declare."""
+    paths = {impl: f"baselines/{impl}.py" for impl in impls}
+    files = {impl: path for impl, path in paths.items() if (root / path).is_file()}
+    return [impl for impl, path in files.items() if op in literal(root, path, "AUTOTUNES", ())]
+
+
+def literal(root: Path, path: str, name: str, default: object) -> object:
+    """What a file assigns to a name at module level; `default` where it does not."""
+    for node in parsed(root, path).body:
+        if isinstance(node, ast.Assign) and [_name(target) for target in node.targets] == [name]:
+            return ast.literal_eval(node.value)
+    return default
 
 
 @functools.cache

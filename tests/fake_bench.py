@@ -3,7 +3,7 @@
 `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
 named LAST_CASE all behave.
 `eventful` has no graph, and `eventful_and_<what>` is that as well.
-`tuned` says as its version whether the tuner is to choose anew.
+`says_how_it_tunes` declines each cell, and says what a tuner is told.
 """
 
 import contextlib
@@ -38,8 +38,6 @@ class Bench:
     def __init__(self, op, impl, seed):
         if impl == "absent":
             raise Unavailable("No module named 'absent'")
-        if impl == "tuned":
-            self.version = os.environ.get("QUACK_FORCE_CACHE_UPDATE", "as kept")
         self.eventful, self.impl = impl.startswith(EVENTFUL), impl.removeprefix(f"{EVENTFUL}_and_")
         self.blocks, self.case, self.kept = 0, "", 0
         self.log = os.environ.get("FAKE_LOG")
@@ -51,6 +49,10 @@ class Bench:
             raise OutOfMemoryError("CUDA out of memory")
         if case != LAST_CASE and self.impl.endswith("_at_once"):
             self._fail(self.impl.removesuffix("_at_once"))
+        if self.impl == "says_how_it_tunes":
+            anew = "anew" if os.environ.get("QUACK_FORCE_CACHE_UPDATE") else "as before"
+            kept = "kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten"
+            raise Unsupported(f"{anew}, {kept}")
         if self.impl == "leaks":
             self.kept += GIB
         reason = "events: no graph" if self.eventful else ""

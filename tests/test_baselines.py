@@ -128,6 +128,12 @@ def test_a_baseline_says_how_it_sums_of_ops_that_it_offers():
     assert len(told) > 1 and all(told.values())
 
 
+def test_a_baseline_tunes_itself_for_ops_that_it_offers():
+    told = {s: sources.literal(ROOT, f"baselines/{s}.py", "AUTOTUNES", ()) for s in OFFERS}
+    assert any(told.values())
+    assert all(set(told[stem]) <= set(OFFERS[stem]) for stem in OFFERS)
+
+
 @pytest.mark.parametrize(
     ("library", "reason"),
     [

@@ -34,6 +34,7 @@ def arguments(tmp_path):
         options = {
             "op": "scale",
             "verify": tmp_path / "verify",
+            "autotuned": tmp_path / "autotune",
             "environment": tmp_path / "environment.json",
             "ceilings": tmp_path / "ceilings.csv",
             "out": tmp_path / "raw/scale.csv",
@@ -84,11 +85,14 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
     assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
 
 
-def test_a_tuner_chooses_while_it_has_the_gpu_alone(command, tmp_path, monkeypatch):
+def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):
     monkeypatch.delenv("QUACK_FORCE_CACHE_UPDATE", raising=False)
-    command("ours", "tuned").communicate()
-    rows, _ = raw.read(tmp_path / "raw/scale.csv", "")
-    assert {row["impl_version"] for row in rows if row["impl"] == "tuned"} == {"1"}
+    monkeypatch.delenv("TRITON_CACHE_AUTOTUNING", raising=False)
+    command("ours", "says_how_it_tunes").communicate()
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    told = {row["reason"] for row in rows if row["impl"] == "says_how_it_tunes"}
+    assert told == {"as before, kept"}
+    assert sidecar["autotuned"] == {}
 
 
 @pytest.mark.parametrize(

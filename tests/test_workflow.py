@@ -164,6 +164,12 @@ def test_a_baseline_file_adds_its_own_jobs_and_times_its_rivals_with_it(finished
     assert upstream(finished) == verified | {"Measure softmax", "Measure add"}
 
 
+def test_a_library_that_tunes_itself_does_so_before_it_is_timed(finished):
+    (finished / "baselines" / "shiny.py").write_text(f'{BASELINE}\nAUTOTUNES = ("softmax",)\n')
+    timed = {"Autotune softmax of shiny", "Measure softmax", "Measure add"}
+    assert upstream(finished) == {"Verify softmax of shiny", "Verify add of shiny"} | timed
+
+
 def test_a_finished_study_has_nothing_to_do(finished):
     assert jobs(finished, *MEASURE) == set()
 
@@ -220,7 +226,7 @@ def test_a_new_description_of_the_machine_measures_nothing_again(finished):
 
 def upstream(tree):
     """The jobs of a dry run up to the raw times."""
-    stages = ("Build", "Verify", "Measure")
+    stages = ("Build", "Verify", "Autotune", "Measure")
     return {message for message in jobs(tree, *MEASURE) if message.startswith(stages)}
 
 

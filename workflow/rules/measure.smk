@@ -7,6 +7,7 @@ if study.measures:
             study.sources("harness/measure.py"),
             reports=study.gate,
             tables=study.tables,
+            autotuned=study.autotuned,
             ceilings="<run>/ceilings.csv",
         output:
             csv="<run>/raw/{op}.csv",
@@ -19,6 +20,7 @@ if study.measures:
             gpu=1,
         params:
             verify=f"{study.run}/verify",
+            autotune=f"{study.run}/autotune",
             # No input: a rule that waits for a description of the machine is not looked at for its
             # own changes when that is made anew, and a new commit would hide an edit of the harness.
             environment=f"{study.run}/environment.json",
@@ -34,7 +36,7 @@ if study.measures:
             "Measure {wildcards.op}"
         shell:
             "python -m harness.measure --op {wildcards.op} --verify {params.verify}"
-            " --environment {params.environment} --ceilings {input.ceilings} --seed {params.seed}"
+            " --autotuned {params.autotune} --environment {params.environment} --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
             " {params.timing} {params.limit} --out {output.csv} > {log} 2>&1"
 

@@ -1,4 +1,5 @@
-"""The configurations of the kernels, timed anew on this GPU; only where `tuning` asks for it."""
+"""Choices by timing on this GPU: of our configurations, where `tuning` asks for it, and of the
+libraries that tune themselves, before they are measured."""
 
 if config["tuning"] == "tune":
 
@@ -22,3 +23,31 @@ if config["tuning"] == "tune":
         shell:
             "python -m harness.tune --file {wildcards.family} --dtypes {params.dtypes}"
             " --passes {params.passes} {params.limit} --jobs {threads} --out {output} > {log} 2>&1"
+
+
+if study.measures:
+
+    rule autotune:
+        input:
+            study.sources("harness/autotune.py"),
+            report="<run>/verify/{op}/{impl}.json",
+        output:
+            "<run>/autotune/{op}/{impl}.json",
+        log:
+            "<log>/autotune/{op}/{impl}.log",
+        # All cores: nothing may run beside a timing.
+        threads: workflow.cores
+        resources:
+            gpu=1,
+        params:
+            verify=f"{study.run}/verify",
+            dtypes=config["dtypes"],
+            passes=config["passes"],
+            limit=study.limit,
+            timeout=config["timing"]["cell_timeout_s"],
+        message:
+            "Autotune {wildcards.op} of {wildcards.impl}"
+        shell:
+            "python -m harness.autotune --op {wildcards.op} --impl {wildcards.impl}"
+            " --verify {params.verify} --dtypes {params.dtypes} --passes {params.passes}"
+            " {params.limit} --cell-timeout-s {params.timeout} --out {output} > {log} 2>&1"

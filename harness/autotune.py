@@ -1,0 +1,117 @@
+"""Lets a library that tunes itself do so while it has the GPU alone.
+
+`python -m harness.autotune --op matmul --impl quack --out …`. A library may time its candidates in
+the first call with a shape and keep the choice on disk. In verification, or beside the first calls
+of its rivals, others would use the GPU meanwhile, and it would choose among times that are not its
+own. Here it meets every cell that will be timed, and nothing else runs; measuring then finds its
+choices. A baseline whose library does so names the ops in `AUTOTUNES`.
+"""
+
+import argparse
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from harness import cell, command, digests, forkserver, lease, load
+from harness.cell import Cell
+from harness.command import UserError, read_json
+from harness.engine import FATAL
+from harness.gate import Gate
+from harness.process import Crew
+from harness.sources import self_tuned
+from kernels._contract import DTYPES, PASSES
+
+FIELDS = {"code_sha256", "date", "gpu", "cells"}
+ROOT = Path(__file__).resolve().parents[1]
+BENCH = "harness.bench"
+# The shapes decide what a tuner chooses, the entries do not.
+SEED = 0
+# What a tuner keeps, measuring must find: Triton's (3.6) keeps its choices where it is told to.
+KEEP = {"TRITON_CACHE_AUTOTUNING": "1"}
+# QuACK's (0.6.5) has kept what it chose in verification, and is to choose anew.
+ANEW = {"QUACK_FORCE_CACHE_UPDATE": "1"}
+
+
+def main() -> None:
+    options = _options()
+    for name, value in (KEEP | ANEW).items():
+        os.environ.setdefault(name, value)
+    forkserver.current()
+    op, family = load.op(options.op)
+    code = digests.implementation(ROOT, family, options.impl)
+    gate = Gate(options.verify, op.name, [options.impl], lambda impl: code)
+    cells = list(cell.sweep(op, options.dtypes, options.passes, options.max_cases))
+    wanted = [each for each in cells if gate.verdict(options.impl, each).status == "ok"]
+    with lease.hold(exclusive=True) as gpu:
+        date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        found = tuned(op.name, options.impl, wanted, options.bench, options.cell_timeout_s)
+    report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
+    board = {"name": gpu.name, "uuid": gpu.uuid}
+    command.write_json(options.out, report | {"gpu": board, "cells": found})
+
+
+def tuned(
+    op: str, impl: str, cells: Iterable[Cell], bench: str, limit_s: float
+) -> list[dict[str, object]]:
+    """Has a worker prepare one cell after the other; of each the status and the seconds."""
+    found = []
+    with Crew(op, SEED, bench) as crew:
+        for each in cells:
+            began = time.monotonic()
+            answer = crew.start([impl]).get(impl, {"status": "ok"})
+            if answer["status"] == "ok":
+                what = {"case": each.case.name, "dtype": each.dtype, "direction": each.direction}
+                answer = crew.ask([impl], limit_s, "prepare", **what)[impl]
+            seconds = round(time.monotonic() - began, 3)
+            reason = answer["reason"] if answer["status"] != "ok" else ""
+            found.append(
+                {"cell": str(each), "status": answer["status"], "reason": reason, "s": seconds}
+            )
+            if answer["status"] not in (*FATAL, "unavailable"):
+                answer = crew.ask([impl], limit_s, "release")[impl]
+            if answer["status"] != "ok":
+                crew.dismiss(impl)
+    return found
+
+
+def required(
+    root: Path, folder: Path, op: str, impls: Iterable[str], code: Callable[[str], str], gpu: str
+) -> dict[str, dict[str, str]]:
+    """When and on which board each library that tunes itself did so, by implementation.
+
+    code: the digest of an implementation as it is now. gpu: the model that times. Raises UserError
+    where a report is missing, of other code, or of another model.
+    """
+    found = {}
+    for impl in self_tuned(root, op, impls):
+        path = folder / op / f"{impl}.json"
+        remedy = f"make it with python -m harness.autotune --op {op} --impl {impl}"
+        report = read_json(path, remedy)
+        if absent := FIELDS - set(report):
+            raise UserError(f"{path}: has no {min(absent)!r}; {remedy}")
+        if report["code_sha256"] != code(impl):
+            raise UserError(f"{path}: is of other code or another version; {remedy}")
+        if report["gpu"]["name"] != gpu:
+            raise UserError(f"{path}: is of another GPU, {report['gpu']['name']}; {remedy}")
+        found[impl] = {"date": report["date"], "gpu": report["gpu"]["uuid"]}
+    return found
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--op", required=True)
+    parser.add_argument("--impl", required=True)
+    parser.add_argument("--verify", type=Path, required=True, help="folder of the reports")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
+    parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument("--cell-timeout-s", type=float, default=180.0)
+    parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    command.run(main)
