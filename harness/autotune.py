@@ -4,7 +4,8 @@
 the first call with a shape and keep the choice on disk. In verification, or beside the first calls
 of its rivals, others would use the GPU meanwhile, and it would choose among times that are not its
 own. Here it meets every cell that will be timed, and nothing else runs; measuring then finds its
-choices. A baseline whose library does so names the ops in `AUTOTUNES`.
+choices, or of a library that keeps none what it has compiled, and lets it make its first call
+alone. A baseline whose library does so names the ops in `AUTOTUNES`.
 """
 
 import argparse
@@ -28,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.bench"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
-# What a tuner keeps, measuring must find: Triton's (3.6) keeps its choices where it is told to.
+# What a tuner keeps, measuring must find: Triton's (3.6) keeps its choices where it is told to, but
+# for configurations with a hook, as those of xFormers.
 KEEP = {"TRITON_CACHE_AUTOTUNING": "1"}
 # QuACK's (0.6.5) has kept what it chose in verification, and is to choose anew.
 ANEW = {"QUACK_FORCE_CACHE_UPDATE": "1"}

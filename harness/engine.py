@@ -1,8 +1,8 @@
 """Times the implementations of one op against each other, each in a process of its own.
 
-All prepare a cell at the same time. Then each block visits all of them in an order drawn anew, so
-that drift of the machine hits all alike. A process that fails is a row with a status, and is
-replaced before the next cell; the others go on.
+All prepare a cell at the same time, but for those that tune themselves. Then each block visits all
+of them in an order drawn anew, so that drift of the machine hits all alike. A process that fails is
+a row with a status, and is replaced before the next cell; the others go on.
 """
 
 import random
@@ -34,7 +34,8 @@ class Plan:
 
     impls: in the order in which failures are listed. seed: root of the inputs and of the order;
     None until one is drawn. ceilings: GB/s and TFLOP/s by quantity, empty where unknown. bench:
-    the module that does the work in the workers.
+    the module that does the work in the workers. alone: those whose library times candidates in
+    its first call, and makes it after the others, by itself.
     """
 
     op: Op
@@ -45,6 +46,7 @@ class Plan:
     timing: Timing
     ceilings: Mapping[str, float]
     bench: str
+    alone: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,10 @@ class Engine:
         self._memory.settle()
         started = self._start(self._verified(cell))
         self._memory.idle()
-        ready = self._ask(started, "prepare", **what)
+        alone = [impl for impl in started if impl in self._plan.alone]
+        ready = self._ask([impl for impl in started if impl not in alone], "prepare", **what)
+        for impl in alone:
+            ready |= self._ask([impl], "prepare", **what)
         short = [impl for impl, answer in ready.items() if answer["status"] == "oom"]
         if len(ready) > 1:
             # Rivals that prepared at the same time may have held the memory: once more, alone.

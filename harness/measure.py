@@ -31,6 +31,7 @@ from harness import (
 from harness import environment as surroundings
 from harness.command import UserError
 from harness.gate import Gate
+from harness.sources import self_tuned
 from harness.stopping import REASONS, Timing
 from kernels._contract import DTYPES, PASSES
 
@@ -69,6 +70,7 @@ def main() -> None:
         timing=Timing(**{key: vars(options)[key] for key in TIMING}),
         ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
         bench=options.bench,
+        alone=self_tuned(ROOT, op.name, impls),
     )
     code = partial(digests.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)

@@ -3,6 +3,7 @@
 `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
 named LAST_CASE all behave.
 `eventful` has no graph, and `eventful_and_<what>` is that as well.
+`prepares_slowly` takes SLOWLY_S to prepare a cell.
 `says_how_it_tunes` declines each cell, and says what a tuner is told.
 """
 
@@ -22,6 +23,7 @@ US = {"slow": 103.0, "fast": 1.0}
 LAST_CASE = "M2"
 EVENTFUL = "eventful"
 GIB = 2**30
+SLOWLY_S = 0.5
 
 
 class OutOfMemoryError(RuntimeError):
@@ -49,6 +51,8 @@ class Bench:
             raise OutOfMemoryError("CUDA out of memory")
         if case != LAST_CASE and self.impl.endswith("_at_once"):
             self._fail(self.impl.removesuffix("_at_once"))
+        if self.impl == "prepares_slowly":
+            time.sleep(SLOWLY_S)
         if self.impl == "says_how_it_tunes":
             anew = "anew" if os.environ.get("QUACK_FORCE_CACHE_UPDATE") else "as before"
             kept = "kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten"

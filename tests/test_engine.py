@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 
 import pytest
+from fake_bench import SLOWLY_S
 from test_measure import BLOCKS, CELLS, Watch, children, of, timed  # noqa: F401, a fixture
 
 from harness import forkserver, memory, process
@@ -132,6 +133,17 @@ def processes(tmp_path, monkeypatch):
         return Counter(impl for _, impl in {(pid, impl) for pid, _, impl, *_ in lines})
 
     return processes
+
+
+@pytest.mark.parametrize("impl", ["slow", "segfaults_at_once"])
+def test_a_library_that_tunes_itself_has_its_first_call_after_the_others(
+    timed, tmp_path, monkeypatch, impl
+):
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    timed(["ours", impl, "prepares_slowly"], alone=[impl], cells=CELLS[:1])
+    began = {line.split()[2]: float(line.split()[1]) for line in log.read_text().splitlines()}
+    assert began[impl] - began["prepares_slowly"] >= SLOWLY_S
 
 
 def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):
