@@ -96,7 +96,8 @@ def required(
         if report["code_sha256"] != code(impl):
             raise UserError(f"{path}: is of other code or another version; {remedy}")
         if report["gpu"]["name"] != gpu:
-            raise UserError(f"{path}: is of another GPU, {report['gpu']['name']}; {remedy}")
+            other = report["gpu"]["name"]
+            raise UserError(f"{path}: is of another GPU, {other}; remove it and start again")
         found[impl] = {"date": report["date"], "gpu": report["gpu"]["uuid"]}
     return found
 

@@ -103,7 +103,7 @@ def test_what_a_library_chose_is_named_with_its_board(tree):
     ("changes", "message"),
     [
         ({"code_sha256": "older"}, "is of other code or another version; make it with"),
-        ({"gpu": {"name": "NVIDIA A100", "uuid": UUID}}, "is of another GPU, NVIDIA A100; make"),
+        ({"gpu": {"name": "NVIDIA A100", "uuid": UUID}}, "is of another GPU, NVIDIA A100"),
         ({"date": None}, "has no 'date'; make it with python -m harness.autotune --op matmul"),
     ],
 )
