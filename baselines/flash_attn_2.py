@@ -10,6 +10,7 @@ ACCUMULATES = {
     "cross_entropy": "float32",
     "matmul": "float32",
 }
+# Triton's autotuner chooses in layer_norm.py and linear.py.
 AUTOTUNES = ("layer_norm", "rms_norm", "matmul")
 
 

@@ -10,6 +10,7 @@ from baselines._torch_formulas import activate
 LIBRARY = "xformers"
 # Its kernels: xformers/ops/_triton/rmsnorm_kernels.py and tiled_matmul_kernels.py of 0.0.35.
 ACCUMULATES = {"rms_norm": "float32", "matmul": "float32"}
+# Triton's autotuner chooses among the tiles of the latter file.
 AUTOTUNES = ("matmul",)
 
 

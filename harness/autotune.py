@@ -47,7 +47,7 @@ def main() -> None:
     cells = list(cell.sweep(op, options.dtypes, options.passes, options.max_cases))
     wanted = [each for each in cells if gate.verdict(options.impl, each).status == "ok"]
     with lease.hold(exclusive=True) as gpu:
-        date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+        date = command.utc(datetime.datetime.now(datetime.UTC))
         found = tuned(op.name, options.impl, wanted, options.bench, options.cell_timeout_s)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
@@ -90,9 +90,7 @@ def required(
     for impl in self_tuned(root, op, impls):
         path = folder / op / f"{impl}.json"
         remedy = f"make it with python -m harness.autotune --op {op} --impl {impl}"
-        report = read_json(path, remedy)
-        if absent := FIELDS - set(report):
-            raise UserError(f"{path}: has no {min(absent)!r}; {remedy}")
+        report = read_json(path, remedy, FIELDS)
         if report["code_sha256"] != code(impl):
             raise UserError(f"{path}: is of other code or another version; {remedy}")
         if report["gpu"]["name"] != gpu:

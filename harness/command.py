@@ -1,12 +1,13 @@
 """What every command of the harness shares: errors a user can meet, and files written whole."""
 
 import contextlib
+import datetime
 import json
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 # The exit code of a fault of software (sysexits.h).
@@ -83,8 +84,14 @@ def fresh_seed() -> int:
     return int.from_bytes(os.urandom(4), "big")
 
 
-def read_json(path: str | Path, remedy: str) -> dict:
-    """The object in a JSON file; a missing or broken one is a UserError that ends in `remedy`."""
+def utc(moment: datetime.datetime) -> str:
+    """A moment of UTC as files have it: 2026-11-20T23:50:00Z."""
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def read_json(path: str | Path, remedy: str, fields: Collection[str] = ()) -> dict:
+    """The object in a JSON file; a missing or broken one, or one without some of the fields, is a
+    UserError that ends in `remedy`."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -93,4 +100,6 @@ def read_json(path: str | Path, remedy: str) -> dict:
         raise UserError(f"{path}: not readable as JSON ({error}); {remedy}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: holds no JSON object; {remedy}")
+    if absent := set(fields) - set(value):
+        raise UserError(f"{path}: has no {min(absent)!r}; {remedy}")
     return value

@@ -66,7 +66,7 @@ def describe(root: Path, config_sha256: str) -> dict[str, object]:
     distributions = [*ALWAYS, *libraries(root)]
     return {
         "run_id": f"{now:%Y%m%dT%H%MZ}-{commit[:7]}-{machine}",
-        "date": f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        "date": command.utc(now),
         "commit": commit,
         "dirty": dirty,
         "image": os.environ.get("TILEWRIGHT_IMAGE") or None,

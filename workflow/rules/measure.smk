@@ -36,7 +36,8 @@ if study.measures:
             "Measure {wildcards.op}"
         shell:
             "python -m harness.measure --op {wildcards.op} --verify {params.verify}"
-            " --autotuned {params.autotune} --environment {params.environment} --ceilings {input.ceilings} --seed {params.seed}"
+            " --autotuned {params.autotune} --environment {params.environment}"
+            " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
             " {params.timing} {params.limit} --out {output.csv} > {log} 2>&1"
 
