@@ -77,12 +77,12 @@ def table(file: str, found: Sequence, archs: Sequence[str]) -> list[dict]:
 def _abroad(file: str, arch: str) -> list:
     """Of the default launches on an architecture the last for each kernel, op and dtype."""
     from harness import compiled, launches
-    from kernels import _device
+    from kernels import _device, _generation
 
     limits = {"hip": arch.startswith("gfx")}
     if arch in compiled.SHARED_BYTES:
         limits["shared_bytes"] = compiled.SHARED_BYTES[arch]
-    with _device.planned_for(**limits):
+    with _device.planned_for(**limits), _generation.planned_for(hopper=False):
         found = launches.of_file(file, DTYPES, {}, every=False)
     return list({(x.name, x.op.name, x.dtype): x for x in found}.values())
 

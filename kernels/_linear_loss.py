@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels import _linear_hopper as hopper
 from kernels._cross_entropy import row_loss
 from kernels._device import shared_bytes, sm_count
 from kernels._formulas import LOG2E
+from kernels._generation import is_hopper
 from kernels._launch import launch
 from kernels._layout import describable
 from kernels._tuned import Configs
@@ -113,6 +115,9 @@ def _join_kernel(
 
 
 TILES = Configs(linear_tiles_kernel, TILE_CONFIGS, choose_tile, family="linear_cross_entropy")
+HOPPER_TILES = Configs(
+    hopper.linear_tiles_hopper_kernel, hopper.CONFIGS, hopper.choose, family="linear_cross_entropy"
+)
 
 
 def suited(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -140,17 +145,12 @@ def write_losses(
 ) -> None:
     """losses: [M], float32, to write to; x: [M, H] and weight: [V, H], which are `suited`;
     targets: [M], and bias: [V] or None, contiguous."""
-    (m, h), v = x.shape, weight.shape[0]
-    config = TILES.pick(x.device, v=v, h=h)
-    rows, columns, inner = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-    tiles, smooth = -(-v // columns), smoothing > 0
-    parts = torch.empty((3 if smooth else 2, m, tiles), dtype=torch.float32, device=x.device)
-    linear_tiles_kernel[(min(sm_count(x.device), -(-m // rows) * tiles),)](
-        x_desc=TensorDescriptor.from_tensor(x, [rows, inner]),
-        weight_desc=TensorDescriptor.from_tensor(weight, [columns, inner]),
-        bias_ptr=bias, parts_ptr=parts, M=m, V=v, H=h, SMOOTH=smooth, WHOLE=v % columns == 0,
-        **config,
-    )  # fmt: skip
+    (m, h), v, smooth = x.shape, weight.shape[0], smoothing > 0
+    if bias is None and not smooth and is_hopper(x.device) and hopper.suits(v, h):
+        parts = hopper.write_parts(x, weight, HOPPER_TILES.pick(x.device, v=v, h=h))
+    else:
+        parts = _write_parts(x, weight, bias, smooth)
+    tiles = parts.shape[2]
     launch(
         _join_kernel, (m,), parts_ptr=parts, x_ptr=x, weight_ptr=weight, bias_ptr=bias,
         targets_ptr=targets, losses_ptr=losses, stride_xm=x.stride(0), stride_wv=weight.stride(0),
@@ -158,3 +158,20 @@ def write_losses(
         SMOOTH=smooth, BLOCK_T=triton.next_power_of_2(tiles),
         BLOCK_H=min(MULTIPLIED, triton.next_power_of_2(h)), num_warps=4,
     )  # fmt: skip
+
+
+def _write_parts(x, weight, bias, smooth):
+    """Of each row and tile of classes [M, T] the maximum, the sum of exponentials below it and, if
+    `smooth`, the plain sum: float32, [2 or 3, M, T]."""
+    (m, h), v = x.shape, weight.shape[0]
+    config = TILES.pick(x.device, v=v, h=h)
+    rows, columns, inner = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
+    tiles = -(-v // columns)
+    parts = torch.empty((3 if smooth else 2, m, tiles), dtype=torch.float32, device=x.device)
+    linear_tiles_kernel[(min(sm_count(x.device), -(-m // rows) * tiles),)](
+        x_desc=TensorDescriptor.from_tensor(x, [rows, inner]),
+        weight_desc=TensorDescriptor.from_tensor(weight, [columns, inner]),
+        bias_ptr=bias, parts_ptr=parts, M=m, V=v, H=h, SMOOTH=smooth, WHOLE=v % columns == 0,
+        **config,
+    )  # fmt: skip
+    return parts

@@ -250,6 +250,23 @@ def test_losses_of_tiles_are_those_of_the_logits(m, h, v, chosen, tile, monkeypa
         close(loss, exact, 1e-3)
 
 
+@pytest.mark.skipif(
+    not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9), reason="is for Hopper alone"
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("m", "h", "v"), [(1, 384, 33792), (200, 328, 17152), (1030, 520, 33024), (4096, 1000, 12800)]
+)
+def test_losses_of_groups_in_turns_are_those_of_the_logits(m, h, v, dtype):
+    x, weight = randn(m, h, dtype=dtype), randn(v, h, dtype=dtype, seed=2) / h**0.5
+    targets = classes(m, v, ignored=False)
+    assert tiled.suited(x, weight) and tiled.hopper.suits(v, h)
+    loss = torch.full((m,), float("nan"), device=DEVICE)
+    tiled.write_losses(loss, x, weight, targets, None, IGNORED, 0.0, 0.0)
+    exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
+    close(loss, exact, 1e-5)
+
+
 def test_only_what_needs_a_gradient_gets_one():
     x, weight, targets = randn(5, 8), randn(40, 8).requires_grad_(), classes(5, 40)
     loss = linear_cross_entropy(x, weight, targets)
