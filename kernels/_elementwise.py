@@ -14,6 +14,8 @@ from kernels._contract import case
 from kernels._tuned import Configs
 
 ACCESS_BYTES = 16
+# Programs of two warps that a multiprocessor has at a time.
+RESIDENT = 32
 # Elements whose flags make a word: as many 16-bit numbers as a thread reads at once, so that it
 # packs and unpacks them alone.
 FLAGS = 8
@@ -51,8 +53,19 @@ BLOCKS = tuple(
 )
 
 
-def choose_block(n, itemsize, **what):
-    """One 16-byte access for each of 128 threads, and as many programs as that takes."""
+def choose_block(n, itemsize, light=False, sms=0, **what):
+    """One 16-byte access for each of 128 threads, and as many programs as that takes.
+
+    Or, where the map is light, reads one vector and does next to no arithmetic, four accesses for
+    each of 64 threads if so few programs fill the device once, at most, or nearly twice: then none
+    begins when the others are about to end. docs/lab/activation.md has the times on either side.
+    """
+    # A graph that is traced may not ask for the value of a size.
+    if light and not torch.compiler.is_dynamo_compiling():
+        few = {"BLOCK_N": 256 * ACCESS_BYTES // itemsize, "num_warps": 2}
+        waves = -(-n // few["BLOCK_N"]) / (RESIDENT * sms)
+        if 0.45 <= waves <= 1 or 1.75 <= waves <= 2:
+            return few
     return {"BLOCK_N": 128 * ACCESS_BYTES // itemsize, "num_warps": 4}
 
 

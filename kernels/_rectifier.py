@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels._checks import floating
+from kernels._device import sm_count
 from kernels._elementwise import (
     WORD,
     block_is_full,
@@ -99,7 +100,8 @@ def rectifier_fwd(
     y, n = empty(x), x.numel()
     flags = empty(x, (words_of(n),), torch.uint8) if keep else None
     if n:
-        config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
+        what = {"light": not keep, "sms": sm_count(x.device)}
+        config = configs.pick(x.device, n=n, itemsize=x.element_size(), **what)
         launch(
             _rectify_kernel, (-(-n // config["BLOCK_N"]),),
             x_ptr=x, y_ptr=y, flags_ptr=flags, N=length(n, config), slope=slope, OP=op, **config,

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from kernels._checks import floating, pair
 from kernels._contract import Cost, Op, Tensor, case
+from kernels._device import sm_count
 from kernels._elementwise import (
     EDGE,
     SWEEP,
@@ -245,14 +246,13 @@ def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _forward(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float) -> torch.Tensor:
     """Both contiguous, of one shape; y of "scale" is not looked at."""
     out, n = empty(x), x.numel()
-    if n == 0:
-        return out
-    tensors = 2 if op == "scale" else 3
-    config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
-    launch(
-        _forward_kernel, (-(-n // config["BLOCK_N"]),),
-        x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op, **config,
-    )  # fmt: skip
+    if n:
+        what = {"light": op == "scale", "sms": sm_count(x.device)}
+        config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), **what)
+        launch(
+            _forward_kernel, (-(-n // config["BLOCK_N"]),),
+            x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op, **config,
+        )  # fmt: skip
     return out
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harness import nvml
 from kernels import _ticket, vector
+from kernels._elementwise import BLOCKS, RESIDENT, choose_block, suits_block
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -200,3 +201,22 @@ def test_refuses(what):
     with pytest.raises(kind) as refusal:
         call()
     assert str(refusal.value).startswith(what)
+
+
+@given(
+    n=st.integers(1, 2**33), itemsize=st.sampled_from([2, 4]), sms=st.integers(1, 200),
+    light=st.booleans(),
+)  # fmt: skip
+def test_light_maps_have_few_programs_only_where_these_fill_the_device(n, itemsize, sms, light):
+    config = choose_block(n, itemsize, light=light, sms=sms)
+    assert config in BLOCKS and suits_block(config, n, itemsize)
+    waves = -(-n // config["BLOCK_N"]) / (RESIDENT * sms)
+    if config["num_warps"] == 2:
+        assert light and waves <= 2 and -(-waves // 1) - waves <= 0.55
+    else:
+        assert config == choose_block(n, itemsize)
+
+
+@pytest.mark.parametrize(("n", "warps"), [(2**20, 4), (2**22, 2), (2**24, 2), (2**25, 4)])
+def test_of_132_multiprocessors_light_maps_of_64_mib_have_few_programs(n, warps):
+    assert choose_block(n, 2, light=True, sms=132)["num_warps"] == warps
