@@ -88,8 +88,8 @@ def _fetch_rows(operands, barriers, step, tile_m, inner, WHICH: gl.constexpr):
 
 @gluon.jit
 def _multiply(operands, barriers, step, acc, further, WHICH: gl.constexpr):
-    """Begins the products of a step when both copies are there; when that of the step before has
-    ended, returns the accumulators. further: False where nothing has been accumulated yet."""
+    """Begins the products of a step when both copies are there, and returns the accumulators, which
+    are still being written. further: False where nothing has been accumulated yet."""
     slot, own_slot = step % SLOTS, WHICH * OWN_SLOTS + step % OWN_SLOTS
     mbarrier.wait(barriers[1].index(slot), step // SLOTS & 1)
     mbarrier.wait(barriers[0].index(own_slot), step // OWN_SLOTS & 1)
