@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
 @contextlib.contextmanager
 def _surroundings(mode: str, attempt: str) -> Iterator[None]:
     """A lease on a GPU, or the interpreter for our kernels and nobody else: Inductor's own kernels
-    would break under its variable.
+    would break under its variable. On a GPU it keeps nothing: among candidates of a product it goes
+    by a few calls, and here they run beside those of other verifications.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
@@ -83,6 +85,9 @@ def _surroundings(mode: str, attempt: str) -> Iterator[None]:
             gpu = held.enter_context(lease.hold(exclusive=attempt == "alone"))
             if attempt == "in turn":
                 held.enter_context(lease.turn(gpu))
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = held.enter_context(
+                tempfile.TemporaryDirectory()
+            )
             yield
         return
     if mode == "interpreter":

@@ -365,10 +365,14 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
 
     monkeypatch.setattr(lease, "hold", hold)
     monkeypatch.setattr(lease, "turn", lambda gpu: contextlib.nullcontext(held.append(gpu)))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of the user")
     for attempt in verification.ATTEMPTS:
         with verification._surroundings("gpu", attempt):
-            pass
+            held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+            assert held[-1].is_dir()
+    kept = [held.pop(index) for index in (6, 4, 1)]
     assert held == ["shared", "shared", "a GPU", "alone"]
+    assert len(set(kept)) == 3 and not any(path.exists() for path in kept)
 
 
 @pytest.mark.parametrize(
