@@ -41,8 +41,8 @@ BENCH = "harness.bench"
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]
 SURROUNDINGS = {
-    # Verification has compiled what torch.compile needs here; the processes that it would start to
-    # compile side by side would import torch beside the first timings.
+    # The processes that torch.compile would start to compile side by side would import torch beside
+    # the first timings; one by one a first call takes longer, and that is not timed.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 } | autotune.KEEP
 
