@@ -250,9 +250,12 @@ def test_losses_of_tiles_are_those_of_the_logits(m, h, v, chosen, tile, monkeypa
         close(loss, exact, 1e-3)
 
 
-@pytest.mark.skipif(
+on_hopper = pytest.mark.skipif(
     not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9), reason="is for Hopper alone"
 )
+
+
+@on_hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("m", "h", "v"), [(1, 384, 33792), (200, 328, 17152), (1030, 520, 33024), (4096, 1000, 12800)]
@@ -265,6 +268,33 @@ def test_losses_of_groups_of_warps_are_those_of_the_logits(m, h, v, dtype):
     tiled.write_losses(loss, x, weight, targets, None, IGNORED, 0.0, 0.0)
     exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
     # Sums of float32, of products that are exact; seen: 5e-6.
+    close(loss, exact, 1e-5)
+
+
+@on_hopper
+@many
+@given(
+    st.integers(1, 1500),
+    st.integers(41, 160),
+    st.integers(0, 40),
+    st.sampled_from([torch.bfloat16, torch.float16]),
+    st.sampled_from([0.0, 1e-2]),
+    st.booleans(),
+)
+def test_random_shapes_of_groups_of_warps(m, steps, more, dtype, z_loss, padded):
+    h, v = 8 * steps, 256 * (-(-132 // -(-m // 128)) + more)
+    generator = torch.Generator(DEVICE).manual_seed(m)
+    x, weight = (
+        torch.randn(rows, h + 8 * padded, generator=generator, device=DEVICE) for rows in (m, v)
+    )
+    x, weight = x.to(dtype)[:, :h], (weight / h**0.5).to(dtype)[:, :h]
+    targets = classes(m, v)
+    assert tiled.suited(x, weight) and tiled.hopper.suits(v, h)
+    loss = torch.full((m,), float("nan"), device=DEVICE)
+    tiled.write_losses(loss, x, weight, targets, None, IGNORED, 0.0, z_loss)
+    logits = x.double() @ weight.double().T
+    exact = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
+    exact += z_loss * logits.logsumexp(1) ** 2 * (targets != IGNORED)
     close(loss, exact, 1e-5)
 
 
