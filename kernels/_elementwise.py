@@ -16,6 +16,8 @@ from kernels._tuned import Configs
 ACCESS_BYTES = 16
 # Programs of two warps that a multiprocessor has at a time.
 RESIDENT = 32
+# Bytes of results that stay in the L2, of which an H200 has 60 MiB, until they are read.
+STAYING = 2**25
 # Elements whose flags make a word: as many 16-bit numbers as a thread reads at once, so that it
 # packs and unpacks them alone.
 FLAGS = 8
@@ -78,6 +80,15 @@ def length(n, config):
     return n if torch.compiler.is_dynamo_compiling() or n % config["BLOCK_N"] else None
 
 
+def store_policy(n, itemsize, light=False):
+    """The cache modifier of the stores of a map: past the L2's older lines, which it leaves to the
+    loads, unless the map is light and the L2 has room for all that it writes."""
+    # A graph that is traced may not ask for the value of a size.
+    if light and not torch.compiler.is_dynamo_compiling() and n * itemsize <= STAYING:
+        return ""
+    return ".cs"
+
+
 def suits_block(candidate, n, itemsize, **what):
     """Whether a thread makes one to four accesses of 16 bytes."""
     item_bytes = candidate["BLOCK_N"] * itemsize // (32 * candidate["num_warps"])
@@ -106,10 +117,10 @@ def block_is_full(N, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def store_once(ptrs, value, mask):
-    """Stores in the dtype of the pointers what nobody here reads again: past the L2's older lines,
-    which it leaves to the loads."""
-    tl.store(ptrs, value.to(ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
+def store_once(ptrs, value, mask, POLICY: tl.constexpr = ".cs"):
+    """Stores in the dtype of the pointers what nobody here reads again; POLICY: a cache modifier,
+    that of `store_policy`."""
+    tl.store(ptrs, value.to(ptrs.dtype.element_ty), mask=mask, cache_modifier=POLICY)
 
 
 def words_of(n):

@@ -18,6 +18,7 @@ from kernels._elementwise import (
     length,
     packed,
     store_once,
+    store_policy,
     tiles,
     unpacked,
     word_offsets,
@@ -31,7 +32,7 @@ from kernels._tuned import Configs
 @triton.jit
 def _forward_block(
     x_ptr, y_ptr, flags_ptr, N, slope,
-    FULL: tl.constexpr, OP: tl.constexpr, BLOCK_N: tl.constexpr,
+    FULL: tl.constexpr, OP: tl.constexpr, POLICY: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     offs = block_offsets(BLOCK_N)
     mask = None if FULL else offs < N
@@ -40,7 +41,7 @@ def _forward_block(
     passes = (x <= 0) == 0 if OP == "relu" else x > 0
     # A traced graph hands floats over as float64.
     below = 0.0 if OP == "relu" else tl.cast(slope, tl.float32) * x
-    store_once(y_ptr + offs, tl.where(passes, x, below), mask)
+    store_once(y_ptr + offs, tl.where(passes, x, below), mask, POLICY)
     if flags_ptr is not None:
         words = word_offsets(BLOCK_N)
         flags = packed(passes, BLOCK_N).to(tl.uint8)
@@ -49,12 +50,13 @@ def _forward_block(
 
 @triton.jit
 def _rectify_kernel(
-    x_ptr, y_ptr, flags_ptr, N, slope, OP: tl.constexpr, BLOCK_N: tl.constexpr
+    x_ptr, y_ptr, flags_ptr, N, slope,
+    OP: tl.constexpr, POLICY: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     if N is None or block_is_full(N, BLOCK_N):
-        _forward_block(x_ptr, y_ptr, flags_ptr, N, slope, True, OP, BLOCK_N)
+        _forward_block(x_ptr, y_ptr, flags_ptr, N, slope, True, OP, POLICY, BLOCK_N)
     else:
-        _forward_block(x_ptr, y_ptr, flags_ptr, N, slope, False, OP, BLOCK_N)
+        _forward_block(x_ptr, y_ptr, flags_ptr, N, slope, False, OP, POLICY, BLOCK_N)
 
 
 @triton.jit
@@ -100,11 +102,12 @@ def rectifier_fwd(
     y, n = empty(x), x.numel()
     flags = empty(x, (words_of(n),), torch.uint8) if keep else None
     if n:
-        what = {"light": not keep, "sms": sm_count(x.device)}
-        config = configs.pick(x.device, n=n, itemsize=x.element_size(), **what)
+        what = {"n": n, "itemsize": x.element_size(), "light": not keep}
+        config = configs.pick(x.device, **what, sms=sm_count(x.device))
         launch(
             _rectify_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, flags_ptr=flags, N=length(n, config), slope=slope, OP=op, **config,
+            x_ptr=x, y_ptr=y, flags_ptr=flags, N=length(n, config), slope=slope, OP=op,
+            POLICY=store_policy(**what), **config,
         )  # fmt: skip
     return y, flags
 

@@ -28,10 +28,10 @@ from kernels._elementwise import (
     block_offsets,
     length,
     store_once,
+    store_policy,
     tiles,
-    words_of,
 )
-from kernels._extremum import extremum_bwd, extremum_configs, extremum_fwd
+from kernels._extremum import extremum_bwd, extremum_configs, extremum_cost, extremum_fwd
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
 from kernels._ticket import ticket
@@ -73,13 +73,6 @@ def _cost(forward, backward):
     return cost
 
 
-def _extremum_cost(a_case, direction, itemsize):
-    n, size = a_case["N"], a_case["N"] * itemsize
-    if direction == "forward":
-        return Cost(2 * size, size, n)
-    return Cost(size + 2 * words_of(n), 2 * size, 2 * n)
-
-
 def _dot_cost(a_case, direction, itemsize):
     size = a_case["N"] * itemsize
     if direction == "forward":
@@ -100,8 +93,8 @@ SCALE = Op(
 # The gradient of a sum is the gradient of its terms: no byte moves, so there is nothing to time.
 ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP)
 MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
-MAXIMUM = Op("maximum", maximum_reference, PAIR, _extremum_cost, EDGE, SWEEP, BOTH)
-MINIMUM = Op("minimum", minimum_reference, PAIR, _extremum_cost, EDGE, SWEEP, BOTH)
+MAXIMUM = Op("maximum", maximum_reference, PAIR, extremum_cost, EDGE, SWEEP, BOTH)
+MINIMUM = Op("minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, BOTH)
 DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
 DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, BOTH)
 ACCUMULATES = {"dot": "float32"}
@@ -146,19 +139,24 @@ def _combined(x, y, alpha, OP: tl.constexpr):
 
 
 @triton.jit
-def _forward_block(x_ptr, y_ptr, out_ptr, offs, mask, alpha, OP: tl.constexpr):
+def _forward_block(
+    x_ptr, y_ptr, out_ptr, offs, mask, alpha, OP: tl.constexpr, POLICY: tl.constexpr
+):  # fmt: skip
     x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
     y = tl.load(y_ptr + offs, mask=mask).to(tl.float32) if OP != "scale" else x
-    store_once(out_ptr + offs, _combined(x, y, alpha, OP), mask)
+    store_once(out_ptr + offs, _combined(x, y, alpha, OP), mask, POLICY)
 
 
 @triton.jit
-def _forward_kernel(x_ptr, y_ptr, out_ptr, N, alpha, OP: tl.constexpr, BLOCK_N: tl.constexpr):
+def _forward_kernel(
+    x_ptr, y_ptr, out_ptr, N, alpha,
+    OP: tl.constexpr, POLICY: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     offs = block_offsets(BLOCK_N)
     if N is None or block_is_full(N, BLOCK_N):
-        _forward_block(x_ptr, y_ptr, out_ptr, offs, None, alpha, OP)
+        _forward_block(x_ptr, y_ptr, out_ptr, offs, None, alpha, OP, POLICY)
     else:
-        _forward_block(x_ptr, y_ptr, out_ptr, offs, offs < N, alpha, OP)
+        _forward_block(x_ptr, y_ptr, out_ptr, offs, offs < N, alpha, OP, POLICY)
 
 
 @triton.jit
@@ -247,11 +245,12 @@ def _forward(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float) -> torch.T
     """Both contiguous, of one shape; y of "scale" is not looked at."""
     out, n = empty(x), x.numel()
     if n:
-        what = {"light": op == "scale", "sms": sm_count(x.device)}
-        config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), **what)
+        what = {"n": n, "itemsize": x.element_size(), "light": op == "scale"}
+        config = FORWARD.pick(x.device, **what, sms=sm_count(x.device))
         launch(
             _forward_kernel, (-(-n // config["BLOCK_N"]),),
-            x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op, **config,
+            x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op,
+            POLICY=store_policy(**what), **config,
         )  # fmt: skip
     return out
 

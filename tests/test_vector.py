@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness import nvml
 from kernels import _ticket, vector
-from kernels._elementwise import BLOCKS, RESIDENT, choose_block, suits_block
+from kernels._elementwise import BLOCKS, RESIDENT, choose_block, store_policy, suits_block
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -220,3 +220,12 @@ def test_light_maps_have_few_programs_only_where_these_fill_the_device(n, itemsi
 @pytest.mark.parametrize(("n", "warps"), [(2**20, 4), (2**22, 2), (2**24, 2), (2**25, 4)])
 def test_of_132_multiprocessors_light_maps_of_64_mib_have_few_programs(n, warps):
     assert choose_block(n, 2, light=True, sms=132)["num_warps"] == warps
+
+
+@given(n=st.integers(1, 2**33), itemsize=st.sampled_from([2, 4]), light=st.booleans())
+def test_only_light_maps_leave_results_in_the_cache_and_only_what_it_has_room_for(
+    n, itemsize, light
+):
+    stays = store_policy(n, itemsize, light) == ""
+    assert stays == (light and n * itemsize <= 32 * 2**20)
+    assert stays or store_policy(n, itemsize, light) == ".cs"
