@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from harness import inputs, load, statuses
+from harness import cores, inputs, load, statuses
 from harness.timing import Timer
 from kernels._contract import Case
 
@@ -89,11 +89,15 @@ class Bench:
         took = {"first_s": first, "busy_s": busy}
         return {"reason": reason, **memory, "l2_bytes": self._timer.l2_bytes, **took}
 
-    def block(self, calls: int) -> dict[str, object]:
-        """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all."""
+    def block(self, calls: int, turn: int = 0) -> dict[str, object]:
+        """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all.
+
+        turn: the number of the block, which says on what cores the host's part is timed.
+        """
         began = time.perf_counter()
         device_us, reading = self._timer.cold(self._timed, calls)
-        call_us = self._timer.eager(self._calls, calls)
+        with cores.held(turn):
+            call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
         self._trim()
         self._weigh()

@@ -100,7 +100,7 @@ class Engine:
             self._memory.ready()
             for order, impl in enumerate(self._draw(ready, cell, block)):
                 prepared = ready[impl]
-                answer = self._block(impl, prepared["calls"])
+                answer = self._block(impl, prepared["calls"], block)
                 if self._failed(impl, answer, block, order):
                     del ready[impl]
                 else:
@@ -176,9 +176,9 @@ class Engine:
         draw = random.Random(f"{self._plan.seed}/{self._plan.op.name}/{cell}/{what}")
         return draw.sample(sorted(impls), len(impls))
 
-    def _block(self, impl: str, calls: int) -> dict:
+    def _block(self, impl: str, calls: int, turn: int = 0) -> dict:
         self._memory.settle()
-        answer = self._ask_alone(impl, "block", calls=calls) | {"calls": calls}
+        answer = self._ask_alone(impl, "block", calls=calls, turn=turn) | {"calls": calls}
         if answer["status"] == "ok" and not all(map(_positive, map(answer.get, raw.TIMES))):
             answer |= {"status": "crashed", "reason": "answers without a time above zero"}
         return answer

@@ -20,6 +20,7 @@ from harness import (
     ceilings,
     cell,
     command,
+    cores,
     digests,
     engine,
     forkserver,
@@ -137,7 +138,7 @@ def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, obje
 def _schedule(plan: engine.Plan, kept: journal.Journal) -> dict[str, object]:
     """The part of the sidecar that tells how the times were taken."""
     stopped = Counter(each["stopped"] for each in kept.cells.values())
-    schedule = {"seed": kept.seed, **asdict(plan.timing)}
+    schedule = {"seed": kept.seed, **asdict(plan.timing), "cores": cores.count()}
     schedule |= {"stopped": {reason: stopped[reason] for reason in REASONS}}
     return {"schedule": schedule, "resumed": kept.resumed}
 

@@ -23,6 +23,9 @@ SLACK = 1.25
 SAMPLE_S = 2e-4
 # Calls go to the GPU in chunks of this length when energy is measured, so many of them ahead.
 CHUNK_S, CHUNKS_AHEAD = 5e-3, 3
+# Of the calls whose host time is taken, the share that runs before: on a core where a process has
+# not been, the first ones find nothing in its caches.
+SETTLING = 0.1
 
 Call = Callable[[], object]
 
@@ -106,6 +109,8 @@ class Timer:
     def eager(self, calls: Sequence[Call], count: int) -> float:
         """The wall time in µs of one of `count` calls in a row that end in one synchronization."""
         with torch.cuda.stream(self.stream):
+            for index in range(int(SETTLING * count)):
+                calls[index % len(calls)]()
             self.stream.synchronize()
             began = time.perf_counter()
             for index in range(count):

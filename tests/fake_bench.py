@@ -65,7 +65,7 @@ class Bench:
         answer["first_s"] = 0.004
         return answer | {"held_bytes": self.kept + GIB}
 
-    def block(self, calls):
+    def block(self, calls, turn):
         self.blocks += 1
         # The first block is warm-up.
         if self.case != LAST_CASE and self.blocks == 3:

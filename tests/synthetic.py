@@ -156,6 +156,7 @@ def write_raw(folder: Path, op: str, rows: list[dict], mode="measured", gpu="Syn
             for name, (unit, value) in CEILINGS.items()
         ],
         "overhead": {"total_s": 100.0, "timed_s": 70.0, "first_s": 10.0, "share": 0.2},
+        "schedule": {"cores": 16},
         "autotuned": {"a_library": {"date": taken["date"], "gpu": "GPU-0"}},
     }
     _json(path.with_suffix(".json"), sidecar)

@@ -40,6 +40,20 @@ def test_a_forkserver_that_others_kill_costs_no_cell(timed, monkeypatch):
     assert [row["status"] for row in rows] == ["ok"] * 2 * BLOCKS * len(CELLS)
 
 
+def test_a_block_has_the_same_turn_for_all_implementations(timed, monkeypatch):
+    ask, turns = process.Crew.ask, {}
+
+    def noting(crew, impls, limit_s, do, **arguments):
+        if do == "block":
+            turns.setdefault(*impls, []).append(arguments["turn"])
+        return ask(crew, impls, limit_s, do, **arguments)
+
+    monkeypatch.setattr(process.Crew, "ask", noting)
+    timed(["ours", "slow"])
+    # The first of each cell is warm-up.
+    assert turns == dict.fromkeys(["ours", "slow"], [0, *range(BLOCKS)] * len(CELLS))
+
+
 def test_the_energy_of_a_call_stands_in_the_row_of_its_last_block(timed):
     for row in timed(["ours", "slow"]):
         last = row["block"] == BLOCKS - 1

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -327,6 +328,7 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     ]
     assert sidecar["schedule"] == dataclasses.asdict(TIMING) | {
         "seed": 1,
+        "cores": len(os.sched_getaffinity(0)),
         "stopped": {name: len(CELLS) if name == "interval" else 0 for name in REASONS},
     }
     assert sidecar["resumed"] == 0

@@ -196,6 +196,7 @@ def test_the_overhead_is_that_of_the_sidecars(measured):
     assert (rows["dot"]["share"], rows["all"]["share"]) == ("0.2", "0.2")
     assert float(rows["all"]["total_s"]) == 100 * len(synthetic.FAMILIES)
     assert (rows["dot"]["self_tuned"], rows["all"]["self_tuned"]) == ("1", str(len(rows) - 1))
+    assert (rows["dot"]["host_cores"], rows["all"]["host_cores"]) == ("16", "16")
     assert int(rows["all"]["cells"]) == sum(
         int(row["cells"]) for op, row in rows.items() if op != "all"
     )
@@ -205,12 +206,13 @@ def test_an_untold_overhead_is_empty_and_not_nothing(tmp_path):
     folder = synthetic.write_run(tmp_path, ("dot", "softmax"))
     path = folder / "raw" / "dot.json"
     told = json.loads(path.read_text())
-    del told["autotuned"]
+    del told["autotuned"], told["schedule"]
     path.write_text(json.dumps(told | {"overhead": {}}))
     assert summarize(folder, folder) == "measuring took 100 s, overhead 20 %"
     rows = {row["op"]: row for row in rows_of(folder, "overhead")}
     assert (rows["dot"]["total_s"], rows["dot"]["share"]) == ("", "")
     assert (rows["dot"]["self_tuned"], rows["all"]["self_tuned"]) == ("0", "1")
+    assert (rows["dot"]["host_cores"], rows["all"]["host_cores"]) == ("", "16")
     assert rows["all"]["total_s"] == "100"
 
 

@@ -1,6 +1,8 @@
 """What is timed of an implementation: each pass alone, replays for the GPU, calls for the host."""
 
 # ruff: noqa: F811, fixtures are arguments by the names under which they are imported
+import os
+
 import pytest
 from test_bench import CELL, Timer, cell, make, noting_square  # noqa: F401, a fixture
 
@@ -24,15 +26,17 @@ def test_replays_have_the_time_of_the_gpu_and_eager_calls_that_of_the_host(make,
         return 3.0, {"sm_mhz": 1980}
 
     def eager(self, calls, count):
-        given["eager"] = calls
+        given["eager"], given["cores"] = calls, os.sched_getaffinity(0)
         return 7.0
 
     monkeypatch.setattr(Timer, "cold", cold)
     monkeypatch.setattr(Timer, "eager", eager)
     made = make(lambda x, bias: x + 1)
     made.prepare(**CELL, direction="forward")
-    answer = made.block(4)
+    allowed = sorted(os.sched_getaffinity(0))
+    answer = made.block(4, turn=3)
     assert (answer["device_us"], answer["call_us"], answer["sm_mhz"]) == (3.0, 7.0, 1980)
+    assert given["cores"] == {allowed[3 % len(allowed)]}
     # A replay has no result of its own; a call returns what it has computed.
     assert [call() for call in given["cold"]] == [None] * bench.COPIES
     assert [call()[0].shape for call in given["eager"]] == [(64,)] * bench.COPIES
