@@ -117,10 +117,18 @@ def block_is_full(N, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def store_once(ptrs, value, mask, POLICY: tl.constexpr = ".cs"):
-    """Stores in the dtype of the pointers what nobody here reads again; POLICY: a cache modifier,
-    that of `store_policy`."""
+def store_by(ptrs, value, mask, POLICY: tl.constexpr):
+    """Stores in the dtype of the pointers; POLICY: that of `store_policy`."""
     tl.store(ptrs, value.to(ptrs.dtype.element_ty), mask=mask, cache_modifier=POLICY)
+
+
+@triton.jit
+def store_once(ptrs, value, mask):
+    """Stores in the dtype of the pointers what nobody here reads again, past the L2's older lines.
+
+    Not by a default of `store_by`: the compiler takes none that is a string.
+    """
+    store_by(ptrs, value, mask, ".cs")
 
 
 def words_of(n):

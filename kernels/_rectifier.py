@@ -17,6 +17,7 @@ from kernels._elementwise import (
     block_offsets,
     length,
     packed,
+    store_by,
     store_once,
     store_policy,
     tiles,
@@ -41,7 +42,7 @@ def _forward_block(
     passes = (x <= 0) == 0 if OP == "relu" else x > 0
     # A traced graph hands floats over as float64.
     below = 0.0 if OP == "relu" else tl.cast(slope, tl.float32) * x
-    store_once(y_ptr + offs, tl.where(passes, x, below), mask, POLICY)
+    store_by(y_ptr + offs, tl.where(passes, x, below), mask, POLICY)
     if flags_ptr is not None:
         words = word_offsets(BLOCK_N)
         flags = packed(passes, BLOCK_N).to(tl.uint8)

@@ -27,6 +27,7 @@ from kernels._elementwise import (
     block_is_full,
     block_offsets,
     length,
+    store_by,
     store_once,
     store_policy,
     tiles,
@@ -144,7 +145,7 @@ def _forward_block(
 ):  # fmt: skip
     x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
     y = tl.load(y_ptr + offs, mask=mask).to(tl.float32) if OP != "scale" else x
-    store_once(out_ptr + offs, _combined(x, y, alpha, OP), mask, POLICY)
+    store_by(out_ptr + offs, _combined(x, y, alpha, OP), mask, POLICY)
 
 
 @triton.jit
