@@ -3,9 +3,10 @@
 `python -m harness.autotune --op matmul --impl quack --out …`. A library may time its candidates in
 the first call with a shape and keep the choice on disk. In verification, or beside the first calls
 of its rivals, others would use the GPU meanwhile, and it would choose among times that are not its
-own. Here it meets every cell that will be timed, and nothing else runs; measuring then finds its
-choices, or of a library that keeps none what it has compiled, and lets it make its first call
-alone. A baseline whose library does so names the ops in `AUTOTUNES`.
+own. Here it meets every cell that may be timed, and nothing else runs. Verification comes after, so
+that it judges what was chosen; measuring finds the same choices, or of a library that keeps none
+what it has compiled, and lets it make its first call alone. A baseline whose library does so names
+the ops in `AUTOTUNES`.
 """
 
 import argparse
@@ -19,8 +20,7 @@ from harness import cell, command, digests, forkserver, lease, load
 from harness.cell import Cell
 from harness.command import UserError, read_json
 from harness.engine import FATAL
-from harness.gate import Gate
-from harness.process import Crew
+from harness.process import KEEP, Crew
 from harness.sources import self_tuned
 from kernels._contract import DTYPES, PASSES
 
@@ -29,10 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.bench"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
-# What a tuner keeps, measuring must find: Triton's (3.6) keeps its choices where it is told to, but
-# for configurations with a hook, as those of xFormers.
-KEEP = {"TRITON_CACHE_AUTOTUNING": "1"}
-# QuACK's (0.6.5) has kept what it chose in verification, and is to choose anew.
+# QuACK's (0.6.5) may have kept what it chose elsewhere, and is to choose anew.
 ANEW = {"QUACK_FORCE_CACHE_UPDATE": "1"}
 
 
@@ -43,12 +40,10 @@ def main() -> None:
     forkserver.current()
     op, family = load.op(options.op)
     code = digests.implementation(ROOT, family, options.impl)
-    gate = Gate(options.verify, op.name, [options.impl], lambda impl: code)
-    cells = list(cell.sweep(op, options.dtypes, options.passes, options.max_cases))
-    wanted = [each for each in cells if gate.verdict(options.impl, each).status == "ok"]
+    cells = cell.sweep(op, options.dtypes, options.passes, options.max_cases)
     with lease.hold(exclusive=True) as gpu:
         date = command.utc(datetime.datetime.now(datetime.UTC))
-        found = tuned(op.name, options.impl, wanted, options.bench, options.cell_timeout_s)
+        found = tuned(op.name, options.impl, cells, options.bench, options.cell_timeout_s)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
     command.write_json(options.out, report | {"gpu": board, "cells": found})
@@ -57,7 +52,11 @@ def main() -> None:
 def tuned(
     op: str, impl: str, cells: Iterable[Cell], bench: str, limit_s: float
 ) -> list[dict[str, object]]:
-    """Has a worker prepare one cell after the other; of each the status and the seconds."""
+    """Has a worker prepare one cell after the other; of each the status and the seconds.
+
+    Nothing is verified yet: one that falls or hangs is replaced before the next cell. Of a library
+    that is not here the first cell says so for all.
+    """
     found = []
     with Crew(op, SEED, bench) as crew:
         for each in cells:
@@ -71,7 +70,9 @@ def tuned(
             found.append(
                 {"cell": str(each), "status": answer["status"], "reason": reason, "s": seconds}
             )
-            if answer["status"] not in (*FATAL, "unavailable"):
+            if answer["status"] == "unavailable":
+                break
+            if answer["status"] not in FATAL:
                 answer = crew.ask([impl], limit_s, "release")[impl]
             if answer["status"] != "ok":
                 crew.dismiss(impl)
@@ -104,7 +105,6 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--op", required=True)
     parser.add_argument("--impl", required=True)
-    parser.add_argument("--verify", type=Path, required=True, help="folder of the reports")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)

@@ -196,7 +196,15 @@ class Study:
         if impl == OURS:
             built = f"{self.run}/build/{self.ops[op]}.json"
             return [*self.sources(*judges), built, *self.tables(wildcards)]
-        return self.sources(*judges, f"baselines/{impl}.py")
+        tuned = [path for path in self.autotuned(wildcards) if Path(path).stem == impl]
+        # Of choices made alone, so that what is timed is what was judged.
+        return [*self.sources(*judges, f"baselines/{impl}.py"), *(tuned if self.measures else ())]
+
+    def autotune_inputs(self, wildcards) -> list[str]:
+        op, impl = wildcards.op, wildcards.impl
+        return self.sources(
+            "harness/autotune.py", f"kernels/{self.ops[op]}.py", f"baselines/{impl}.py"
+        )
 
     def sanitize_inputs(self, wildcards) -> list[str]:
         kernels = self.sources("harness/sanitize.py", f"kernels/{wildcards.family}.py")

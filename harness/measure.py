@@ -27,6 +27,7 @@ from harness import (
     journal,
     lease,
     load,
+    process,
     raw,
 )
 from harness import environment as surroundings
@@ -45,7 +46,7 @@ SURROUNDINGS = {
     # The processes that torch.compile would start to compile side by side would import torch beside
     # the first timings; one by one a first call takes longer, and that is not timed.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
-} | autotune.KEEP
+} | process.KEEP
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from harness import digests, ledger, nvml, sources, statuses
 from harness.command import UserError, fresh_seed, run, seed, write_json
-from harness.process import START_S, Worker
+from harness.process import KEEP, START_S, Worker
 from kernels._contract import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,6 +83,7 @@ def _surroundings(mode: str, attempt: str) -> Iterator[None]:
 
         with contextlib.ExitStack() as held:
             gpu = held.enter_context(lease.hold(exclusive=attempt == "alone"))
+            os.environ.update(KEEP)
             if attempt == "in turn":
                 held.enter_context(lease.turn(gpu))
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = held.enter_context(

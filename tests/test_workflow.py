@@ -164,10 +164,20 @@ def test_a_baseline_file_adds_its_own_jobs_and_times_its_rivals_with_it(finished
     assert upstream(finished) == verified | {"Measure softmax", "Measure add"}
 
 
-def test_a_library_that_tunes_itself_does_so_before_it_is_timed(finished):
+def test_a_library_that_tunes_itself_does_so_before_it_is_verified_and_timed(finished):
     (finished / "baselines" / "shiny.py").write_text(f'{BASELINE}\nAUTOTUNES = ("softmax",)\n')
-    timed = {"Autotune softmax of shiny", "Measure softmax", "Measure add"}
-    assert upstream(finished) == {"Verify softmax of shiny", "Verify add of shiny"} | timed
+    verified = {"Verify softmax of shiny", "Verify add of shiny"}
+    timed = {"Measure softmax", "Measure add"}
+    assert upstream(finished) == {"Autotune softmax of shiny"} | verified | timed
+
+
+def test_a_library_that_has_chosen_anew_is_verified_anew(finished):
+    chosen = set(finished.glob("results/study/autotune/matmul/*.json"))
+    assert chosen
+    for path in chosen:
+        edit(path)
+    again = {f"Verify matmul of {path.stem}" for path in chosen}
+    assert upstream(finished) == again | {"Measure matmul"}
 
 
 def test_a_finished_study_has_nothing_to_do(finished):

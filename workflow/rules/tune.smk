@@ -29,8 +29,7 @@ if study.measures:
 
     rule autotune:
         input:
-            study.sources("harness/autotune.py"),
-            report="<run>/verify/{op}/{impl}.json",
+            study.autotune_inputs,
         output:
             "<run>/autotune/{op}/{impl}.json",
         log:
@@ -40,14 +39,15 @@ if study.measures:
         resources:
             gpu=1,
         params:
-            verify=f"{study.run}/verify",
             dtypes=config["dtypes"],
             passes=config["passes"],
             limit=study.limit,
+            # A report of another version does not serve.
+            library=study.library,
             timeout=config["timing"]["cell_timeout_s"],
         message:
             "Autotune {wildcards.op} of {wildcards.impl}"
         shell:
             "python -m harness.autotune --op {wildcards.op} --impl {wildcards.impl}"
-            " --verify {params.verify} --dtypes {params.dtypes} --passes {params.passes}"
+            " --dtypes {params.dtypes} --passes {params.passes}"
             " {params.limit} --cell-timeout-s {params.timeout} --out {output} > {log} 2>&1"
