@@ -31,8 +31,9 @@ def held(turn: int) -> Iterator[None]:
 
 
 def count() -> int:
-    """How many cores this process, and so its children, may use."""
-    return len(os.sched_getaffinity(0))
+    """On how many cores `held` takes turns here: none where a container forbids it."""
+    allowed = os.sched_getaffinity(0)
+    return 0 if _bind(0, allowed) is None else len(allowed)
 
 
 def _threads() -> list[int]:
@@ -40,8 +41,8 @@ def _threads() -> list[int]:
 
 
 def _bind(thread: int, cores: set[int]) -> set[int] | None:
-    """The cores that a thread could use until now; None if it has ended."""
-    with contextlib.suppress(ProcessLookupError):
+    """The cores that a thread could use until now; None if it has ended or may not be bound."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         before = os.sched_getaffinity(thread)
         os.sched_setaffinity(thread, cores)
         return before

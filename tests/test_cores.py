@@ -61,6 +61,17 @@ def test_threads_may_begin_and_end_meanwhile(thread):
     late.end()
 
 
+def test_where_no_thread_may_be_bound_calls_are_made_nevertheless(monkeypatch):
+    def forbid(thread, mask):
+        raise PermissionError
+
+    assert cores.count() == len(ALLOWED)
+    monkeypatch.setattr(os, "sched_setaffinity", forbid)
+    with cores.held(1):
+        assert os.sched_getaffinity(0) == set(ALLOWED)
+    assert cores.count() == 0
+
+
 def test_a_thread_that_ended_while_it_was_bound_is_no_error(monkeypatch):
     ended = Waiting()
     ended.end()
