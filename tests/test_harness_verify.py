@@ -25,6 +25,7 @@ from harness import command, digests, lease, measure
 from harness import verify as verification
 from harness.cell import sweep
 from harness.gate import Gate
+from harness.process import KEEP
 from harness.summarize import summarize
 from kernels._contract import Cost, Tensor, case
 
@@ -366,10 +367,12 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
     monkeypatch.setattr(lease, "hold", hold)
     monkeypatch.setattr(lease, "turn", lambda gpu: contextlib.nullcontext(held.append(gpu)))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of the user")
+    for name in KEEP:
+        monkeypatch.setenv(name, "")
     for attempt in verification.ATTEMPTS:
         with verification._surroundings("gpu", attempt):
             held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-            assert held[-1].is_dir()
+            assert held[-1].is_dir() and os.environ.items() >= KEEP.items()
     kept = [held.pop(index) for index in (6, 4, 1)]
     assert held == ["shared", "shared", "a GPU", "alone"]
     assert len(set(kept)) == 3 and not any(path.exists() for path in kept)

@@ -1,5 +1,5 @@
 """Choices by timing on this GPU: of our configurations, where `tuning` asks for it, and of the
-libraries that tune themselves, before they are measured."""
+libraries that tune themselves, before they are verified and measured."""
 
 if config["tuning"] == "tune":
 
