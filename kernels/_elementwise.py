@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels._contract import case
+from kernels._device import sm_count
 from kernels._tuned import Configs
 
 ACCESS_BYTES = 16
@@ -87,6 +88,13 @@ def store_policy(n, itemsize, light=False):
     if light and not torch.compiler.is_dynamo_compiling() and n * itemsize <= STAYING:
         return ""
     return ".cs"
+
+
+def map_tiles(configs, x, light):
+    """The configuration and the store policy of a map of x, whose kernel has these `Configs`;
+    light: as `choose_block` has it."""
+    what = {"n": x.numel(), "itemsize": x.element_size(), "light": light}
+    return configs.pick(x.device, **what, sms=sm_count(x.device)), store_policy(**what)
 
 
 def suits_block(candidate, n, itemsize, **what):

@@ -10,16 +10,15 @@ import triton
 import triton.language as tl
 
 from kernels._checks import floating
-from kernels._device import sm_count
 from kernels._elementwise import (
     WORD,
     block_is_full,
     block_offsets,
     length,
+    map_tiles,
     packed,
     store_by,
     store_once,
-    store_policy,
     tiles,
     unpacked,
     word_offsets,
@@ -103,12 +102,11 @@ def rectifier_fwd(
     y, n = empty(x), x.numel()
     flags = empty(x, (words_of(n),), torch.uint8) if keep else None
     if n:
-        what = {"n": n, "itemsize": x.element_size(), "light": not keep}
-        config = configs.pick(x.device, **what, sms=sm_count(x.device))
+        config, policy = map_tiles(configs, x, light=not keep)
         launch(
             _rectify_kernel, (-(-n // config["BLOCK_N"]),),
             x_ptr=x, y_ptr=y, flags_ptr=flags, N=length(n, config), slope=slope, OP=op,
-            POLICY=store_policy(**what), **config,
+            POLICY=policy, **config,
         )  # fmt: skip
     return y, flags
 

@@ -20,16 +20,15 @@ import triton.language as tl
 
 from kernels._checks import floating, pair
 from kernels._contract import Cost, Op, Tensor, case
-from kernels._device import sm_count
 from kernels._elementwise import (
     EDGE,
     SWEEP,
     block_is_full,
     block_offsets,
     length,
+    map_tiles,
     store_by,
     store_once,
-    store_policy,
     tiles,
 )
 from kernels._extremum import extremum_bwd, extremum_configs, extremum_cost, extremum_fwd
@@ -246,12 +245,11 @@ def _forward(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float) -> torch.T
     """Both contiguous, of one shape; y of "scale" is not looked at."""
     out, n = empty(x), x.numel()
     if n:
-        what = {"n": n, "itemsize": x.element_size(), "light": op == "scale"}
-        config = FORWARD.pick(x.device, **what, sms=sm_count(x.device))
+        config, policy = map_tiles(FORWARD, x, light=op == "scale")
         launch(
             _forward_kernel, (-(-n // config["BLOCK_N"]),),
             x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op,
-            POLICY=store_policy(**what), **config,
+            POLICY=policy, **config,
         )  # fmt: skip
     return out
 
