@@ -24,6 +24,10 @@ ACCUMULATES = {
     "linear_cross_entropy": "float32, dw of the chunks in its dtype",
 }
 
+# The loss writes the gradient over the logits; the gates theirs over what they saved, their user's
+# tensors; a rotary embedding turns in place, forward and backward.
+IN_PLACE = ("cross_entropy", "swiglu", "geglu", "rotary")
+
 
 def softmax(x, scale=1.0, causal=False, mask=None):
     if scale != 1.0 or causal or mask is not None:
@@ -44,37 +48,23 @@ def rms_norm(x, weight, eps, residual=None):
     return liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False)
 
 
-def _apart(function, gate, up):
-    # The backward pass writes the gradients over what it saved, its user's tensors; a copy each
-    # time leaves them for another pass.
-    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.clone):
-        return function(gate, up)
-
-
 def swiglu(gate, up):
-    return _apart(liger_swiglu, gate, up)
+    return liger_swiglu(gate, up)
 
 
 def geglu(gate, up, approximate="tanh"):
     if approximate != "tanh":
         raise ValueError("the erf form is not offered")
-    return _apart(liger_geglu, gate, up)
+    return liger_geglu(gate, up)
 
 
 def rotary(q, k, cos, sin, interleaved=False):
-    # It turns in place, forward and backward: of copies, so that its user keeps the input and the
-    # gradient.
-    q, k = q.clone(), k.clone()
     if interleaved:
-        turned = _turned_neighbours(q, k, cos, sin)
-    else:
-        # It wants [batch, head, position, dimension], a view.
-        views = q.transpose(1, 2), k.transpose(1, 2)
-        turned = liger_rope(*views, cos, sin, rotary_dim=2 * cos.shape[-1])
-    for x in turned:
-        if x.requires_grad:
-            x.register_hook(torch.clone)
-    return turned if interleaved else tuple(x.transpose(1, 2) for x in turned)
+        return _turned_neighbours(q, k, cos, sin)
+    # It wants [batch, head, position, dimension], a view.
+    views = q.transpose(1, 2), k.transpose(1, 2)
+    turned = liger_rope(*views, cos, sin, rotary_dim=2 * cos.shape[-1])
+    return tuple(x.transpose(1, 2) for x in turned)
 
 
 def _turned_neighbours(q, k, cos, sin):
@@ -87,10 +77,8 @@ def _turned_neighbours(q, k, cos, sin):
 def cross_entropy(
     logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
 ):
-    # It writes gradients over the logits, and zeros over ignored rows even where no gradient is
-    # wanted; its user keeps his here, in a copy.
     return liger_cross_entropy(
-        logits.clone(),
+        logits,
         targets,
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,

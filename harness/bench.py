@@ -8,6 +8,9 @@ timed calls must be those from before the timing, and memory must not have grown
 its own, after its forward pass has run, so autograd takes no part in it; of the pass "both" one
 graph holds the two, for gradients of one. `call_us` is what a caller waits: the work of the host,
 autograd's included, is in it.
+
+What computes in place has its inputs put back before each call that is timed on the GPU, outside of
+the clock. `call_us` is of calls without that, each on what the one before has left.
 """
 
 import contextlib
@@ -21,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from harness import cores, inputs, load, statuses
+from harness.kept import Kept
 from harness.timing import Timer
 from kernels._contract import Case
 
@@ -46,6 +50,7 @@ class Bench:
         self._op, _ = load.op(op)
         self._function = load.function(op, impl)
         self._ours = impl in (load.OURS, load.TWIN)
+        self._in_place = load.in_place(op, impl)
         self._seed = seed
         self.version = load.version(impl)
         self._timer = Timer()
@@ -68,19 +73,25 @@ class Bench:
                 before = torch.cuda.memory_allocated()
                 seed = self._seed + len(self._calls)
                 call, given = self._call(the_case, dtype, direction, seed)
+                kept = Kept(given if self._in_place else ())
                 with self._declining():
-                    _, first_s = _clocked(call)
+                    first_s = _clocked(call)[1]
+                kept.narrow()
+                kept.put_back()
                 torch.cuda.reset_peak_memory_stats()
                 outputs, again_s = _clocked(call)
-                peak = torch.cuda.max_memory_allocated() - before
-                if direction == "backward" and not any(_own(x, given) for x in outputs):
+                peak = torch.cuda.max_memory_allocated() - before - kept.nbytes
+                read = [tensor for tensor in given if not kept.holds(tensor)]
+                if direction == "backward" and not any(_own(x, read) for x in outputs):
                     raise statuses.Unsupported("a view of what it was given: nothing is computed")
                 first, busy = first + first_s, busy + again_s
                 self._calls.append(call)
                 self._given.append(given)
+                self._before.append(kept)
                 self._expected.append(tuple(output.clone() for output in outputs))
                 del outputs
-                copies = min(COPIES, max(1, int(_memory(INPUT_SHARE) / max(1, _size(given)))))
+                size = max(1, _size(given) + kept.nbytes)
+                copies = min(COPIES, max(1, int(_memory(INPUT_SHARE) / size)))
             self._large = peak > _memory(CALL_SHARE)
             reason = self._by_events("the call is large") if self._large else self._capture()
             torch.cuda.synchronize()
@@ -95,7 +106,8 @@ class Bench:
         turn: the number of the block, which says on what cores the host's part is timed.
         """
         began = time.perf_counter()
-        device_us, reading = self._timer.cold(self._timed, calls)
+        put_back = [kept.put_back for kept in self._before]
+        device_us, reading = self._timer.cold(self._timed, calls, put_back)
         with cores.held(turn):
             call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
@@ -106,8 +118,11 @@ class Bench:
     def energy(self, window_ms: float) -> dict[str, object]:
         """`energy_uj` of a timed call on a warm L2, inputs in rotation; `energy_pm_uj`, `busy_s`.
 
-        Both energies are None where the driver does not count them; see `Timer.energy`.
+        Both energies are None where the driver does not count them, see `Timer.energy`, and of
+        what computes in place: there is no pause in which to put its inputs back.
         """
+        if any(kept.nbytes for kept in self._before):
+            return {"energy_uj": None, "energy_pm_uj": None, "busy_s": 0.0}
         began = time.perf_counter()
         energy_uj, half_width = self._timer.energy(self._timed, window_ms)
         busy = time.perf_counter() - began
@@ -117,11 +132,17 @@ class Bench:
     def check(self) -> dict[str, object]:
         """Raises Inaccurate unless the timed calls, and one more, gave the expected outputs.
 
-        `leaked_bytes`: by how much memory grew, where it grew in each block after the first.
+        What computes in place makes each timed call once more for it: later calls have been where
+        its outputs lay. `leaked_bytes`: by how much memory grew, where it grew in each block after
+        the first.
         """
         with torch.cuda.stream(self._timer.stream):
-            for index, outputs in enumerate(self._outputs):
-                self._compare("a timed call", outputs, index)
+            for index, kept in enumerate(self._before):
+                if kept.nbytes:
+                    kept.put_back()
+                    self._timed[index]()
+                self._compare("a timed call", self._outputs[index], index)
+            self._before[-1].put_back()
             self._compare("the last call", self._calls[-1](), len(self._calls) - 1)
         grew = len(self._weights) >= LEAKY_BLOCKS and all(
             a < b for a, b in itertools.pairwise(self._weights)
@@ -156,6 +177,7 @@ class Bench:
         self._calls: list[Callable[[], Tensors]] = []
         self._timed: list[Callable[[], object]] = []
         self._given: list[Tensors] = []
+        self._before: list[Kept] = []
         self._expected: list[Tensors] = []
         self._outputs: list[Tensors] = []
 

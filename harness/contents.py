@@ -15,6 +15,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from harness import inputs
+from harness.kept import Kept
 from kernels._contract import Case, Op
 
 # Distinct kernels that an entry names, and the letters of a name that it keeps.
@@ -32,10 +33,11 @@ def observe(
     Returns bytes: `input_bytes` (of a backward pass also outputs, and their gradients of one),
     `output_bytes`, `saved_bytes` (what a forward pass keeps for the backward pass beside its inputs
     and outputs; None in a forward pass), `workspace_bytes` (of the caching allocator, what the peak
-    holds beside all these; None on a CPU); counts: `launches` and `memory_ops` (copies and fills)
-    of the GPU, None without one, and `copies` and `casts` among PyTorch's operators, None in
-    Triton's interpreter, which copies itself; `kernels`, the most frequent launches by name; and
-    `float32_precision`, PyTorch's setting for products. Raises as the implementation does.
+    holds beside all these; None on a CPU), `overwritten_bytes` (what was given and is not as it
+    was); counts: `launches` and `memory_ops` (copies and fills) of the GPU, None without one, and
+    `copies` and `casts` among PyTorch's operators, None in Triton's interpreter, which copies
+    itself; `kernels`, the most frequent launches by name; and `float32_precision`, PyTorch's
+    setting for products. Raises as the implementation does.
     """
     gpu = device == "cuda"
     tensors = inputs.make(op, case, dtype, seed, device)
@@ -47,9 +49,9 @@ def observe(
         return result if isinstance(result, tuple) else (result,)
 
     if direction == "forward":
-        forward()
         return _watched(forward, given, gpu) | {"saved_bytes": None}
     wanted = [tensors[name].requires_grad_() for name in _differentiated(op, tensors)]
+    before = Kept(given)
     _rooted(forward())
     saved = _Saved()
     with saved:
@@ -66,9 +68,8 @@ def observe(
 
     if direction == "both":
         del outputs
-        both()
+        before.put_back()
         return _watched(both, [*given, *gradients], gpu) | {"saved_bytes": kept}
-    backward()
     return _watched(backward, [*given, *outputs, *gradients], gpu) | {"saved_bytes": kept}
 
 
@@ -94,6 +95,10 @@ class _Saved(saved_tensors_hooks):
 
 
 def _watched(call: Callable[[], Tensors], read: list[torch.Tensor], gpu: bool) -> dict:
+    kept = Kept(read)
+    call()
+    # What it has written over may by now be what it would write.
+    kept.put_back()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
     if gpu:
         torch.cuda.synchronize()
@@ -110,6 +115,8 @@ def _watched(call: Callable[[], Tensors], read: list[torch.Tensor], gpu: bool) -
     if gpu:
         peak = torch.cuda.max_memory_allocated() - before
         entry["workspace_bytes"] = max(0, peak - fresh)
+    kept.narrow()
+    entry["overwritten_bytes"] = kept.nbytes
     entry["float32_precision"] = torch.get_float32_matmul_precision()
     return entry | counts(seen.events())
 

@@ -59,6 +59,16 @@ def accumulates(op_name: str, impl: str) -> str | None:
     return getattr(importlib.import_module(stem), "ACCUMULATES", {}).get(op_name)
 
 
+def in_place(op_name: str, impl: str) -> bool:
+    """Whether calls may write over what they are given, as a baseline's file declares it.
+
+    A file with such an op has `IN_PLACE`, their names. Ours never may.
+    """
+    if impl in (OURS, TWIN):
+        return False
+    return op_name in getattr(_baseline(impl), "IN_PLACE", ())
+
+
 def version(impl: str) -> str:
     """The version of the library behind an implementation; "" where it is absent."""
     if impl in (OURS, TWIN):

@@ -81,22 +81,26 @@ class Timer:
             # The allocator of pinned memory goes on asking it whose stream it captures.
             self._broken.append(graph)
 
-    def cold(self, calls: Sequence[Call], count: int) -> tuple[float, dict[str, object]]:
+    def cold(
+        self, calls: Sequence[Call], count: int, before: Sequence[Call] = ()
+    ) -> tuple[float, dict[str, object]]:
         """The median GPU time in µs of `count` calls in rotation, each after a flush of the L2.
 
         The flush overwrites a buffer of four times the L2 outside the pair of events, as often as
         it takes to last longer than the host needs to submit the call: so no host time lies between
         the events, unless the call itself waits for the GPU. As in steady use, the L2 is full of
         written lines when the call starts. The second result is what `nvml.digest` makes of
-        readings from within the loop.
+        readings from within the loop. before: for each call what is done before its flush.
         """
+        before = before or [_nothing] * len(calls)
         begin = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         end = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         with torch.cuda.stream(self.stream):
-            host_s = SLACK * self._submission_s(calls[0])
+            host_s = SLACK * self._submission_s(before[0], calls[0])
             flushes = 1 + int(host_s / self._flush_s)
             self._overwrite(HEAD_START)
             for index in range(count):
+                before[index % len(calls)]()
                 self._overwrite(flushes)
                 begin[index].record()
                 calls[index % len(calls)]()
@@ -168,12 +172,13 @@ class Timer:
             end.synchronize()
         return begin.elapsed_time(end) / 1e3 / HEAD_START
 
-    def _submission_s(self, call: Call) -> float:
-        """Seconds that the host needs to submit a call; the first after a pause may be slow."""
+    def _submission_s(self, *calls: Call) -> float:
+        """Seconds that the host needs to submit calls; the first after a pause may be slow."""
         times = []
         while not times or (len(times) < 2 and times[0] > self._flush_s):
             began = time.perf_counter()
-            call()
+            for call in calls:
+                call()
             times.append(time.perf_counter() - began)
         return min(times)
 
@@ -189,6 +194,10 @@ def watch(probe: nvml.Probe, last: torch.cuda.Event) -> dict[str, object]:
         time.sleep(SAMPLE_S)
         samples.append(probe.sample())
     return nvml.digest(samples)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _mark() -> torch.cuda.Event:

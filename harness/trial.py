@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from harness import oracle, poison
+from harness.kept import Kept
 from harness.oracle import Named, Problem, Wrong
 from harness.tolerance import Verdict
 
@@ -28,14 +29,17 @@ class Finding:
     deterministic: bool | None
 
 
-def check(function: Callable, problem: Problem, direction: str, ours: bool) -> Finding:
+def check(
+    function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool = False
+) -> Finding:
     """Calls an implementation on other inputs, then on those of the problem, and both once more.
 
     A result kept from an earlier call, whether by shape or by address, is wrong in this order: the
     other inputs lie in the same memory. ours: the repeat must give the same bits where the op is
-    declared deterministic. Whatever the implementation raises passes through.
+    declared deterministic. in_place: it may write over its inputs, and its results may lie there.
+    Whatever the implementation raises passes through.
     """
-    trial = _Trial(function, problem, direction, ours)
+    trial = _Trial(function, problem, direction, ours, in_place)
     rows, same, kept = [], None, {}
     try:
         for repeat in (False, True):
@@ -69,10 +73,12 @@ def check(function: Callable, problem: Problem, direction: str, ours: bool) -> F
 class _Trial:
     """The calls of one check; the inputs of the problem are as before after `close`."""
 
-    def __init__(self, function: Callable, problem: Problem, direction: str, ours: bool):
+    def __init__(
+        self, function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool
+    ):
         self._function, self._problem, self._direction = function, problem, direction
         self._given = problem.given(direction)
-        self._original = [poison.memory(tensor).clone() for tensor in self._given]
+        self._kept, self._in_place = Kept(self._given), in_place
         self._results: list[Named] = []
         self._gpu = any(tensor.is_cuda for tensor in self._given)
         elements = sum(tensor.numel() for tensor in self._given)
@@ -99,19 +105,23 @@ class _Trial:
         if self._gpu:
             # A call that does not wait for the current stream reads the other values.
             torch.cuda._sleep(DELAY)
-        self._restore()
+        self._kept.put_back()
         with poison.guarded(self._filled) as bands:
             results = self._run()
         self._results.append(results)
         if free:
-            _refuse(free.overrun(results.values()))
+            # What lies in the memory of inputs is no allocation of the call.
+            apart = [tensor for tensor in results.values() if not self._kept.holds(tensor)]
+            _refuse(free.overrun(apart))
         _refuse(bands.broken())
-        changed = [
-            not torch.equal(poison.memory(tensor), before)
-            for tensor, before in zip(self._given, self._original, strict=True)
-        ]
-        _refuse("changes its inputs" if any(changed) else "")
         _shaped(results, self._problem.expected, self._direction)
+        if self._in_place:
+            # They may lie where the inputs do, and it is by the inputs that they are judged.
+            results = {name: tensor.detach().clone() for name, tensor in results.items()}
+            self._results.append(results)
+            self._kept.put_back()
+            return results
+        _refuse("changes its inputs" if self._kept.changed else "")
         _separate(results, self._problem)
         return results
 
@@ -130,7 +140,7 @@ class _Trial:
         return _explain(worst, verdicts[worst]), verdicts
 
     def close(self) -> None:
-        self._restore()
+        self._kept.put_back()
         for results in self._results:
             self._forget(results)
 
@@ -143,10 +153,6 @@ class _Trial:
         others = self._problem.others(self._direction)
         for tensor, other in zip(self._given, others, strict=True):
             poison.memory(tensor).copy_(poison.memory(other))
-
-    def _restore(self) -> None:
-        for tensor, before in zip(self._given, self._original, strict=True):
-            poison.memory(tensor).copy_(before)
 
     def _forget(self, results: Named) -> None:
         poison.wipe(results.values(), keep=self._given)

@@ -2,7 +2,6 @@
 
 import os
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 
@@ -26,6 +25,7 @@ class Bench:
         self.function = load.function(op, impl)
         self.version = load.version(impl)
         self.accumulates = load.accumulates(op, impl)
+        self.in_place = load.in_place(op, impl)
         self.ours = impl in (load.OURS, load.TWIN)
         if os.environ.get("TRITON_INTERPRET") == "1":
             interpreter.quicken()
@@ -89,14 +89,14 @@ def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict
         fault = _fault(error, ours=True)
         fault["reason"] = f"oracle: {fault['reason']}"
         return [blank | fault for blank in blanks]
-    return [blank | _cell(bench.function, problem, blank["pass"], bench.ours) for blank in blanks]
+    return [blank | _cell(bench, problem, blank["pass"]) for blank in blanks]
 
 
-def _cell(function: Callable, problem: oracle.Problem, direction: str, ours: bool) -> dict:
+def _cell(bench: Bench, problem: oracle.Problem, direction: str) -> dict:
     try:
-        found = trial.check(function, problem, direction, ours)
+        found = trial.check(bench.function, problem, direction, bench.ours, bench.in_place)
     except Exception as error:
-        return _fault(error, ours)
+        return _fault(error, bench.ours)
     return {"status": "inaccurate" if found.reason else "ok"} | asdict(found)
 
 

@@ -51,5 +51,6 @@ class Bench(bench.Bench):
     def __init__(self, op, impl, seed):
         load.op = lambda name: (OP, "family")
         load.function = lambda name, impl: FAULTS.get(impl, plain)
+        load.in_place = lambda name, impl: False
         load.version = lambda impl: "1.0"
         super().__init__(op, impl, seed)

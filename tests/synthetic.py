@@ -319,6 +319,7 @@ def _seen(op: str, dtype: str, gpu: bool) -> dict:
     entry |= {"accumulates": "float32" if op == "dot" else None, "saved_bytes": None}
     entry |= {"input_bytes": 2**20, "output_bytes": 2**20, "float32_precision": "highest"}
     busy = op == "matmul"
+    entry |= {"overwritten_bytes": 2**20 * busy}
     entry |= {"copies": int(busy), "casts": 0, "workspace_bytes": 3 * 2**20 * busy if gpu else None}
     kernels = {"a_kernel<float, 4>": 1 + busy} if gpu else {}
     counts = {"launches": 1 + busy, "memory_ops": int(busy)} if gpu else {}

@@ -134,6 +134,12 @@ def test_a_baseline_tunes_itself_for_ops_that_it_offers():
     assert all(set(told[stem]) <= set(OFFERS[stem]) for stem in OFFERS)
 
 
+def test_a_baseline_computes_in_place_ops_that_it_offers():
+    told = {s: sources.literal(ROOT, f"baselines/{s}.py", "IN_PLACE", ()) for s in OFFERS}
+    assert any(told.values())
+    assert all(set(told[stem]) <= set(OFFERS[stem]) for stem in OFFERS)
+
+
 @pytest.mark.parametrize(
     ("library", "reason"),
     [

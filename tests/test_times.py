@@ -21,7 +21,7 @@ def test_a_backward_pass_is_timed_without_a_forward_pass(make):
 def test_replays_have_the_time_of_the_gpu_and_eager_calls_that_of_the_host(make, monkeypatch):
     given = {}
 
-    def cold(self, calls, count):
+    def cold(self, calls, count, before):
         given["cold"] = calls
         return 3.0, {"sm_mhz": 1980}
 

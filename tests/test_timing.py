@@ -87,6 +87,15 @@ def test_inputs_rotate_and_each_call_follows_a_flush(timer):
     assert reading == {"sm_mhz": 1980, "temp_c": 40, "power_w": 300.0, "throttle": ""}
 
 
+def test_what_is_done_before_a_call_is_done_before_its_flush(timer):
+    calls = [lambda name=name: timer.log.append(name) for name in "ab"]
+    before = [lambda name=name: timer.log.append(name) for name in "AB"]
+    timer.cold(calls, 2, before)
+    # The host's time for a call is taken with what precedes it.
+    first = ["A", "a", *["flush"] * HEAD_START]
+    assert timer.log == [*first, "A", "flush", "a", "B", "flush", "b"]
+
+
 def test_a_slow_host_gets_as_many_flushes_as_hide_it(timer):
     def call():
         timer.log.append("call")

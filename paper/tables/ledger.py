@@ -10,7 +10,8 @@ CAPTION = (
     "copy, and those among them that change the data type. Saved: MiB that the forward pass keeps "
     "for the backward pass beside inputs and outputs. Workspace: MiB beyond all results. Sums: "
     "the data type of sums, as declared from a named source. Same bits: whether repeats agreed in "
-    "all verified cells. A dash: not observed, not declared or, for a part, not there."
+    "all verified cells. In place: the call writes over what it was given, which is put back "
+    "before each timed call. A dash: not observed, not declared or, for a part, not there."
 )
 DTYPES = ("bfloat16", "float16", "float32")
 MIB = 2**20
@@ -25,6 +26,9 @@ def main(arguments):
     place = rank(arguments.run)
     found["place"] = found["family"].map(place).fillna(len(place))
     found["rank"] = found["dtype"].map(DTYPES.index)
+    # What was written over may by chance have been what is written: seen once is enough.
+    calls = found.groupby(["op", "pass", "impl"])
+    found["in_place"] = calls["overwritten_bytes"].transform("max") > 0
     found["seen"] = found["launches"].isna() & found["copies"].isna()
     chosen = found.sort_values(["seen", "rank"]).drop_duplicates(["op", "pass", "impl"])
     groups = sorted(
@@ -61,7 +65,10 @@ def _values(row):
 
 def _words(row):
     same = {"True": "yes", "False": "no"}.get(str(row.deterministic), "--")
-    return _table.escape(row.accumulates) or "--", same, row.timed_by or "--"
+    timed_by = row.timed_by or "--"
+    if row.in_place:
+        timed_by += ", in place"
+    return _table.escape(row.accumulates) or "--", same, timed_by
 
 
 def _count(value):
