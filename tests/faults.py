@@ -18,6 +18,8 @@ import torch
 EMPTY_LIKE = torch.empty_like
 ROOM, LEAK, TOO_MUCH = 2**29, 2**28, 2**50
 MEGABYTES = 8
+# The size at which it answers no more.
+HANGS = 119
 
 calls = Counter()
 kept = {}
@@ -105,7 +107,7 @@ FAULTS = {
     116: lambda x: os._exit(0),
     117: segfaults,
     118: is_killed,
-    119: lambda x: time.sleep(3600),
+    HANGS: lambda x: time.sleep(3600),
     120: small,
 }
 

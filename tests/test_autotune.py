@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE_S
 from test_lease import FAKE
 from test_measure import BENCH, ROOT
 
@@ -31,7 +32,7 @@ def command(tmp_path):
             environment.pop(name, None)
         call = [sys.executable, "-m", "harness.autotune", "--op", OP, "--impl", impl]
         call += ["--out", str(out), "--bench", BENCH, "--dtypes", "bfloat16"]
-        call += ["--max-cases", "1", "--cell-timeout-s", "20"]
+        call += ["--max-cases", "1", "--cell-timeout-s", str(PATIENCE_S)]
         subprocess.run(call, cwd=ROOT, env=environment, check=True)
         return json.loads(out.read_text())
 

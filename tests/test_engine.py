@@ -5,13 +5,15 @@ import json
 import os
 import re
 import signal
+import types
 from collections import Counter
 
 import pytest
 from fake_bench import SLOWLY_S
+from patience import PATIENCE_S
 from test_measure import BLOCKS, CELLS, Watch, children, of, timed  # noqa: F401, a fixture
 
-from harness import forkserver, memory, process
+from harness import engine, forkserver, memory, process
 from harness.command import UserError
 from harness.stopping import REASONS
 
@@ -76,7 +78,22 @@ def test_blocks_are_added_until_the_interval_is_narrow(timed, tmp_path):
     assert max(row["block"] for row in rows) == BLOCKS - 1
 
 
-def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed):
+def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypatch):
+    ask, clock = process.Crew.ask, types.SimpleNamespace(seconds=0.0, case="")
+
+    def slowly(crew, impls, limit_s, do, **arguments):
+        """By the clock a block of one of them takes 0.4 s in the first case, all else no time."""
+        clock.case = arguments.get("case", clock.case)
+        answers = ask(crew, impls, PATIENCE_S, do, **arguments)
+        if do == "block" and "dawdles" in answers and clock.case == "M1":
+            clock.seconds += min(0.4, limit_s)
+            if limit_s < 0.4:
+                answers["dawdles"] = {"status": "hung", "reason": "no answer in time"}
+        return answers
+
+    monkeypatch.setattr(process.Crew, "ask", slowly)
+    hands = types.SimpleNamespace(monotonic=lambda: clock.seconds)
+    monkeypatch.setattr(engine, "time", hands)
     rows = timed(["ours", "dawdles"], cell_limit_s=1.0)
     # Each answer comes in time; the warm-up, a block and a part of the next fill the second.
     taken = of(rows, "dawdles")

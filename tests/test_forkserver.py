@@ -2,15 +2,15 @@
 
 import os
 import signal
-import time
+import threading
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from harness import forkserver, load
 from harness.process import LOST, Worker
 
-LIMIT_S = 60.0
 BENCH = "tests.probe_bench"
 
 
@@ -22,7 +22,7 @@ def workers():
     def start() -> Worker:
         worker = Worker("scale", "ours", 1, BENCH)
         started.append(worker)
-        hello = worker.answer(LIMIT_S)
+        hello = worker.answer(PATIENCE_S)
         assert hello == {"status": "ok", "impl_version": "1.0", "spent_s": hello["spent_s"]}
         return worker
 
@@ -33,32 +33,27 @@ def workers():
 
 def ask(worker, do, **arguments):
     worker.send(do, **arguments)
-    return worker.answer(LIMIT_S)
+    return worker.answer(PATIENCE_S)
+
+
+def state(pid):
+    """A letter, T of what is stopped and Z of what is dead; "" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return ""
 
 
 def gone(pid):
-    try:
-        return "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return True
+    return state(pid) in ("", "Z")
 
 
-def wait_until(condition, limit_s=20):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-
-
-def test_a_further_worker_starts_in_well_under_a_second(workers, capsys):
-    workers()
-    began = time.monotonic()
-    for _ in range(5):
-        workers()
-    seconds = (time.monotonic() - began) / 5
-    with capsys.disabled():
-        print(f"\na further worker starts in {seconds * 1e3:.0f} ms")
-    assert seconds < 0.5
+def test_a_further_worker_is_forked_from_a_server_that_has_imported_for_it(workers):
+    """What makes it start in some milliseconds, on a machine that is not busy."""
+    server = forkserver.current()
+    assert {ask(workers(), "prepare", names=[])["server"] for _ in range(3)} == {server.pid}
+    mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "libtorch_cpu" in mapped and "libtriton" in mapped
 
 
 def test_the_preload_touches_no_gpu_and_no_rival(workers):
@@ -85,13 +80,16 @@ def test_an_environment_larger_than_a_socket_takes_no_time_and_arrives(workers, 
     for index in range(20):
         monkeypatch.setenv(f"LARGE_{index}", "x" * 100_000)
     os.kill(server.pid, signal.SIGSTOP)
+    # Whoever waited for the server would find it running again.
+    late = threading.Timer(PATIENCE_S / 10, os.kill, (server.pid, signal.SIGCONT))
+    late.start()
     try:
-        began = time.monotonic()
         worker = Worker("scale", "ours", 1, BENCH)
-        assert time.monotonic() - began < 2
+        assert state(server.pid) == "T"
     finally:
+        late.cancel()
         os.kill(server.pid, signal.SIGCONT)
-    assert worker.answer(LIMIT_S)["status"] == "ok"
+    assert worker.answer(PATIENCE_S)["status"] == "ok"
     assert ask(worker, "block", name="LARGE_19")["value"] == "x" * 100_000
     worker.kill()
 
@@ -112,10 +110,8 @@ def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
 
 def test_what_a_worker_prints_is_kept_apart_however_much(workers):
     worker = workers()
-    began = time.monotonic()
     assert ask(worker, "check")["status"] == "ok"
     assert len(ask(worker, "release")["long"]) == 5 << 20
-    assert time.monotonic() - began < 5
     assert worker.last_words().endswith("xthe end")
 
 
@@ -135,7 +131,7 @@ def test_a_killed_forkserver_takes_its_workers_along_and_is_replaced(workers):
     # A worker outlives it for an instant, in which it might answer.
     wait_until(lambda: gone(worker.pid))
     worker.send("check")
-    assert worker.answer(LIMIT_S) == {"status": "crashed", "reason": LOST}
+    assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}
     assert ask(workers(), "prepare", names=[])["server"] not in (server.pid, os.getpid())
 
 
@@ -146,7 +142,7 @@ def test_a_forkserver_that_cannot_import_is_no_endless_wait(workers, monkeypatch
     monkeypatch.setattr(forkserver, "_servers", {})
     monkeypatch.setenv("PYTHONPATH", str(broken), prepend=os.pathsep)
     worker = Worker("scale", "ours", 1, BENCH)
-    assert worker.answer(LIMIT_S) == {"status": "crashed", "reason": LOST}
+    assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}
 
 
 def test_a_worker_that_is_killed_before_it_was_forked_never_works(workers):

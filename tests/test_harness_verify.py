@@ -18,6 +18,7 @@ from pathlib import Path
 
 import faults
 import pytest
+from patience import PATIENCE_S
 from test_measure import ENVIRONMENT, OP, Watch, plan
 from test_workflow import copied, snakemake
 
@@ -77,10 +78,21 @@ def double(x):
 """
 SUSPECT = """
 from kernels._contract import Cost, Op, Tensor, case
-from kernels._faults import FAULTS, faulty, small
+from kernels._faults import FAULTS, HANGS, faulty, small
 
-EDGE = tuple(case(N=size, dtypes=("float32",)) for size in FAULTS)
-FAULTY = Op("faulty", small, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
+def op(name, sizes):
+    edge = tuple(case(N=size, dtypes=("float32",)) for size in sizes)
+    return Op(name, small, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), edge, ())
+
+FAULTY = op("faulty", [size for size in FAULTS if size != HANGS])
+STUCK = op("stuck", [HANGS, 120])
+stuck = faulty
+"""
+SUSPECT_TOO = """
+from kernels._faults import faulty
+
+LIBRARY = "torch"
+stuck = faulty
 """
 SKEWED = """
 LIBRARY = "torch"
@@ -118,7 +130,7 @@ def tree(tmp_path_factory):
         "baselines/slow.py": SLOW,
         "kernels/_faults.py": (ROOT / "tests/faults.py").read_text(),
         "kernels/suspect.py": SUSPECT,
-        "baselines/suspect.py": 'from kernels._faults import faulty\n\nLIBRARY = "torch"\n',
+        "baselines/suspect.py": SUSPECT_TOO,
     }.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text)
@@ -207,17 +219,17 @@ EXPECTED = {
     116: ("crashed", "exited with code 0"),
     117: ("crashed", "died by SIGSEGV"),
     118: ("crashed", "died by SIGKILL"),
-    119: ("hung", "no answer within 6 s"),
     120: ("ok", ""),
 }
 
 
 @pytest.mark.parametrize("impl", ["suspect", "ours"])
 def test_every_fault_is_named_and_the_others_go_on(tree, impl):
-    done, report = verify(tree, "faulty", impl, "--dtypes", "float32", "--cell-timeout-s", "6")
+    limit = ("--cell-timeout-s", str(PATIENCE_S))
+    done, report = verify(tree, "faulty", impl, "--dtypes", "float32", *limit)
     assert done.returncode == (impl == "ours"), done.stderr
     cells = {int(cell["case"][1:]): cell for cell in report["cells"]}
-    assert list(cells) == list(EXPECTED) == list(faults.FAULTS)
+    assert list(cells) == list(EXPECTED) == [n for n in faults.FAULTS if n != faults.HANGS]
     for size, (status, reason, *status_of_ours) in EXPECTED.items():
         cell = cells[size]
         expected = status_of_ours[0] if impl == "ours" and status_of_ours else status
@@ -226,6 +238,14 @@ def test_every_fault_is_named_and_the_others_go_on(tree, impl):
         repeated = {"ok": True, "inaccurate": False if size == 106 else None}
         assert cell["deterministic"] is repeated.get(status)
     assert len(done.stderr) < faults.MEGABYTES * 2**20
+
+
+def test_one_that_hangs_is_given_up_and_the_next_cell_goes_on(tree):
+    limit = ("--cell-timeout-s", "20")
+    done, report = verify(tree, "stuck", "suspect", "--dtypes", "float32", *limit)
+    assert done.returncode == 0, done.stderr
+    cells = [(cell["status"], cell["reason"]) for cell in report["cells"]]
+    assert cells == [("hung", "no answer within 20 s"), ("ok", "")]
 
 
 def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):

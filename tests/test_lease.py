@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import types
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S, wait_until
 
 from harness import lease, nvml
 from harness.command import UserError
@@ -318,12 +318,14 @@ def _job(folder: Path, seconds: float, gpus: int) -> subprocess.Popen:
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     call = [sys.executable, "-c", textwrap.dedent(JOB), str(folder), str(seconds)]
-    return subprocess.Popen(call, env=environment)
+    return subprocess.Popen(call, env=environment, stderr=subprocess.PIPE, text=True)
 
 
 def test_jobs_spread_over_gpus_and_never_overlap(tmp_path):
     jobs = [_job(tmp_path, 0.1, gpus=2) for _ in range(8)]
-    assert [job.wait(60) for job in jobs] == [0] * 8
+    for job in jobs:
+        _, words = job.communicate(timeout=PATIENCE_S)
+        assert job.returncode == 0, words
     spans = {path.name: path.read_text().splitlines() for path in tmp_path.glob("gpu*")}
     assert sum(map(len, spans.values())) == 8
     for lines in spans.values():
@@ -332,16 +334,15 @@ def test_jobs_spread_over_gpus_and_never_overlap(tmp_path):
 
 
 def test_a_killed_holder_frees_its_gpu(tmp_path):
-    holder = _job(tmp_path, 60, gpus=1)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "gpu0").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    holder = _job(tmp_path, 2 * PATIENCE_S, gpus=1)
+    wait_until((tmp_path / "gpu0").exists)
     waiter = _job(tmp_path, 0, gpus=1)
-    time.sleep(0.3)
+    assert f"leased by process {holder.pid}" in waiter.stderr.readline()
     assert waiter.poll() is None
     holder.kill()
-    holder.wait()
-    assert waiter.wait(30) == 0
+    holder.communicate()
+    _, words = waiter.communicate(timeout=PATIENCE_S)
+    assert waiter.returncode == 0, words
 
 
 def test_readings_follow_the_driver(driver, monkeypatch):

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S, wait_until
 from test_lease import FAKE, driver  # noqa: F401, a fixture
 from test_measure import BENCH, ENVIRONMENT, ROOT, report
 
@@ -44,12 +44,12 @@ def arguments(tmp_path):
             "min-blocks": 2,
             "max-blocks": 3,
             "interval": 0.01,
-            "cell-cap-s": 5,
+            "cell-cap-s": PATIENCE_S,
             "energy-ms": 5,
             "energy-impls": "ours",
             "block-ms": 1,
-            "cell-timeout-s": 30,
-            "cell-limit-s": 30,
+            "cell-timeout-s": PATIENCE_S,
+            "cell-limit-s": PATIENCE_S,
             "max-cases": 1,
             "bench": BENCH,
         }
@@ -137,13 +137,6 @@ def test_no_process_outlives_the_parent(command, tmp_path, number):
     assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
     wait_until(lambda: not any(map(running, others)))
     assert [path.name for path in (tmp_path / "raw").iterdir()] == [".scale.journal"]
-
-
-def wait_until(condition, limit_s=60):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def children_of(parent: int) -> list[int]:
