@@ -6,11 +6,12 @@ import types
 
 import pytest
 import torch
+from patience import wait_until
 
 from harness import energy, nvml, timing
 from harness.timing import HEAD_START, Timer
 
-POWER_W, PERIOD_S = 300.0, 0.005
+POWER_W = 300.0
 
 
 class Event:
@@ -33,11 +34,10 @@ class Event:
 
 
 class Probe:
-    """A board of constant power whose counter moves every PERIOD_S; a reading takes a while."""
+    """A board whose counter of energy stands still."""
 
     def energy_mj(self):
-        time.sleep(5e-4)
-        return int(time.perf_counter() / PERIOD_S) * int(POWER_W * PERIOD_S * 1e3)
+        return 0
 
     def sample(self):
         return {"sm_mhz": 1980, "temp_c": 40, "power_w": 300.0, "throttle": ""}
@@ -52,20 +52,6 @@ def timer(monkeypatch):
     made._probe, made._flush_s, made.log = Probe(), 1e-3, []
     made._flush = types.SimpleNamespace(zero_=lambda: made.log.append("flush"))
     return made
-
-
-def test_energy_is_power_times_the_time_of_a_call(timer):
-    calls = []
-
-    def call():
-        calls.append(time.perf_counter())
-        time.sleep(2e-4)
-
-    value, half_width = timer.energy([call] * 2, 60)
-    true = POWER_W * (calls[-1] - calls[0]) / (len(calls) - 1) * 1e6
-    assert abs(value - true) <= half_width + 0.1 * true
-    # The window begins when the sensor has settled.
-    assert calls[-1] - calls[0] > energy.SETTLE_S + 0.055
 
 
 def test_without_a_counter_no_call_is_made_for_energy(timer):
@@ -145,6 +131,20 @@ def test_a_call_is_what_a_batch_takes_until_the_gpu_has_done_it(timer, clock):
     timer.stream.synchronize = synchronize
     assert timer.eager([lambda: call("a"), lambda: call("b")], 4) == pytest.approx(10)
     assert timer.log == ["wait", "a", "b", "a", "b", "wait"]
+
+
+def test_energy_is_power_times_the_time_of_a_call(timer, clock, monkeypatch):
+    """The moves of the counter come from a thread of their own, while the calls go on."""
+
+    def edges(read, now, window_s):
+        assert (read, window_s) == (timer._probe.energy_mj, 0.06)
+        wait_until(lambda: now() > 1.0)
+        return [energy.Edge(at, 0.0, int(POWER_W * at * 1e3)) for at in (0.3, 0.4, 0.6, 0.7, 0.9)]
+
+    monkeypatch.setattr(timing.energy, "edges", edges)
+    calls = [lambda: clock.move(1e-4), lambda: clock.move(3e-4)]
+    value, half_width = timer.energy(calls, 60)
+    assert value == pytest.approx(POWER_W * 2e-4 * 1e6, rel=0.01) and half_width < 0.05 * value
 
 
 def sample(sm_mhz, temp_c=40, power_w=300.0, throttle=""):
