@@ -151,7 +151,8 @@ def test_no_resources_on_the_command_line_let_two_time_at_once(tmp_path, flags):
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     environment |= {lease.LOCKS: str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
     call = [sys.executable, "-m", "snakemake", "--cores", "2", *flags]
-    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True)
+    limit = 2 * PATIENCE_S
+    done = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, timeout=limit)
     assert done.returncode == 0, done.stderr
     spans = sorted([float(word) for word in (tmp_path / name).read_text().split()] for name in "ab")
     assert spans[0][1] <= spans[1][0]
