@@ -103,12 +103,13 @@ class Bench:
     def block(self, calls: int, turn: int = 0) -> dict[str, object]:
         """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all.
 
-        turn: the number of the block, which says on what cores the host's part is timed.
+        turn: the number of the block, which says on what cores the host works. Where no graph is
+        possible its part may be in `device_us` as well.
         """
         began = time.perf_counter()
         put_back = [kept.put_back for kept in self._before]
-        device_us, reading = self._timer.cold(self._timed, calls, put_back)
         with cores.held(turn):
+            device_us, reading = self._timer.cold(self._timed, calls, put_back)
             call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
         self._trim()

@@ -1,4 +1,4 @@
-"""Which cores a process works on while the host's part of its calls is timed.
+"""Which cores a process works on while its calls are timed.
 
 The cores of a machine are not alike: what else runs beside them is not, nor does it stay where it
 is, while a process does. So the times of two processes may be those of two cores. Held to cores by
