@@ -1,13 +1,17 @@
 """Code and data in one word: SHA-256 digests that tell whether a result is of what is here now."""
 
+import ast
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness import environment
 from harness.load import OURS, TWIN
 from harness.sources import sources
+
+# Statements whose first expression may be a docstring.
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def of(value: object) -> str:
@@ -24,14 +28,52 @@ def contents(files: Mapping[str, Path]) -> dict[str, str]:
     }
 
 
+def syntax(text: str) -> str:
+    """SHA-256 of what Python source does: its syntax tree without comments, docstrings and layout.
+
+    The same for every version of Python that parses it alike. Raises SyntaxError.
+    """
+    digest = hashlib.sha256()
+    for word in _words(ast.parse(text)):
+        digest.update(f"{len(word)}:{word}".encode())
+    return digest.hexdigest()
+
+
+def _words(node: object) -> Iterator[str]:
+    """A syntax tree in prefix order, so that different trees give different words.
+
+    `ast.dump` and `ast.unparse` differ between versions of Python. Fields that are empty are left
+    out because newer versions add some.
+    """
+    if isinstance(node, ast.AST):
+        yield type(node).__name__
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(node, DOCUMENTED):
+                value = value[1:] if ast.get_docstring(node, clean=False) is not None else value
+            if value is not None and value != [] and name not in ("kind", "ctx"):
+                yield name
+                yield from _words(value)
+        yield "end"
+    elif isinstance(node, list):
+        yield f"list {len(node)}"
+        for item in node:
+            yield from _words(item)
+    else:
+        yield repr(node)
+
+
 def implementation(root: Path, family: str, impl: str) -> str:
-    """Of what a verification of `impl` holds for: its file, what of this project that imports, and
-    the version of its library. family: the kernel file of the op. "" where there is no such file.
+    """The digest of all that a verification of `impl` holds for; "" where it has no file.
+
+    These are the syntax of its file and of what that imports from this project, and the version of
+    its library. So a comment or a docstring moves no digest, and an operator does. family: the
+    kernel file of the op.
     """
     ours = impl in (OURS, TWIN)
     path = f"kernels/{family}.py" if ours else f"baselines/{impl}.py"
     if not (root / path).is_file():
         return ""
     library = "triton" if ours else environment.distribution(root / path)
-    files = contents({name: root / name for name in sources(root, path)})
-    return of({"files": files, "version": environment.version(library)})
+    files = {name: root / name for name in sources(root, path)}
+    trees = {name: syntax(file.read_text(encoding="utf-8")) for name, file in files.items()}
+    return of({"files": trees, "version": environment.version(library)})

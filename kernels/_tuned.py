@@ -191,7 +191,7 @@ def stale(kernel: object, tuned: Mapping, record: Mapping) -> str:
 
 
 def source_sha256(kernel: object) -> str:
-    """The digest of a kernel and of all it calls or names, without comments and layout.
+    """The digest of a kernel and of all it calls or names, without comments, docstrings and layout.
 
     Unlike the compiler's key it does not depend on where in its file the kernel stands.
     """
@@ -201,7 +201,7 @@ def source_sha256(kernel: object) -> str:
         if fn in seen:
             continue
         seen.add(fn)
-        parts.append(ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(fn)))))
+        parts.append(_code(inspect.getsource(fn)))
         for name in sorted(set(fn.__code__.co_names)):
             value = fn.__globals__.get(name)
             if hasattr(value, "fn") and hasattr(value, "arg_names"):
@@ -209,3 +209,12 @@ def source_sha256(kernel: object) -> str:
             elif isinstance(value, triton.language.constexpr):
                 parts.append(f"{name} = {value.value!r}")
     return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest()
+
+
+def _code(source: str) -> str:
+    """The source of a function as its syntax tree has it, without its docstring."""
+    tree = ast.parse(textwrap.dedent(source))
+    function = tree.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        function.body = function.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)

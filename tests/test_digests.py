@@ -1,8 +1,13 @@
 """A digest moves with what an implementation is made of, and with nothing else."""
 
+import ast
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness import digests, environment
+from kernels import _tuned
 
 FILES = {
     "kernels/toy.py": "from kernels import _tile\n",
@@ -41,7 +46,7 @@ def both(tree):
 def test_an_edit_moves_what_it_belongs_to(tree, name, moved):
     before = both(tree)
     with (tree / name).open("a") as file:
-        file.write("# edited\n")
+        file.write("edited = True\n")
     assert [a != b for a, b in zip(before, both(tree), strict=True)] == moved
 
 
@@ -66,3 +71,80 @@ def test_the_twin_is_ours_and_the_place_does_not_matter(tree, tmp_path_factory):
     assert both(tree) == both(other)
     assert digests.implementation(tree, "toy", "ours_twin") == both(tree)[0]
     assert digests.implementation(tree, "toy", "nobody") == ""
+
+
+CODE = '''"""A file."""
+
+import torch
+
+
+class Row:
+    """A row."""
+
+    def end(self, start, length=1):
+        """Where it ends."""
+        return start + length if length is not None else [start, 0.5, "text"]
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""A file."""', '"""Another text."""'),
+        ('    """A row."""\n\n', ""),
+        ('        """Where it ends."""\n', "        # a comment\n"),
+        ("import torch\n", "import torch  # noqa\n\n\n"),
+        ("start + length if", "(start + length) if"),
+        ('"text"', "'text'"),
+    ],
+)
+def test_words_and_layout_move_no_digest(old, new):
+    assert old in CODE
+    assert digests.syntax(CODE.replace(old, new)) == digests.syntax(CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("start + length", "start - length"),
+        ("start + length", "length + start"),
+        ("length=1", "length=1.0"),
+        ("length=1", "length=True"),
+        ("is not None", "is not 0"),
+        ("is not None", "is None"),
+        ("import torch", "import torch as t"),
+        ("def end", "async def end"),
+        ("self, start, length=1", "self, start=1, length=1"),
+        ("self, start, length", "self, start, *, length"),
+        ('[start, 0.5, "text"]', '(start, 0.5, "text")'),
+        ('[start, 0.5, "text"]', '[start, [0.5, "text"]]'),
+        ('"text"', 'b"text"'),
+        ('"text"', 'f"{start}"'),
+        ('    """A row."""\n\n', '    TEXT = """A row."""\n\n'),
+    ],
+)
+def test_each_change_of_what_runs_moves_the_digest(old, new):
+    assert old in CODE
+    assert digests.syntax(CODE.replace(old, new)) != digests.syntax(CODE)
+
+
+@given(st.lists(st.sampled_from(["a = 1", "b = 2", "if a: b", "a[b:1]", "a + b * 2"]), max_size=4))
+def test_equal_digests_are_equal_trees(statements):
+    text = "\n".join(statements)
+    for other in (text + "\na", "\n".join(reversed(statements)), text.replace("2", "3")):
+        same = ast.dump(ast.parse(text)) == ast.dump(ast.parse(other))
+        assert (digests.syntax(text) == digests.syntax(other)) == same
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ("return x * 2", "return x * 3", False),
+        ("return x * 2", "return x * 2  # twice", True),
+        ('    """Twice x."""\n', "", True),
+        ('"""Twice x."""', '"""The double of x."""', True),
+    ],
+)
+def test_a_tuned_kernel_may_be_documented(old, new, same):
+    text = '@triton.jit\ndef twice(x):\n    """Twice x."""\n    return x * 2\n'
+    assert (_tuned._code(text.replace(old, new)) == _tuned._code(text)) == same
