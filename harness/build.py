@@ -3,7 +3,7 @@
 No GPU takes part. The ops' own launchers say what to compile: they run on tensors without data,
 and a recorder stands where Triton would launch. Each recorded launch is compiled in its default
 configuration, for sm_90 also in those that the committed tables choose, or in every candidate.
-Exit code 1: a default does not build for sm_90.
+Exit code 1: a default does not build for sm_90, or `--same-as` finds another binary.
 """
 
 import argparse
@@ -12,7 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness import digests, environment, same
 from harness.command import UserError, run, write_json, write_text
+from harness.load import OURS
 
 # The architecture for which other than default configurations are compiled, and whose IR is kept.
 HOME = "90"
@@ -29,7 +31,11 @@ def main() -> int:
     parser.add_argument("--candidates", action="store_true", help=every)
     parser.add_argument("--out", required=True, help="the table, JSON")
     parser.add_argument("--ir", required=True, help="folder for the IR of every stage")
+    parser.add_argument("--same-as", type=Path, help="a build of the tree before a change of names")
+    kept = "recorded run whose reports, and with them the tuned tables, are kept if all is the same"
+    parser.add_argument("--keep", type=Path, help=kept)
     arguments = parser.parse_args()
+    old = same.read(arguments.same_as) if arguments.same_as else None
     archs = [arch for arch in ",".join(arguments.archs).split(",") if arch]
     if odd := next((a for a in archs if not re.fullmatch(r"\d+|gfx\w+", a)), None):
         raise UserError(f"--archs: {odd!r} is no architecture; write 90 for sm_90, or gfx942")
@@ -54,12 +60,35 @@ def main() -> int:
             size = {"bytes": len(text.encode()), "lines": len(text.splitlines())}
             where = os.path.relpath(path, Path(arguments.out).parent)
             stages.append({"kernel": name, "stage": stage} | size | {"path": where})
-    identity = {"file": arguments.file, "triton": triton.__version__}
+    identity = {
+        "file": arguments.file,
+        "triton": triton.__version__,
+        "code_sha256": digests.implementation(environment.ROOT, arguments.file, OURS),
+        "sources": tuned.sources(arguments.file),
+        "launches_sha256": same.launches_sha256(found),
+    }
     tables = tuned.findings(arguments.file)
     for finding in tables:
         print("build {file}: {table}: {kernel} {state}: {reason}".format(**identity, **finding))
     write_json(arguments.out, identity | {"kernels": rows, "ir": stages, "tables": tables})
-    return _verdict(arguments.file, rows)
+    verdict = _verdict(arguments.file, rows)
+    return verdict if old is None else verdict | _same(old, identity | {"kernels": rows}, arguments)
+
+
+def _same(old: Mapping, new: Mapping, arguments: argparse.Namespace) -> int:
+    """Says whether the build is that of the old tree, and keeps what rests on it if asked to."""
+    from kernels import _tuned
+
+    differences = same.differences(old, new)
+    for line in differences:
+        print(f"build {arguments.file}: {line}")
+    print(f"build {arguments.file}: {'not ' if differences else ''}the same as {arguments.same_as}")
+    if arguments.keep and not differences:
+        commit, dirty = environment.revision(environment.ROOT)
+        commit += "-dirty" if dirty else ""
+        for line in same.keep(old, new, arguments.keep, _tuned.COMMITTED, commit):
+            print(line)
+    return int(bool(differences))
 
 
 def table(file: str, found: Sequence, archs: Sequence[str]) -> list[dict]:

@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.backends.nvidia.driver import ty_to_cpp
 
+from harness import same
 from harness.launches import Launch
 from harness.statuses import REASON_LENGTH
 
@@ -121,7 +122,7 @@ def row(launch: Launch, arch: str) -> dict[str, object]:
     try:
         kernel = compile(launch, arch)
     except Exception as error:
-        nothing = dict.fromkeys(FIGURES) | {"instructions": {}, "sha256": ""}
+        nothing = dict.fromkeys(FIGURES) | {"instructions": {}, "sha256": "", "text_sha256": ""}
         return identity | {"status": "unsupported", "reason": root(error)} | nothing
     limit = SHARED_BYTES.get(arch)
     figures = _amd(kernel) if arch.startswith("gfx") else _nvidia(kernel)
@@ -134,6 +135,7 @@ def row(launch: Launch, arch: str) -> dict[str, object]:
         "stages": meta.num_stages,
         "instructions": {name: len(re.findall(p, text)) for name, p in INSTRUCTIONS.items()},
         "sha256": hashlib.sha256(kernel.kernel).hexdigest(),
+        "text_sha256": same.text_sha256(text, launch.name),
     }
     return identity | {"status": "ok", "reason": ""} | figures
 

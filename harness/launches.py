@@ -18,7 +18,8 @@ from kernels._tuned import Config, Configs
 class Launch:
     """One launch of a kernel: its arguments by name, num_warps and the like among them.
 
-    key: what the launcher asked the kernel's `Configs` with; empty where it has none.
+    key: what the launcher asked the kernel's `Configs` with; empty where it has none. grid: how
+    many programs there are along each axis.
     """
 
     kernel: JITFunction
@@ -28,6 +29,7 @@ class Launch:
     dtype: str
     default: bool = True
     key: Mapping[str, object] = field(default_factory=dict)
+    grid: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -100,8 +102,8 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
     with recorded() as calls, _asked(declared(load.op(op.name)[1], Configs)) as keys:
         oracle.run(op, function, case, tensors, seeds)
     found = [
-        Launch(kernel, arguments, op, case, dtype, key=keys.get(kernel.fn.__name__, {}))
-        for kernel, arguments in calls
+        Launch(kernel, arguments, op, case, dtype, key=keys.get(kernel.fn.__name__, {}), grid=grid)
+        for kernel, arguments, grid in calls
     ]
     if seeds is not None and "both" in op.passes:
         # Where no gradient is wanted the forward pass may launch another kernel.
@@ -112,12 +114,13 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[list[tuple[JITFunction, dict[str, object]]]]:
-    """Lists the launches of the body, which launches nothing."""
+def recorded() -> Iterator[list[tuple[JITFunction, dict[str, object], tuple[int, ...]]]]:
+    """Lists kernel, arguments and grid of each launch of the body, which launches nothing."""
     calls = []
 
     def record(kernel, *args, grid, warmup, **kwargs):
-        calls.append((kernel, dict(zip(kernel.arg_names, args, strict=False)) | kwargs))
+        arguments = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+        calls.append((kernel, arguments, tuple(grid(arguments) if callable(grid) else grid)))
 
     launch, JITFunction.run = JITFunction.run, record
     try:

@@ -77,6 +77,11 @@ def _kernels(stem: str) -> dict[str, _tuned.Configs]:
     return {each.name: each for each in values if isinstance(each, _tuned.Configs)}
 
 
+def sources(stem: str) -> dict[str, str]:
+    """The digest of each kernel of a file that can be tuned, by name: that of its table entries."""
+    return {name: _tuned.source_sha256(each.kernel) for name, each in _kernels(stem).items()}
+
+
 def findings(stem: str, folder: Path = _tuned.COMMITTED) -> list[dict[str, str]]:
     """What is amiss in the tables for a kernel file: `table`, `kernel`, `state`, `reason`.
 
