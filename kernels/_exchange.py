@@ -1,20 +1,35 @@
 """Sums that several programs of a launch take together, each waiting for the parts of the others.
 
-A part is its own message: a slot holds a value that no sum has until the part stands there, so
-who reads anything else has read the part, and nothing needs a fence. Programs that wait for each
-other have neighbouring numbers. GPUs start programs in the order of their numbers, so those of the
-first unfinished group run, or start as soon as others end; the single-pass scan of Merrill and
-Garland (2016) relies on the same.
+A part is its own message. A slot holds a value that no sum has until the part stands there. A
+program that reads anything else has read the part, so nothing needs a fence.
+
+Why nobody waits for ever. The programs of a group have neighbouring numbers, and GPUs start
+programs in the order of their numbers. So of the first group that has not ended, either all
+programs run, or the next ones to start are its own. They do start if the device can hold a whole
+group. `may_wait` says whether it can; a launcher that hears no takes a path without waiting:
+
+    may_wait(device, programs, per_sm=1) -> bool
+
+The single-pass scan of Merrill and Garland (2016) relies on the order as well, but its programs
+wait for earlier ones alone. Here they wait for later ones too, hence the count. Several launches
+that wait may share a device, each with a group that has started in part. SHARERS of them cannot
+fill it together.
 """
+
+import contextlib
+from collections.abc import Iterator
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels._device import has_ptx
+from kernels._multiprocessors import available
 
 # As an integer; as a float32 number it is a NaN, and not the one that stands for all others here.
 UNSAID = -1
+# How many launches whose programs wait may run on a device at once, and still all end.
+SHARERS = 4
 # A loop of Triton would keep the compiler from fetching the next tile while this one waits. In one
 # line, as all strings of kernels: PyTorch's compiler writes them into a source of its own.
 WAIT = tl.constexpr(
@@ -27,16 +42,48 @@ WAIT = tl.constexpr(
     "@unsaid bra again; }"
 )
 
+# Whether whoever runs the interpreter has its programs take turns.
+_plan = {"turns": False}
+
 
 def side_by_side(device: torch.device) -> bool:
-    """Whether programs of a launch may wait for each other on `device`: Triton's interpreter runs
-    one after the other, the instructions are NVIDIA's, and of a kernel that has any PyTorch's
-    compiler believes that it writes to all tensors."""
-    return has_ptx(device) and not torch.compiler.is_dynamo_compiling()
+    """Whether kernels with a wait run on `device` at all.
+
+    Triton's interpreter runs one program after the other, and the instructions are NVIDIA's.
+    PyTorch's compiler believes of a kernel that has any that it writes to all tensors.
+    """
+    waits = has_ptx(device) or _plan["turns"]
+    return waits and not torch.compiler.is_dynamo_compiling()
+
+
+def may_wait(device: torch.device, programs: int, per_sm: int = 1) -> bool:
+    """Whether groups of so many `programs` of a launch may wait for each other on `device`.
+
+    per_sm: how many programs a multiprocessor holds for sure; one always. The multiprocessors are
+    those that the current stream has, of a slice (MIG) or a green context too. SHARERS groups must
+    find room, so that SHARERS launches in different streams cannot stop each other.
+    """
+    return side_by_side(device) and SHARERS * programs <= per_sm * available(device)
+
+
+@contextlib.contextmanager
+def taking_turns() -> Iterator[None]:
+    """Within the body programs may wait for each other in the interpreter too, since it has them
+    take turns."""
+    before = _plan["turns"]
+    _plan["turns"] = True
+    try:
+        yield
+    finally:
+        _plan["turns"] = before
 
 
 def unsaid(groups: int, programs: int, device: torch.device) -> torch.Tensor:
-    """Slots for the bits of pairs of sums, of groups of programs: int32 [groups, programs, 2]."""
+    """Slots for the bits of pairs of sums, of groups of programs: int32 [groups, programs, 2].
+
+    They are new in each call, so a call that allocates them has no plan (`_plan.py`). A launch
+    that reads a slot twice would read what the launch before left there.
+    """
     return torch.full((groups, programs, 2), UNSAID, dtype=torch.int32, device=device)
 
 

@@ -17,8 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._device import sm_count
-from kernels._exchange import parts_together, side_by_side, unsaid
+from kernels._exchange import may_wait, parts_together, unsaid
 from kernels._formulas import LOG2E
 from kernels._launch import launch
 from kernels._layout import ACCESS_BYTES
@@ -31,6 +30,9 @@ MOST_CHUNKS = 8
 # better, where they need no masks, for which there are no registers.
 WARPS, MORE_WARPS = 4, 8
 SHORT_BYTES = 131072
+# So many programs of WARPS fit a multiprocessor for sure, since no thread has more than 128
+# registers. One of MORE_WARPS takes the room of two, and there are half as many of them.
+PER_SM = 4
 # Whole accesses, and sizes that Triton knows to be multiples of them.
 ALIGNMENT = 16
 # Two float32 numbers in 0 to 1 to one register, rounded to nearest, and back. Written in Triton the
@@ -156,10 +158,8 @@ def _backward_shared_kernel(
 def shares(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether programs share rows of n elements of these tensors, so many elements apart: those of
     a row must run side by side."""
-    device = tensors[0].device
-    if not side_by_side(device):
-        return False
-    if _held(n, tensors[0].element_size(), WARPS)["HOLDERS"] > sm_count(device):
+    holders = _held(n, tensors[0].element_size(), WARPS)["HOLDERS"]
+    if not may_wait(tensors[0].device, holders, PER_SM):
         return False
     sizes = (n, *strides, *(tensor.data_ptr() for tensor in tensors))
     return not any(size % ALIGNMENT for size in sizes)
