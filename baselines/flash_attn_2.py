@@ -3,15 +3,13 @@
 from flash_attn import flash_attn_func
 
 LIBRARY = "flash-attn"
-# Its kernels: flash_attn/ops/triton/layer_norm.py, cross_entropy.py and linear.py of 2.8.3.
-ACCUMULATES = {
-    "layer_norm": "float32",
-    "rms_norm": "float32",
-    "cross_entropy": "float32",
-    "matmul": "float32",
-}
-# Triton's autotuner chooses in layer_norm.py and linear.py.
-AUTOTUNES = ("layer_norm", "rms_norm", "matmul")
+# Its kernels: flash_attn/ops/triton/layer_norm.py and cross_entropy.py of 2.8.3. Its product,
+# linear.py, imports triton.ops, which Triton 3 has not: no call of it can be made.
+ACCUMULATES = {"layer_norm": "float32", "rms_norm": "float32", "cross_entropy": "float32"}
+# Triton's autotuner chooses in layer_norm.py.
+AUTOTUNES = ("layer_norm", "rms_norm")
+# Its losses are float32 whatever the logits are.
+WIDE = {"cross_entropy": ("out",)}
 
 
 def attention(q, k, v, causal=False):
@@ -29,8 +27,8 @@ def gelu(x, approximate="none"):
     return fast_gelu_impl(x)
 
 
-# The modules of the Triton kernels are imported late: one asks for the GPU, the other for parts
-# of Triton that Triton 3 has not, and neither should take the attention along.
+# The modules of the Triton kernels are imported late: the norms ask for a GPU when they are
+# imported, and should not take the attention along.
 def layer_norm(x, weight, bias, eps, residual=None):
     from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
@@ -43,14 +41,6 @@ def rms_norm(x, weight, eps, residual=None):
 
     fused = residual is not None
     return rms_norm_fn(x, weight, None, residual=residual, eps=eps, prenorm=fused)
-
-
-def matmul(a, b, bias=None, activation="none"):
-    from flash_attn.ops.triton.linear import triton_linear_act
-
-    # It takes the weight as a linear layer stores it, and has names of its own.
-    name = {"none": "id", "gelu_tanh": "gelu_approx"}.get(activation, activation)
-    return triton_linear_act(a, b.T, bias, name)
 
 
 def swiglu(gate, up):
@@ -77,10 +67,8 @@ def cross_entropy(
         lse_square_scale=z_loss,
         ignore_index=ignore_index,
     )
-    # They are float32 whatever the logits are, and its user reduces them.
+    # Its user reduces them.
     if reduction == "none":
-        return losses.to(logits.dtype)
+        return losses
     loss = losses.sum()
-    if reduction == "mean":
-        loss = loss / (targets != ignore_index).sum()
-    return loss.to(logits.dtype)
+    return loss / (targets != ignore_index).sum() if reduction == "mean" else loss

@@ -27,6 +27,8 @@ ACCUMULATES = {
 # The loss writes the gradient over the logits; the gates theirs over what they saved, their user's
 # tensors; a rotary embedding turns in place, forward and backward.
 IN_PLACE = ("cross_entropy", "swiglu", "geglu", "rotary")
+# The fused loss is float32 whatever the factors are.
+WIDE = {"linear_cross_entropy": ("out",)}
 
 
 def softmax(x, scale=1.0, causal=False, mask=None):
@@ -97,7 +99,7 @@ def linear_cross_entropy(
     z_loss=0.0,
     reduction="mean",
 ):
-    loss = liger_fused_linear_cross_entropy(
+    return liger_fused_linear_cross_entropy(
         x,
         weight,
         targets,
@@ -107,5 +109,3 @@ def linear_cross_entropy(
         lse_square_scale=z_loss,
         reduction=reduction,
     )
-    # It is float32 whatever the factors are.
-    return loss.to(x.dtype)

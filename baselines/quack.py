@@ -3,7 +3,7 @@
 import quack
 import torch
 from quack.gemm_interface import gemm, gemm_act
-from quack.linear_cross_entropy import chunked_linear_cross_entropy
+from quack.linear_cross_entropy import chunked_linear_cross_entropy, scaled_exp_lce_supported
 from quack.rmsnorm import layernorm_bwd, layernorm_fwd
 from quack.rotary import apply_rotary_emb
 
@@ -18,6 +18,20 @@ ACCUMULATES = {
 }
 # It times candidates in the first call with a shape (quack/autotuner.py).
 AUTOTUNES = ("matmul", "linear_cross_entropy")
+# layernorm_fwd takes float32 parameters only; the losses are float32 whatever the logits are.
+WIDE = {
+    "layer_norm": ("weight", "bias"),
+    "cross_entropy": ("out",),
+    "linear_cross_entropy": ("out",),
+}
+SETTINGS = {
+    "linear_cross_entropy": "in bfloat16 its default chunk_size of 4096 is halved until no chunk"
+    " has as many rows as a row has elements; the default call raises there (operand 'v': m == n"
+    " makes row/col inference ambiguous)",
+}
+# The default of chunk_size, and the multiple to which its fused pipeline fills up the last chunk.
+CHUNK = 4096
+CHUNK_STEP = 128
 # By what name the library has an activation.
 ACTIVATIONS = {
     "relu": "relu",
@@ -38,20 +52,14 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, eps):
-        # It takes float32 parameters only, whatever the dtype of x.
-        wide = weight.float()
-        y, rstd, mean = layernorm_fwd(
-            x, wide, bias.float(), eps, return_rstd=True, return_mean=True
-        )
-        ctx.save_for_backward(x, wide, rstd, mean)
-        ctx.dtype = weight.dtype
+        y, rstd, mean = layernorm_fwd(x, weight, bias, eps, return_rstd=True, return_mean=True)
+        ctx.save_for_backward(x, weight, rstd, mean)
         return y
 
     @staticmethod
     def backward(ctx, dy):
-        x, wide, rstd, mean = ctx.saved_tensors
-        dx, dw, db = layernorm_bwd(x, wide, dy, rstd, mean)
-        return dx, dw.to(ctx.dtype), db.to(ctx.dtype), None
+        x, weight, rstd, mean = ctx.saved_tensors
+        return *layernorm_bwd(x, weight, dy, rstd, mean), None
 
 
 def layer_norm(x, weight, bias, eps, residual=None):
@@ -82,9 +90,7 @@ def cross_entropy(
 ):
     if label_smoothing or z_loss:
         raise ValueError("label smoothing and z-loss are not offered")
-    loss = quack.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
-    # It is float32 whatever the logits are.
-    return loss.to(logits.dtype)
+    return quack.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
 
 
 def linear_cross_entropy(
@@ -99,7 +105,24 @@ def linear_cross_entropy(
 ):
     if bias is not None or label_smoothing or z_loss:
         raise ValueError("a bias, label smoothing and z-loss are not offered")
-    loss = chunked_linear_cross_entropy(
-        x, weight, targets, ignore_index=ignore_index, reduction=reduction
+    chunk = CHUNK
+    if scaled_exp_lce_supported(x, weight, CHUNK, reduction):
+        chunk = _chunk_size(*x.shape)
+    return chunked_linear_cross_entropy(
+        x, weight, targets, chunk_size=chunk, ignore_index=ignore_index, reduction=reduction
     )
-    return loss.to(x.dtype)
+
+
+def _chunk_size(rows, columns):
+    """The largest chunk_size with which the library tells a chunk's rows from its columns."""
+    chunk = CHUNK
+    while chunk > CHUNK_STEP and columns in _chunk_rows(rows, chunk):
+        chunk //= 2
+    return chunk
+
+
+def _chunk_rows(rows, chunk):
+    """The rows of the chunks: of the whole ones, and of the last, filled up."""
+    last = (rows - 1) % chunk + 1
+    filled = -(-last // CHUNK_STEP) * CHUNK_STEP
+    return {filled, chunk} if rows > chunk else {filled}

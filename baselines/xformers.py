@@ -12,6 +12,8 @@ LIBRARY = "xformers"
 ACCUMULATES = {"rms_norm": "float32", "matmul": "float32"}
 # Triton's autotuner chooses among the tiles of the latter file.
 AUTOTUNES = ("matmul",)
+# With a residual it writes the sum over x.
+IN_PLACE = ("rms_norm",)
 
 
 def attention(q, k, v, causal=False):
@@ -21,9 +23,7 @@ def attention(q, k, v, causal=False):
 def rms_norm(x, weight, eps, residual=None):
     if residual is None:
         return rms_norm_of(x, weight, eps)
-    # It writes the sum over x, which is the caller's.
-    total = x.clone()
-    return rms_norm_add(total, residual, weight, eps), total
+    return rms_norm_add(x, residual, weight, eps), x
 
 
 def matmul(a, b, bias=None, activation="none"):

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from harness import cores, inputs, load, statuses
+from harness import cores, inputs, load, statuses, wide
 from harness.kept import Kept
 from harness.timing import Timer
 from kernels._contract import Case
@@ -51,6 +51,7 @@ class Bench:
         self._function = load.function(op, impl)
         self._ours = impl in (load.OURS, load.TWIN)
         self._in_place = load.in_place(op, impl)
+        self._wide = load.wide(op, impl)
         self._seed = seed
         self.version = load.version(impl)
         self._timer = Timer()
@@ -184,7 +185,7 @@ class Bench:
 
     def _call(self, case: Case, dtype: str, direction: str, seed: int):
         """The call that is timed, without arguments, and the tensors that it reads."""
-        tensors = inputs.make(self._op, case, dtype, seed, "cuda")
+        tensors = wide.given(inputs.make(self._op, case, dtype, seed, "cuda"), self._wide)
         arguments = self._op.arguments(case)
         given = tuple(tensor for tensor in tensors.values() if tensor is not None)
 

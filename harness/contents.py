@@ -7,14 +7,14 @@ dispatch mode would see more of eager code, but it turns compiled code into eage
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
-from harness import inputs
+from harness import inputs, wide
 from harness.kept import Kept
 from kernels._contract import Case, Op
 
@@ -26,9 +26,18 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def observe(
-    op: Op, function: Callable, case: Case, dtype: str, direction: str, seed: int, device: str
+    op: Op,
+    function: Callable,
+    case: Case,
+    dtype: str,
+    direction: str,
+    seed: int,
+    device: str,
+    in_float32: Sequence[str] = (),
 ) -> dict[str, object]:
     """One warmed-up call in one direction (a pass of the op) on a device ("cpu" or "cuda").
+
+    in_float32: the inputs that the library has so, see `harness.wide`.
 
     Returns bytes: `input_bytes` (of a backward pass also outputs, and their gradients of one),
     `output_bytes`, `saved_bytes` (what a forward pass keeps for the backward pass beside its inputs
@@ -40,7 +49,7 @@ def observe(
     setting for products. Raises as the implementation does.
     """
     gpu = device == "cuda"
-    tensors = inputs.make(op, case, dtype, seed, device)
+    tensors = wide.given(inputs.make(op, case, dtype, seed, device), in_float32)
     given = [tensor for tensor in tensors.values() if tensor is not None]
 
     def forward() -> Tensors:

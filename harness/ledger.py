@@ -14,19 +14,20 @@ SIZES = re.compile(r"\b[A-Z](\d+)")
 
 
 def take(
-    units: Mapping[int, list[dict]], accumulates: str | None, ask: Callable[..., dict]
+    units: Mapping[int, list[dict]], declared: Mapping[str, object], ask: Callable[..., dict]
 ) -> list[dict]:
-    """The entries of a report: `case, dtype, pass, accumulates, status, reason` and what was seen.
+    """The entries of a report: `case, dtype, pass, status, reason`, what is declared and was seen.
 
-    units: the finished cells by number of the unit, a case in a dtype. ask: the worker's answer
-    for a unit; one that ends the worker is the last.
+    units: the finished cells by number of the unit, a case in a dtype. declared: what the file of
+    the implementation says of each call. ask: the worker's answer for a unit; one that ends the
+    worker is the last.
     """
     found = []
     for number in chosen(units):
         answer = ask(unit=number)
         for cell in units[number]:
             entry = {key: cell[key] for key in ("case", "dtype", "pass")}
-            entry |= {"accumulates": accumulates, "status": answer["status"]}
+            entry |= {**declared, "status": answer["status"]}
             entry["reason"] = answer.get("reason", "")
             found.append(entry | answer.get("entries", {}).get(cell["pass"], {}))
         if answer["status"] in ("crashed", "hung"):

@@ -69,6 +69,27 @@ def in_place(op_name: str, impl: str) -> bool:
     return op_name in getattr(_baseline(impl), "IN_PLACE", ())
 
 
+def wide(op_name: str, impl: str) -> tuple[str, ...]:
+    """The tensors that a library has in float32, as a baseline's file declares them.
+
+    A file with such an op has `WIDE`, by op the names of inputs, or "out" for what it returns. Ours
+    has every tensor in the dtype of the call.
+    """
+    if impl in (OURS, TWIN):
+        return ()
+    return tuple(getattr(_baseline(impl), "WIDE", {}).get(op_name, ()))
+
+
+def settings(op_name: str, impl: str) -> str:
+    """How a baseline departs from the library's default call of an op; "" where it does not.
+
+    A file with such an op has `SETTINGS`, a sentence for each by name.
+    """
+    if impl in (OURS, TWIN):
+        return ""
+    return getattr(_baseline(impl), "SETTINGS", {}).get(op_name, "")
+
+
 def version(impl: str) -> str:
     """The version of the library behind an implementation; "" where it is absent."""
     if impl in (OURS, TWIN):

@@ -37,7 +37,7 @@ GAPS = "op,family,impl,impl_version,pass,dtype,mode,status,reason,cells,case"
 LEDGER = (
     "op,family,impl,impl_version,pass,dtype,mode,case,input_bytes,output_bytes,saved_bytes,"
     "workspace_bytes,overwritten_bytes,launches,memory_ops,copies,casts,float32_precision,"
-    "accumulates,deterministic,timed_by,kernels,status,reason"
+    "accumulates,settings,wide,deterministic,timed_by,kernels,status,reason"
 )
 SANITIZER = "file,code,tool,version,cases,status,findings,elsewhere,seconds,reason"
 KERNL = "feature,kernl,source,ours,part,cells,passed,status"

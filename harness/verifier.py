@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from harness import contents, interpreter, load, oracle, statuses, trial
+from harness import contents, interpreter, load, oracle, statuses, trial, wide
 from harness.command import UserError
 from kernels._contract import Case
 
@@ -24,8 +24,13 @@ class Bench:
         self.op, _ = load.op(op)
         self.function = load.function(op, impl)
         self.version = load.version(impl)
-        self.accumulates = load.accumulates(op, impl)
         self.in_place = load.in_place(op, impl)
+        self.wide = load.wide(op, impl)
+        self.declared = {
+            "accumulates": load.accumulates(op, impl),
+            "settings": load.settings(op, impl),
+            "wide": " ".join(self.wide),
+        }
         self.ours = impl in (load.OURS, load.TWIN)
         if os.environ.get("TRITON_INTERPRET") == "1":
             interpreter.quicken()
@@ -43,8 +48,8 @@ class Bench:
     ) -> dict:
         """Chooses the device and the units, `most` cases of each kind ("edge", "sweep").
 
-        Returns the device, the rows of each unit as they stand before it has run, and the declared
-        dtype of the sums.
+        Returns the device, the rows of each unit as they stand before it has run, and what the file
+        of the implementation declares for the ledger.
         """
         self.device = "cuda" if gpu else "cpu"
         passes = [name for name in passes if name in self.op.passes]
@@ -59,7 +64,7 @@ class Bench:
         judged = self.op.judged(self.ours)
         self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
         device = torch.cuda.get_device_name() if gpu else "cpu"
-        return {"device": device, "units": self.blanks, "accumulates": self.accumulates}
+        return {"device": device, "units": self.blanks, "declared": self.declared}
 
     def check(self, unit: int) -> dict:
         """The rows of a unit. `alive` is false where it cost this process its GPU context, or where
@@ -77,7 +82,8 @@ class Bench:
         case, dtype = self.units[unit]
         passes = [blank["pass"] for blank in self.blanks[unit]]
         look = partial(contents.observe, self.op, self.function, case, dtype)
-        return {"entries": {name: look(name, self.seed, self.device) for name in passes}}
+        where = self.seed, self.device, self.wide
+        return {"entries": {name: look(name, *where) for name in passes}}
 
 
 def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
@@ -93,8 +99,9 @@ def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict
 
 
 def _cell(bench: Bench, problem: oracle.Problem, direction: str) -> dict:
+    function = wide.judged(bench.function, bench.wide)
     try:
-        found = trial.check(bench.function, problem, direction, bench.ours, bench.in_place)
+        found = trial.check(function, problem, direction, bench.ours, bench.in_place)
     except Exception as error:
         return _fault(error, bench.ours)
     return {"status": "inaccurate" if found.reason else "ok"} | asdict(found)

@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
             else:
                 facts = {key: plan[key] for key in ("impl_version", "device")}
                 look = partial(_ask, worker, limit_s, "ledger")
-                return facts | {"ledger": ledger.take(units, plan.get("accumulates"), look)}, units
+                return facts | {"ledger": ledger.take(units, plan.get("declared", {}), look)}, units
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:

@@ -52,5 +52,6 @@ class Bench(bench.Bench):
         load.op = lambda name: (OP, "family")
         load.function = lambda name, impl: FAULTS.get(impl, plain)
         load.in_place = lambda name, impl: False
+        load.wide = lambda name, impl: ()
         load.version = lambda impl: "1.0"
         super().__init__(op, impl, seed)

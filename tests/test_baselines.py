@@ -134,6 +134,16 @@ def test_a_baseline_tunes_itself_for_ops_that_it_offers():
     assert all(set(told[stem]) <= set(OFFERS[stem]) for stem in OFFERS)
 
 
+@pytest.mark.parametrize("name", ["WIDE", "SETTINGS"])
+def test_a_baseline_declares_how_it_is_called_of_ops_that_it_offers(name):
+    told = {s: sources.literal(ROOT, f"baselines/{s}.py", name, {}) for s in OFFERS}
+    assert any(told.values())
+    assert all(set(told[stem]) <= set(OFFERS[stem]) for stem in OFFERS)
+    if name == "WIDE":
+        for op, names in [pair for one in told.values() for pair in one.items()]:
+            assert set(names) <= {*load.op(op)[0].inputs, "out"}, op
+
+
 def test_a_baseline_computes_in_place_ops_that_it_offers():
     told = {s: sources.literal(ROOT, f"baselines/{s}.py", "IN_PLACE", ()) for s in OFFERS}
     assert any(told.values())

@@ -61,7 +61,12 @@ def make(monkeypatch):
     monkeypatch.setattr(load, "version", lambda impl: "1.0")
 
     def build(
-        function, impl="ours", deterministic=True, passes=("forward", "backward"), in_place=False
+        function,
+        impl="ours",
+        deterministic=True,
+        passes=("forward", "backward"),
+        in_place=False,
+        wide=(),
     ):
         op = Op(
             "op",
@@ -76,6 +81,7 @@ def make(monkeypatch):
         monkeypatch.setattr(load, "op", lambda name: (op, "family"))
         monkeypatch.setattr(load, "function", lambda name, impl: function)
         monkeypatch.setattr(load, "in_place", lambda name, impl: in_place)
+        monkeypatch.setattr(load, "wide", lambda name, impl: wide)
         return bench.Bench("op", impl, 5)
 
     return build

@@ -1,6 +1,9 @@
 """What computes in place is judged, timed and checked of inputs that are put back."""
 
 # ruff: noqa: F811, fixtures are arguments by the names under which they are imported
+import importlib
+import sys
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +73,50 @@ def test_without_a_change_nothing_is_kept():
     assert not kept.changed
     kept.narrow()
     assert kept.nbytes == 0
+
+
+NORM = Op(
+    "rms_norm",
+    lambda x, weight, residual: ((x + residual).sum(0) * weight, x + residual),
+    {name: Tensor("N") for name in ("x", "weight", "residual")},
+    lambda *_: Cost(0, 0, 0),
+    edge=(),
+    sweep=(case(N=9),),
+    passes=("forward",),
+)
+
+
+def test_xformers_writes_its_sum_over_x_as_its_user_has_it(monkeypatch):
+    """Its norm is handed x itself, and no copy of it."""
+
+    def norm_add(x, y, weight, eps):
+        x += y
+        return x.sum(0) * weight
+
+    names = {
+        "xformers": {},
+        "xformers.ops": {"LowerTriangularMask": None, "memory_efficient_attention": None},
+        "xformers.ops.rmsnorm": {"rms_norm": None, "rms_norm_add": norm_add},
+        "xformers.ops.tiled_matmul": {"tiled_matmul": None},
+    }
+    for name, values in names.items():
+        module = types.ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in ("baselines._xformers", "baselines.xformers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    rival = importlib.import_module("baselines.xformers")
+    for name in ("baselines._xformers", "baselines.xformers"):
+        monkeypatch.delitem(sys.modules, name)
+    assert "rms_norm" in rival.IN_PLACE
+
+    def function(x, weight, residual):
+        found = rival.rms_norm(x, weight, 1e-5, residual)
+        assert found[1] is x
+        return found
+
+    assert verified(function, "forward", op=NORM).reason == ""
+    assert verified(function, "forward", in_place=False, op=NORM).reason == "changes its inputs"
 
 
 def verified(function, direction, in_place=True, op=OP):

@@ -127,16 +127,16 @@ def test_a_worker_that_is_lost_is_asked_no_more():
         return {"status": "hung", "reason": "no answer within 1 s"}
 
     units = {0: [cell("M1", "float16")], 1: [cell("M1", "float32")]}
-    (entry,) = ledger.take(units, "float32", ask)
+    (entry,) = ledger.take(units, {"accumulates": "float32", "settings": "plain"}, ask)
     assert asked == [0]
     assert (entry["status"], entry["reason"]) == ("hung", "no answer within 1 s")
-    assert entry["accumulates"] == "float32"
+    assert (entry["accumulates"], entry["settings"]) == ("float32", "plain")
 
 
 def test_an_entry_holds_what_its_pass_showed():
     units = {0: [cell("M1"), cell("M1", direction="backward")]}
     answer = {"status": "ok", "entries": {"forward": {"copies": 1}, "backward": {"copies": 2}}}
-    entries = ledger.take(units, None, lambda unit: answer)
+    entries = ledger.take(units, {}, lambda unit: answer)
     assert [(one["pass"], one["copies"], one["reason"]) for one in entries] == [
         ("forward", 1, ""),
         ("backward", 2, ""),

@@ -318,6 +318,24 @@ def test_what_offers_nothing_is_named_below_the_table(full, tmp_path):
     assert f"Unsupported without a GPU: {names} (``no driver'')." in below
 
 
+def test_how_calls_depart_from_a_librarys_default_stands_below_the_ledger(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    seen = pd.read_csv(run / "ledger.csv", dtype=str)
+    table = run / "tables" / "ledger.tex"
+    assert "\\item" not in table.read_text()
+    quick = seen["impl"] == "torch_eager"
+    seen["settings"] = seen["settings"].mask(quick & (seen["op"] == "dot"), "chunks of 2%")
+    seen["wide"] = seen["wide"].mask(quick & (seen["op"] == "softmax"), "weight bias")
+    seen.to_csv(run / "ledger.csv", index=False)
+    said = script(PAPER / "tables" / "ledger.py", run, table).read_text()
+    items = re.findall(r"\\item (.*)", said.replace(r"\allowbreak{}", ""))
+    assert len(items) == 2
+    assert items[0] == r"\texttt{torch\_eager}, \texttt{dot}: chunks of 2\%."
+    assert r"\texttt{softmax}" in items[1] and items[1].endswith(
+        r"outside of the clock: \texttt{weight} and \texttt{bias}."
+    )
+
+
 def test_the_survey_says_where_it_read_a_library(full):
     table = (full / "tables" / "survey.tex").read_text()
     head = next(line for line in table.splitlines() if "shortstack" in line)

@@ -16,6 +16,8 @@ CAPTION = (
 DTYPES = ("bfloat16", "float16", "float32")
 MIB = 2**20
 EMPTY = "No implementation was verified.\n"
+# What a library has in float32 is made so before the clock starts, and stays so after it stops.
+WIDE = "in float32 whatever the dtype of the others, outside of the clock: "
 
 
 def main(arguments):
@@ -45,10 +47,23 @@ def main(arguments):
         for row in rows.sort_values("impl", key=lambda impls: impls.map(_ours_first)).itertuples():
             lines.append([_table.code(row.impl), *_values(row)])
     columns = r"lrrrr>{\raggedright\arraybackslash}p{52mm}ll"
-    _table.save(
-        arguments.out,
-        _table.captioned(columns, head, lines, CAPTION, "tab:ledger", size=_table.SMALL),
-    )
+    table = _table.captioned(columns, head, lines, CAPTION, "tab:ledger", size=_table.SMALL)
+    _table.save(arguments.out, table + _called(found))
+
+
+def _called(found):
+    """How calls depart from a library's default, and what it has in float32, a line for each."""
+    items = []
+    for row in found.drop_duplicates(["op", "impl", "settings", "wide"]).itertuples():
+        names = [_table.code(name) for name in row.wide.split()]
+        told = [_table.prose(row.settings), WIDE + _table.listed(names) if names else ""]
+        if text := "; ".join(filter(None, told)):
+            items.append(rf"\item {_table.code(row.impl)}, {_table.code(row.op)}: {text}.")
+    if not items:
+        return ""
+    head = "Calls that differ from a library's default, or hold tensors in another data type:"
+    body = "\n".join(sorted(items))
+    return f"\n\\noindent {head}\n\\begin{{itemize}}\n{body}\n\\end{{itemize}}\n"
 
 
 def _ours_first(impl):
