@@ -54,5 +54,6 @@ $(READY): $(addprefix requirements/,setup.sh study.txt cuda.txt cpu.txt)
 latex:
 	@requirements/setup.sh latex
 
+# Runs that were measured stay, unless RUN names them.
 clean:
-	find results -mindepth 1 -maxdepth 1 ! -name recorded -exec rm -rf {} +
+	$(or $(wildcard $(BIN)/python),python3) -m harness.measured --also $(RUN)

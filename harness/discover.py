@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import environment, settings
+from harness import environment, measured, settings
 from harness.command import UserError, read_json
 from harness.nvml import gpus
 from harness.sources import PACKAGES, ops, parsed, self_tuned, sources, stems
@@ -94,7 +94,11 @@ class Study:
         offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
         rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
         families = {op: every_op[op] for op in chosen}
-        return cls(root, config, families, rivals, committed_tables(root))
+        study = cls(root, config, families, rivals, committed_tables(root))
+        if not study.measures:
+            why = "no GPU is visible: a replay" if config["measure"] == "auto" else "a replay"
+            measured.refuse(root / study.run, why)
+        return study
 
     @property
     def run(self) -> str:
@@ -255,6 +259,18 @@ class Study:
         if not self.measures:
             impls = [impl for impl in impls if impl in (OURS, Path(YARDSTICK).stem)]
         return [f"{self.run}/verify/{op}/{impl}.json" for impl in impls]
+
+    def failed(self, wildcards) -> str:
+        """When the measurement of an op last failed, "" if never.
+
+        Snakemake puts the former times back after a failure, and takes them for the new ones.
+        """
+        path = self.root / self.failure(wildcards)
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+    def failure(self, wildcards) -> str:
+        """The file that holds the time of the last failure."""
+        return f"{self.run}/raw/.{wildcards.op}.failed"
 
     def gate(self, wildcards) -> list[str]:
         """No time without a verification report: those of all implementations of the op."""

@@ -6,7 +6,7 @@
 import argparse
 from pathlib import Path
 
-from harness import command, raw
+from harness import command, measured, raw
 from harness.command import UserError
 
 
@@ -22,6 +22,8 @@ def main() -> None:
 def replay(op: str, recorded: Path, out: Path) -> None:
     """Writes both files of an op, or neither; UserError where the recorded ones are not whole."""
     source = recorded / "raw" / f"{op}.csv"
+    if measured.is_held(out):
+        raise UserError(f"{out}: holds measured times; name another file, or remove it first")
     remedy = f"record {op} on a GPU machine or take it out of ops in config/config.yaml"
     rows, sidecar = raw.read(source, remedy)
     if {op} != {sidecar["op"], *(row["op"] for row in rows)}:

@@ -10,8 +10,9 @@ if study.measures:
             autotuned=study.autotuned,
             ceilings="<run>/ceilings.csv",
         output:
-            csv="<run>/raw/{op}.csv",
-            sidecar="<run>/raw/{op}.json",
+            # Times stay until new ones take their place, also where measuring these fails.
+            csv=update("<run>/raw/{op}.csv"),
+            sidecar=update("<run>/raw/{op}.json"),
         log:
             "<log>/measure/{op}.log",
         # All cores: nothing may run beside a measurement.
@@ -32,6 +33,9 @@ if study.measures:
             limit=study.limit,
             # A change of the configurations in force shows in no input.
             tuning=study.tuning,
+            failure=study.failure,
+            # After a failure the former times lie there, and are to be measured again.
+            failed=study.failed,
         message:
             "Measure {wildcards.op}"
         shell:
@@ -40,6 +44,7 @@ if study.measures:
             " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
             " {params.timing} {params.limit} --out {output.csv} > {log} 2>&1"
+            " || {{ date +%s%N > {params.failure}; exit 1; }}"
 
 else:
 

@@ -1,0 +1,84 @@
+"""Which runs hold what only a GPU can make again: such a run gives way to a new measurement alone.
+
+Standard library only: `make clean` runs it before anything is installed.
+`python -m harness.measured` removes the other runs below `results/`; `--also NAME` one of these.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from harness.command import UserError, run
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+RECORDED = "recorded"
+MODE = "replayed"
+
+
+def held(folder: Path) -> list[str]:
+    """The ops below `folder`/raw whose times were measured, sorted.
+
+    Only a sidecar that says so makes times replayed ones: a file without one, or with one that
+    cannot be read, may be all that is left of a measurement.
+    """
+    paths = [path for end in ("csv", "json") for path in (folder / "raw").glob(f"*.{end}")]
+    places = {path.with_suffix(".csv") for path in paths if not path.name.startswith(".")}
+    return sorted(place.stem for place in places if is_held(place))
+
+
+def is_held(csv: Path) -> bool:
+    """Whether `csv` or its sidecar is there and no replay wrote them."""
+    sidecar = csv.with_suffix(".json")
+    return (csv.exists() or sidecar.exists()) and not _replayed(sidecar)
+
+
+def refuse(folder: Path, why: str) -> None:
+    """Raises UserError where `folder` holds measured times. why: what would write over them."""
+    if ops := held(folder):
+        names = ", ".join(ops[:3]) + (", …" if len(ops) > 3 else "")
+        place = os.path.relpath(folder / "raw")
+        raise UserError(
+            f"{place}: holds measured times ({names}), and {why} would write over them; "
+            "set another run, as in: snakemake --cores all --config run=replay"
+        )
+
+
+def _replayed(sidecar: Path) -> bool:
+    try:
+        return json.loads(sidecar.read_text(encoding="utf-8"))["mode"] == MODE
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def _precious(folder: Path) -> bool:
+    """Whether a run holds times, the finished cells of an interrupted measurement, or tuning."""
+    return bool(held(folder) or [*folder.glob("raw/.*.journal")] or [*folder.glob("tuned/*.json")])
+
+
+def clean(results: Path, also: list[str]) -> list[str]:
+    """Removes the runs below `results` that can be made again, and those named in `also`.
+
+    Returns the names of those that stay; raises UserError for a name that is no run.
+    """
+    runs = {path.name: path for path in sorted(results.glob("*")) if path.is_dir()}
+    runs.pop(RECORDED, None)
+    if unknown := sorted(set(also) - set(runs)):
+        raise UserError(f"{results}/{unknown[0]}: no such run; there are: {', '.join(runs)}")
+    kept = [name for name, path in runs.items() if name not in also and _precious(path)]
+    for name in set(runs) - set(kept):
+        shutil.rmtree(runs[name])
+    return kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--also", nargs="*", default=[], help="measured runs to remove as well")
+    for name in clean(RESULTS, parser.parse_args().also):
+        print(f"kept results/{name}: measured; make clean RUN={name} removes it", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,147 @@
+"""Measured times are replaced by a new measurement or by nobody; replayed ones by anything."""
+
+# ruff: noqa: F811, a fixture is an argument by the name under which it is imported
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_raw import PLAIN, save
+from test_workflow import (  # noqa: F401, fixtures
+    MEASURE,
+    edit,
+    finished,
+    finished_once,
+    jobs,
+    snakemake,
+    tree,
+)
+
+from harness import measured, replay
+from harness.command import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+RAW = "results/study/raw"
+
+
+def measure(folder, op="softmax", **changes):
+    """A run that measured one op."""
+    save(folder / f"raw/{op}.csv", [PLAIN | {"op": op}], op=op, **changes)
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("words", [(), ("--config", "measure=False"), ("--forceall",)])
+def test_a_measured_run_refuses_a_replay_in_one_line(tree, words):
+    measure(tree / "results/study")
+    before = contents(tree / RAW)
+    done = snakemake(tree, *words)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    *_, line = done.stderr.splitlines()
+    assert len(done.stderr.splitlines()) <= 4 and "Traceback" not in done.stderr
+    assert line.startswith(f"tilewright: {RAW}: holds measured times (softmax)")
+    assert "--config run=replay" in line
+    assert contents(tree / RAW) == before
+    # What the line names works.
+    assert "Replay softmax from results/recorded/h200" in jobs(tree, "--config", "run=replay")
+
+
+@pytest.mark.parametrize("missing", [".csv", ".json"])
+def test_half_of_a_measurement_is_kept_as_well(tree, missing):
+    measure(tree / "results/study")
+    (tree / RAW / f"softmax{missing}").unlink()
+    assert "holds measured times" in snakemake(tree, "--dry-run").stderr
+
+
+def test_a_replayed_run_is_replayed_again(tree):
+    measure(tree / "results/study", mode="replayed")
+    assert "Replay softmax from results/recorded/h200" in jobs(tree, "--forceall")
+
+
+def test_a_measurement_that_fails_leaves_the_former_times_and_is_made_again(finished):
+    measure(finished / "results/study")
+    words = (f"{RAW}/softmax.csv", *MEASURE)
+    assert snakemake(finished, "--touch", "--forceall", *MEASURE).returncode == 0
+    before = contents(finished / RAW)
+    assert jobs(finished, *words) == set()
+    script = finished / "harness" / "measure.py"
+    script.write_text("import sys\nsys.exit('no GPU')\n")
+    for _ in range(2):
+        assert jobs(finished, *words) == {"Measure softmax"}
+        assert snakemake(finished, *words).returncode != 0
+        assert contents(finished / RAW) == before | {
+            ".softmax.failed": (finished / RAW / ".softmax.failed").read_bytes()
+        }
+    script.write_text(
+        "import sys\n"
+        "out = sys.argv[sys.argv.index('--out') + 1]\n"
+        "open(out, 'w').close()\n"
+        "open(out.replace('.csv', '.json'), 'w').close()\n"
+    )
+    done = snakemake(finished, *words)
+    assert done.returncode == 0, done.stderr
+    assert (finished / RAW / "softmax.csv").read_bytes() == b""
+    assert jobs(finished, *words) == set()
+
+
+def test_the_command_refuses_as_the_workflow_does(tmp_path):
+    run, recorded = measure(tmp_path / "study"), measure(tmp_path / "recorded")
+    before = contents(run / "raw")
+    with pytest.raises(UserError, match=r"softmax\.csv: holds measured times; name another file"):
+        replay.replay("softmax", recorded, run / "raw/softmax.csv")
+    assert contents(run / "raw") == before
+
+
+@pytest.fixture
+def results(tmp_path):
+    folder = tmp_path / "results"
+    for name in ("recorded/h200", "study", "again"):
+        measure(folder / name)
+    measure(folder / "smoke", mode="replayed")
+    (folder / "begun/raw").mkdir(parents=True)
+    (folder / "begun/raw/.softmax.journal").write_text("{}")
+    (folder / "tuning/tuned").mkdir(parents=True)
+    (folder / "tuning/tuned/softmax.json").write_text("{}")
+    return folder
+
+
+def test_cleaning_keeps_what_was_measured_and_what_is_recorded(results):
+    assert measured.clean(results, []) == ["again", "begun", "study", "tuning"]
+    left = {path.name for path in results.iterdir()}
+    assert left == {"recorded", "again", "begun", "study", "tuning"}
+    assert measured.clean(results, ["study", "begun"]) == ["again", "tuning"]
+    assert {path.name for path in results.iterdir()} == {"recorded", "again", "tuning"}
+
+
+@pytest.mark.parametrize("name", ["recorded", "nobody"])
+def test_cleaning_removes_nothing_where_a_name_is_no_run(results, name):
+    with pytest.raises(UserError, match=f"{name}: no such run; there are: again, begun"):
+        measured.clean(results, [name])
+    assert (results / "smoke").is_dir()
+
+
+def test_make_clean_names_what_it_keeps(tmp_path):
+    for name in ("harness", "Makefile"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    measure(tmp_path / "results/study")
+    (tmp_path / "results/smoke").mkdir()
+    done = subprocess.run(["make", "-s", "clean"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "kept results/study: measured; make clean RUN=study removes it\n"
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["study"]
+    named = ["make", "-s", "clean", "RUN=study"]
+    assert subprocess.run(named, cwd=tmp_path, capture_output=True).returncode == 0
+    assert not [*(tmp_path / "results").iterdir()]
+
+
+def test_a_sidecar_decides(tmp_path):
+    run = measure(tmp_path, mode="replayed")
+    assert measured.held(run) == []
+    (run / "raw/softmax.json").write_text(json.dumps(["replayed"]))
+    assert measured.held(run) == ["softmax"]
