@@ -2,7 +2,8 @@
 
 `python -m harness.record --run results/study --into results/recorded/h200`; an op is replaced
 whole: CSV, sidecar and reports of all its implementations come from one run. What the sanitizer
-said of a kernel file goes along, if the run asked it.
+said of a kernel file goes along, if the run asked it. `manifest.json` holds the digest of each file;
+`--seal` writes it for what lies in a recorded folder.
 """
 
 import argparse
@@ -11,17 +12,24 @@ import sys
 import tempfile
 from pathlib import Path
 
-from harness import command, raw
+from harness import command, manifest, raw
+from harness import reports as reports_of
 from harness.command import UserError
 from harness.load import TWIN
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, required=True)
-    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--into", type=Path)
     parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code too")
+    parser.add_argument("--seal", type=Path, help="only write the manifest of this recorded run")
     options = parser.parse_args()
+    if options.seal:
+        print(f"sealed {', '.join(manifest.seal(options.seal))}", file=sys.stderr)
+        return
+    if not (options.run and options.into):
+        parser.error("give --run and --into, or --seal")
     for op in record(options.run, options.into, options.allow_dirty):
         print(f"recorded {op}", file=sys.stderr)
 
@@ -46,13 +54,16 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
         impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
         reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
         for report in reports[op]:
-            command.read_json(report, f"verify it again: python -m harness.verify --op {op}")
+            again = f"verify it again: python -m harness.verify --op {op}"
+            command.read_json(report, again, reports_of.FIELDS)
     for op, path in sources.items():
         _replace_folder(into / "verify" / op, reports[op])
         for source in (path.with_suffix(".json"), path):
             _replace_file(into / "raw" / source.name, source)
-    for source in sorted((run / "sanitize").glob("*.json")):
+    sanitized = sorted((run / "sanitize").glob("*.json"))
+    for source in sanitized:
         _replace_file(into / "sanitize" / source.name, source)
+    manifest.write(into, sources, [path.stem for path in sanitized])
     return list(sources)
 
 

@@ -6,8 +6,9 @@
 import argparse
 from pathlib import Path
 
-from harness import command, measured, raw
+from harness import command, manifest, measured, raw, reports
 from harness.command import UserError
+from harness.load import TWIN
 
 
 def main() -> None:
@@ -20,14 +21,24 @@ def main() -> None:
 
 
 def replay(op: str, recorded: Path, out: Path) -> None:
-    """Writes both files of an op, or neither; UserError where the recorded ones are not whole."""
+    """Writes both files of an op, or neither.
+
+    Raises UserError where the recorded ones are not whole, are not as the manifest has them, or
+    have an implementation without a verification report, and where `out` holds measured times.
+    """
     source = recorded / "raw" / f"{op}.csv"
     if measured.is_held(out):
         raise UserError(f"{out}: holds measured times; name another file, or remove it first")
-    remedy = f"record {op} on a GPU machine or take it out of ops in config/config.yaml"
+    remedy = f"git checkout {recorded}, record {op} on a GPU machine, or take it out of ops"
+    manifest.check(recorded, [op])
     rows, sidecar = raw.read(source, remedy)
     if {op} != {sidecar["op"], *(row["op"] for row in rows)}:
         raise UserError(f"{source}: is about another op than {op}; {remedy}")
+    for impl in dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN):
+        path = recorded / "verify" / op / f"{impl}.json"
+        report = command.read_json(path, remedy, reports.FIELDS)
+        if (report["op"], report["impl"]) != (op, impl):
+            raise UserError(f"{path}: is about {report['op']} of {report['impl']}; {remedy}")
     with command.whole_file(out) as temporary:
         temporary.write_bytes(source.read_bytes())
         command.write_json(out.with_suffix(".json"), sidecar | {"mode": "replayed"})

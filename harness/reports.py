@@ -10,12 +10,13 @@ from harness.raw import TIMED
 
 ROOT = Path(__file__).resolve().parents[1]
 REMEDY = "run the stage that writes it again"
+FIELDS = ("op", "impl", "impl_version", "mode", "status", "reason", "cells", "code_sha256")
 
 
 def verified(folders: Iterable[Path]) -> list[dict]:
     """The reports in folders of ops; by op, ours first, then by implementation and mode."""
     paths = (path for folder in folders for path in folder.glob("*.json"))
-    reports = [read_json(path, REMEDY) for path in paths]
+    reports = [read_json(path, f"remove it and {REMEDY}", FIELDS) for path in paths]
     return sorted(reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"]))
 
 
@@ -27,14 +28,22 @@ def folders(folder: Path, recorded: Path, sidecars: Mapping[str, dict]) -> Itera
             yield recorded / "verify" / op
 
 
-def changed(reports: Iterable[Mapping]) -> set[str]:
-    """The ops whose code is not what the recorded run verified: of two reports on ours, that
-    run's and this machine's, the files or the version of Triton differ."""
-    codes: dict[str, set] = {}
+def changed(reports: Iterable[Mapping], sidecars: Mapping[str, dict]) -> set[str]:
+    """The ops whose code may not be what was timed.
+
+    Of replayed times two reports on ours must name the same code: that of the recorded run and that
+    of this machine. A report or a digest that is absent shows nothing, so the op counts.
+    """
+    codes: dict[str, list] = {op: [] for op in sidecars}
     for report in reports:
-        if report["impl"] == OURS:
-            codes.setdefault(report["op"], set()).add(report.get("code_sha256"))
-    return {op for op, found in codes.items() if len(found) > 1}
+        if report["impl"] == OURS and report["op"] in codes:
+            codes[report["op"]].append(report["code_sha256"])
+    needed = {op: 2 if car["mode"] == "replayed" else 1 for op, car in sidecars.items()}
+    return {
+        op
+        for op, found in codes.items()
+        if len(found) < needed[op] or not all(found) or len(set(found)) > 1
+    }
 
 
 def verification(reports: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:

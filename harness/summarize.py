@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import capabilities, cells, claims, datasheets, kernl, ledger, raw, reports
+from harness import capabilities, cells, claims, datasheets, kernl, ledger, manifest, raw, reports
 from harness.command import UserError, read_json, run, whole_file
 from harness.load import OURS
 
@@ -69,6 +69,8 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
     _write_cells(folder, study)
     families = {op: found[0]["family"] for op, found in rows.items() if found}
+    if replayed := [op for op, car in sidecars.items() if car["mode"] == "replayed"]:
+        manifest.check(recorded, replayed, {families[op] for op in replayed if op in families})
     found = reports.verified(reports.folders(folder, recorded, sidecars))
     _write(folder / "verification.csv", VERIFICATION, reports.verification(found, families))
     _write(folder / "capabilities.csv", CAPABILITIES, capabilities.rows(found, families))
@@ -85,7 +87,7 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     resources = list(reports.resources(builds))
     _write(folder / "resources.csv", _columns(resources), resources)
     _write(folder / "ir.csv", IR, reports.ir(builds))
-    shown = reports.runs(sidecars, reports.changed(found))
+    shown = reports.runs(sidecars, reports.changed(found, sidecars))
     _write(folder / "runs.csv", RUNS, shown)
     # As the kernels read it: unset means the committed tables, empty none.
     tuned = os.environ.get("TILEWRIGHT_TUNED", str(TUNED))

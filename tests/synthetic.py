@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from harness import manifest
+
 RUN_ID = "20000101T0000Z-0000000-synthetic"
 CEILINGS = {
     "read": ("GB/s", 4400.0),
@@ -125,6 +127,10 @@ def write_run(folder: Path, ops=tuple(FAMILIES), mode="measured", recorded=None)
     for family in dict.fromkeys(FAMILIES[op] for op in ops):
         _build(folder, family)
     _survey(folder)
+    if mode == "replayed":
+        for op in ops:
+            _measurement(recorded, op, "measured")
+        manifest.seal(recorded)
     return folder
 
 
@@ -302,6 +308,7 @@ def _report(folder: Path, op: str, impl: str, mode: str) -> None:
         "op": op,
         "impl": impl,
         "impl_version": "3.6.0" if impl == "ours" else "2.11.0",
+        "code_sha256": f"of {op} {impl}",
         "mode": mode,
         "device": "Synthetic GPU" if mode == "gpu" else "Synthetic CPU",
         "seed": 1,

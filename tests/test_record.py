@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from test_raw import PLAIN, save
 
-from harness import raw, record, replay
+from harness import manifest, raw, record, replay
 from harness.command import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = [PLAIN | {"impl": impl} for impl in ("ours", "ours_twin", "torch_eager")]
+REPORT = dict.fromkeys(("impl_version", "reason", "code_sha256"), "")
+REPORT |= {"op": "softmax", "mode": "gpu", "status": "ok", "cells": []}
 
 
 @pytest.fixture
@@ -23,13 +25,23 @@ def run(tmp_path) -> Path:
     for impl in ("ours", "torch_eager"):
         report = folder / f"verify/softmax/{impl}.json"
         report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps({"impl": impl}))
+        report.write_text(json.dumps(REPORT | {"impl": impl}))
     return folder
+
+
+@pytest.fixture
+def recorded(run, tmp_path) -> Path:
+    """The same, recorded."""
+    record.record(run, tmp_path / "recorded", allow_dirty=False)
+    return tmp_path / "recorded"
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    # What the digests say is another test's.
+    found.pop(manifest.NAME, None)
+    return found
 
 
 def test_an_op_is_recorded_whole(run, tmp_path):
@@ -97,11 +109,82 @@ def test_an_empty_run_is_refused(tmp_path):
         record.record(tmp_path, tmp_path / "recorded", allow_dirty=False)
 
 
-def test_a_replay_says_so_and_changes_nothing_else(run, tmp_path):
+def test_the_manifest_holds_the_digest_of_each_file(run, recorded):
+    (run / "sanitize").mkdir()
+    (run / "sanitize/softmax.json").write_text("{}")
+    record.record(run, recorded, allow_dirty=False)
+    files = json.loads((recorded / manifest.NAME).read_text())["files"]
+    assert files == {name: raw.sha256(content) for name, content in tree(recorded).items()}
+    before = (recorded / manifest.NAME).read_bytes()
+    manifest.seal(recorded)
+    assert (recorded / manifest.NAME).read_bytes() == before
+
+
+def test_recording_an_op_vouches_for_no_other(run, recorded):
+    save(run / "raw/matmul.csv", [row | {"op": "matmul"} for row in ROWS], op="matmul")
+    for impl in ("ours", "torch_eager"):
+        path = run / f"verify/matmul/{impl}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(REPORT | {"op": "matmul", "impl": impl}))
+    (recorded / "verify/softmax/ours.json").write_text("{}")
+    (run / "raw/softmax.csv").unlink()
+    record.record(run, recorded, allow_dirty=False)
+    manifest.check(recorded, ["matmul"])
+    with pytest.raises(UserError, match=r"softmax/ours\.json: its SHA-256"):
+        manifest.check(recorded, ["matmul", "softmax"])
+
+
+def test_a_report_without_its_fields_is_not_recorded(run, tmp_path):
+    (run / "verify/softmax/ours.json").write_text("{}")
+    with pytest.raises(UserError, match=r"ours\.json: has no 'cells'; verify it again"):
+        record.record(run, tmp_path / "recorded", allow_dirty=False)
+
+
+def test_a_folder_is_sealed_by_the_command(recorded):
+    (recorded / manifest.NAME).unlink()
+    call = [sys.executable, "-m", "harness.record", "--seal", str(recorded)]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "sealed softmax\n")
+    manifest.check(recorded, ["softmax"])
+    (done,) = [subprocess.run([*call[:-1], "nowhere"], cwd=ROOT, capture_output=True, text=True)]
+    assert done.returncode == 2 and "nowhere/raw: holds no measurement" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda path: path.unlink(), r"eager\.json: missing"),
+        (lambda path: path.write_text("{}"), "SHA-256"),
+        (lambda path: path.write_bytes(path.read_bytes().replace(b"ok", b"no")), "SHA-256"),
+        (lambda path: path.with_name("more.json").write_text("{}"), "more.json: .*not list it"),
+        (lambda path: (path.parents[2] / manifest.NAME).unlink(), "record one: python -m"),
+    ],
+)
+def test_no_replay_without_the_reports_that_were_recorded(recorded, tmp_path, change, problem):
+    change(recorded / "verify/softmax/torch_eager.json")
     out = tmp_path / "again/raw/softmax.csv"
-    replay.replay("softmax", run, out)
-    assert out.read_bytes() == (run / "raw/softmax.csv").read_bytes()
-    before = json.loads((run / "raw/softmax.json").read_text())
+    with pytest.raises(UserError, match=problem):
+        replay.replay("softmax", recorded, out)
+    assert not out.parent.exists()
+
+
+def test_a_timed_implementation_without_a_report_is_refused_though_sealed(recorded, tmp_path):
+    path = recorded / "verify/softmax/torch_eager.json"
+    path.write_text(json.dumps(REPORT | {"impl": "ours"}))
+    manifest.seal(recorded)
+    with pytest.raises(UserError, match=r"eager\.json: is about softmax of ours"):
+        replay.replay("softmax", recorded, tmp_path / "again.csv")
+    path.unlink()
+    manifest.seal(recorded)
+    with pytest.raises(UserError, match=r"eager\.json: missing; git checkout"):
+        replay.replay("softmax", recorded, tmp_path / "again.csv")
+
+
+def test_a_replay_says_so_and_changes_nothing_else(recorded, tmp_path):
+    out = tmp_path / "again/raw/softmax.csv"
+    replay.replay("softmax", recorded, out)
+    assert out.read_bytes() == (recorded / "raw/softmax.csv").read_bytes()
+    before = json.loads((recorded / "raw/softmax.json").read_text())
     assert raw.read(out, "")[1] == before | {"mode": "replayed"}
 
 
@@ -117,21 +200,26 @@ def head(path: Path) -> None:
     ("spoil", "problem"),
     [(Path.unlink, "missing"), (cut, "truncated"), (head, "header")],
 )
-def test_a_bad_recording_is_named_with_its_remedy(run, tmp_path, spoil, problem):
-    spoil(run / "raw/softmax.csv")
+def test_a_bad_recording_is_named_with_its_remedy(recorded, tmp_path, spoil, problem):
+    spoil(recorded / "raw/softmax.csv")
+    if recorded.joinpath("raw/softmax.csv").exists():
+        manifest.seal(recorded)
     out = tmp_path / "again/softmax.csv"
-    call = ["--op", "softmax", "--recorded", str(run), "--out", str(out)]
+    call = ["--op", "softmax", "--recorded", str(recorded), "--out", str(out)]
     done = subprocess.run(
         [sys.executable, "-m", "harness.replay", *call], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    for words in ("raw/softmax.csv", problem, "record softmax on a GPU", "config/config.yaml"):
+    for words in ("raw/softmax.csv", problem, "git checkout"):
         assert words in done.stderr
     assert not out.parent.exists()
 
 
-def test_a_recording_of_another_op_is_refused(run, tmp_path):
-    save(run / "raw/matmul.csv", ROWS)
+def test_a_recording_of_another_op_is_refused(recorded, tmp_path):
+    save(recorded / "raw/matmul.csv", ROWS)
+    (recorded / "verify/softmax").rename(recorded / "verify/matmul")
+    (recorded / "raw/softmax.csv").unlink()
+    manifest.seal(recorded)
     with pytest.raises(UserError, match="about another op than matmul"):
-        replay.replay("matmul", run, tmp_path / "out.csv")
+        replay.replay("matmul", recorded, tmp_path / "out.csv")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from harness import cells, datasheets, environment, raw, statistics, summarize
+from harness import cells, datasheets, environment, manifest, raw, statistics, summarize
 from harness.load import OURS, TWIN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,6 +28,14 @@ def study(request):
 
 def test_something_is_recorded():
     assert MACHINES
+
+
+def test_the_manifest_lists_all_of_it_and_nothing_else(study):
+    folder, ops = study
+    manifest.check(folder, ops, {rows[0]["family"] for rows, _ in ops.values()})
+    listed = json.loads((folder / manifest.NAME).read_text())["files"]
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert set(listed) == names - {manifest.NAME}
 
 
 def test_each_op_was_measured_on_committed_code_and_by_the_rule(study):

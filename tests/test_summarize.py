@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 
@@ -259,8 +260,15 @@ def test_a_replayed_run_adds_the_recorded_reports_to_its_own(replayed):
 def test_an_op_whose_code_is_not_what_the_recorded_run_verified_is_named(replayed):
     one = {"op": "dot", "impl": "ours", "code_sha256": "a"}
     rival = one | {"impl": "torch_eager", "code_sha256": "b"}
-    assert reports.changed([one, one, rival]) == set()
-    assert reports.changed([one, one | {"code_sha256": "c"}, one | {"op": "scale"}]) == {"dot"}
+    other, silent, lost = (one | {"code_sha256": code} for code in ("c", "", None))
+    here, there = {"dot": {"mode": "measured"}}, {"dot": {"mode": "replayed"}}
+    assert reports.changed([one, one, rival], there) == set()
+    assert reports.changed([one, other], there) == {"dot"}
+    # What nothing shows is not taken for granted.
+    for found in ([one], [rival], [one, silent], [silent, silent], [lost, lost]):
+        assert reports.changed([*found, one | {"op": "scale"}], there) == {"dot"}
+    assert reports.changed([one], here) == set()
+    assert reports.changed([silent], here) == reports.changed([], here) == {"dot"}
     sidecar = json.loads((replayed / "raw" / "softmax.json").read_text())
     runs = reports.runs({"dot": sidecar, "scale": sidecar, "softmax": sidecar}, {"dot", "softmax"})
     assert [row["changed_ops"] for row in runs] == ["dot softmax"]
@@ -343,3 +351,39 @@ def test_a_damaged_sidecar_ends_the_command_with_a_short_message(tmp_path):
     assert "dot.csv" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (folder / "summary.csv").exists()
+
+
+def spoil(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda path: spoil(path, status="inaccurate", reason="forged"), "its SHA-256 is not"),
+        (lambda path: path.write_text("{}"), "its SHA-256 is not"),
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.rename(path.with_name("new.json")), "(missing|does not list it)"),
+        (lambda path: shutil.rmtree(path.parent), "missing"),
+        (lambda path: (path.parents[2] / "manifest.json").unlink(), "has no manifest.json"),
+        (lambda path: (path.parents[2] / "manifest.json").write_text("[]"), "no JSON object"),
+        (lambda path: (path.parents[2] / "manifest.json").write_text("{}"), "has no 'files'"),
+        (lambda path: spoil(path.parents[2] / "manifest.json", files=3), "'files' cannot be 3"),
+        (lambda path: spoil(path.parents[2] / "manifest.json", files={}), "does not list it"),
+    ],
+)
+def test_no_replay_is_shown_without_the_evidence_of_its_record(tmp_path, change, problem):
+    run, recorded = tmp_path / "run", tmp_path / "recorded"
+    synthetic.write_run(run, ("dot",), "replayed", recorded)
+    summarize(run, recorded)
+    change(recorded / "verify/dot/torch_eager.json")
+    with pytest.raises(UserError, match=problem) as caught:
+        summarize(run, recorded)
+    assert "recorded" in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_report_of_this_machine_that_says_nothing_is_named(tmp_path):
+    synthetic.write_run(tmp_path, ("dot",))
+    (tmp_path / "verify/dot/ours.json").write_text("{}")
+    with pytest.raises(UserError, match=r"ours\.json: has no 'cells'; remove it and run"):
+        summarize(tmp_path, tmp_path / "recorded")

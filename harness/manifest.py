@@ -1,0 +1,94 @@
+"""What a recorded run consists of: `manifest.json`, the SHA-256 digest of each of its files.
+
+A file that was edited, lost or added since the run was recorded is named before anything is read
+from it.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from harness import command
+from harness.command import UserError
+from harness.raw import sha256
+
+NAME = "manifest.json"
+
+
+def write(recorded: Path, ops: Iterable[str] = (), families: Iterable[str] = ()) -> None:
+    """Lists the files of these ops and kernel files as they lie there; what is listed of others
+    stays as it is.
+    """
+    path = recorded / NAME
+    files = dict(_listed(recorded, "remove it and record again")) if path.exists() else {}
+    raw = {f"raw/{op}.{end}" for op in ops for end in ("csv", "json")}
+    folders = tuple(f"verify/{op}/" for op in ops)
+    ours = raw | {f"sanitize/{family}.json" for family in families}
+    kept = {
+        name: digest
+        for name, digest in files.items()
+        if name not in ours and not name.startswith(folders)
+    }
+    ours |= {name for folder in folders for name in _present(recorded, folder)}
+    fresh = {name: sha256((recorded / name).read_bytes()) for name in ours}
+    command.write_json(path, {"files": dict(sorted((kept | fresh).items()))})
+
+
+def seal(recorded: Path) -> list[str]:
+    """Lists all files of a recorded run as they lie there; returns its ops."""
+    ops = sorted(path.stem for path in (recorded / "raw").glob("*.csv"))
+    if not ops:
+        raise UserError(f"{recorded}/raw: holds no measurement; name the folder of a recorded run")
+    (recorded / NAME).unlink(missing_ok=True)
+    write(recorded, ops, [path.stem for path in (recorded / "sanitize").glob("*.json")])
+    return ops
+
+
+def check(recorded: Path, ops: Iterable[str], families: Iterable[str] = ()) -> None:
+    """Raises UserError where a file of these ops or kernel files is not as it was recorded.
+
+    ops: those whose times and reports are read. families: those whose `sanitize/` report is read,
+    which a recorded run may lack.
+    """
+    remedy = f"git checkout {recorded}, or record the run again"
+    listed = _listed(recorded, remedy)
+    places = [place for op in ops for place in (f"raw/{op}.csv", f"raw/{op}.json")]
+    if unknown := [place for place in places if place not in listed]:
+        raise UserError(f"{recorded / unknown[0]}: {NAME} does not list it; {remedy}")
+    folders = [f"verify/{op}" for op in ops]
+    for folder in folders:
+        found = [name for name in listed if name.startswith(f"{folder}/")]
+        if not found:
+            raise UserError(f"{recorded / folder}: {NAME} lists no report; {remedy}")
+        places += {*found, *_present(recorded, folder)}
+    sanitized = (f"sanitize/{family}.json" for family in families)
+    places += [name for name in sanitized if name in listed or (recorded / name).exists()]
+    for name in sorted(places):
+        path = recorded / name
+        if name not in listed:
+            raise UserError(f"{path}: {NAME} does not list it; {remedy}")
+        try:
+            digest = sha256(path.read_bytes())
+        except FileNotFoundError:
+            raise UserError(f"{path}: missing; {remedy}") from None
+        if digest != listed[name]:
+            raise UserError(f"{path}: its SHA-256 is not the one in {NAME}; {remedy}")
+
+
+def _listed(recorded: Path, remedy: str) -> Mapping[str, str]:
+    if recorded.is_dir() and not (recorded / NAME).exists():
+        raise UserError(
+            f"{recorded}: has no {NAME}, so it is no recorded run; record one:"
+            f" python -m harness.record --run {recorded} --into results/recorded/<machine>"
+        )
+    listed = command.read_json(recorded / NAME, remedy, ["files"])["files"]
+    if not isinstance(listed, dict):
+        raise UserError(f"{recorded / NAME}: 'files' cannot be {json.dumps(listed)}; {remedy}")
+    return listed
+
+
+def _present(recorded: Path, folder: str) -> Iterator[str]:
+    """The files of a folder and of those in it, by their names in the manifest."""
+    for path in (recorded / folder).rglob("*"):
+        if path.is_file() and not path.name.startswith("."):
+            yield path.relative_to(recorded).as_posix()
