@@ -2,8 +2,8 @@
 
 `python -m harness.record --run results/study --into results/recorded/h200`; an op is replaced
 whole: CSV, sidecar and reports of all its implementations come from one run. What the sanitizer
-said of a kernel file goes along, if the run asked it. `manifest.json` holds the digest of each file;
-`--seal` writes it for what lies in a recorded folder.
+said of a kernel file goes along, if the run asked it. `manifest.json` holds the digest of each
+file; `--seal` writes it for what lies in a recorded folder.
 """
 
 import argparse
