@@ -105,9 +105,12 @@ def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
     assert all(reason.startswith("the tutorial form has no ") for reason in refused)
 
 
-def test_every_op_has_the_yardstick_and_both_modes_of_the_compiler():
-    for stem in ("torch_eager", "torch_compile", "torch_compile_max"):
-        assert OFFERS[stem] == sorted(OPS), stem
+def test_every_recorded_op_has_the_yardstick_and_both_modes_of_the_compiler():
+    recorded = {path.stem for path in (ROOT / "results/recorded").glob("*/raw/*.csv")}
+    assert recorded and recorded <= set(OFFERS["torch_eager"])
+    # An op that is new may have no formula yet; one that has it is compiled, too.
+    for stem in ("torch_compile", "torch_compile_max"):
+        assert OFFERS[stem] == OFFERS["torch_eager"], stem
 
 
 def test_a_baseline_offers_ops_of_the_study_and_nothing_else():

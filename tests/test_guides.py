@@ -1,0 +1,98 @@
+"""Who follows a guide to the letter has a tree whose tests pass."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_workflow import copied
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"`([\w/]+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
+
+
+def followed(folder, guide):
+    """A copy of this tree with the code of a guide in it; the names of the files it adds to."""
+    copied(folder)
+    for name in ("tests", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "results").mkdir()
+    (folder / "results/recorded").symlink_to(ROOT / "results/recorded")
+    blocks = BLOCK.findall((ROOT / "docs" / guide).read_text())
+    for name, code in blocks:
+        path = folder / name
+        # As a person appends: two lines apart.
+        path.write_text(f"{path.read_text()}\n\n{code}" if path.exists() else code)
+    return [name for name, _ in blocks]
+
+
+def run(folder, *words):
+    """The commands of a page, with the tools of this environment on the path."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "PATH": path}
+    left_out = ("PYTEST_", "PYTHONPATH")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
+    return subprocess.run(words, cwd=folder, env=kept | hidden, capture_output=True, text=True)
+
+
+def counts(done):
+    return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", done)}
+
+
+@pytest.fixture(scope="module")
+def squared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("square")
+    names = followed(folder, "add-a-kernel.md")
+    assert names[0] == "kernels/square.py" and len(names) == 5
+    return folder
+
+
+def test_the_tests_of_a_kernel_that_was_added_pass(squared):
+    done = run(squared, "pytest", "-q", "-k", "square", "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert counts(done.stdout)["passed"] > 12
+
+
+def test_the_tests_that_look_at_all_files_pass_beside_it(squared):
+    tests = ["tests/test_baselines.py", "tests/test_workflow.py", "tests/test_house.py"]
+    some = "baseline_offers or yardstick or every_op_reaches or share_private or finds_nothing"
+    done = run(squared, "pytest", "-q", *tests, "-k", some, "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert counts(done.stdout)["passed"] >= 6
+
+
+def test_a_kernel_without_a_rival_passes_as_well(tmp_path):
+    followed(tmp_path, "add-a-kernel.md")
+    for path in (tmp_path / "baselines").glob("*.py"):
+        shutil.copy(ROOT / "baselines" / path.name, path)
+    tests = ["tests/test_baselines.py", "tests/test_workflow.py"]
+    some = "baseline_offers or yardstick"
+    done = run(tmp_path, "pytest", "-q", *tests, "-k", some, "-p", "no:cacheprovider")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert counts(done.stdout)["passed"] >= 3
+
+
+def test_a_kernel_that_was_added_is_verified(squared):
+    words = ("--op", "square", "--impl", "ours", "--dtypes", "float32", "--out", "v.json")
+    done = run(squared, "python", "-m", "harness.verify", *words)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"(\d+) of \1 cells ok; ok", done.stdout)
+
+
+def test_a_baseline_that_was_added_is_a_skipped_row(tmp_path):
+    assert followed(tmp_path, "add-a-baseline.md") == ["baselines/example.py"]
+    call = ("pytest", "-q", "-p", "no:cacheprovider", "tests/test_baselines.py")
+    done = run(tmp_path, *call, "-k", "example or baseline_offers")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert counts(done.stdout) == {"passed": 1, "skipped": 1}
+    assert "No module named 'example_kernels'" in done.stdout
+    plan = ("snakemake", "-n", "--config", "measure=True", "run=plan")
+    planned = run(tmp_path, *plan)
+    assert planned.returncode == 0, planned.stderr
+    assert "Verify softmax of example" in planned.stdout + planned.stderr
