@@ -55,11 +55,13 @@ class Schedule:
 
 @dataclass
 class Run:
-    """A launch that has ended: its kernel, its grid, how often another program got the turn."""
+    """A launch that has ended: its kernel, its grid, how often another program got the turn, and
+    how often inline assembly looked for what another program writes."""
 
     kernel: str
     grid: tuple[int, int, int]
     turns: int = 0
+    looks: int = 0
 
 
 def schedules(
@@ -327,6 +329,7 @@ class _Turns:
         def load(addresses, lanes, strong):
             self._point(strong)
             looked[lanes] = self._stores
+            self.run.looks += strong
             found = interpreter._interpreter.load(
                 addresses, np.ones(addresses.shape, bool),
                 np.zeros(addresses.shape, np.uint32), np.dtype(np.uint32),

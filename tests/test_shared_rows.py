@@ -1,4 +1,4 @@
-"""Rows that several programs hold, in any order of the programs.
+"""Rows that several programs hold, and sums that the last program takes, in any order of programs.
 
 The programs take turns (`interleaved.py`).
 """
@@ -7,11 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interleaved import Run, interleaved, schedules
+from interleaved import ORDERS, Deadlock, Run, Schedule, interleaved, schedules
 
 from harness import nvml
-from kernels import _softmax_shared
+from kernels import _exchange, _softmax_shared, cross_entropy, vector
 from kernels import softmax as family
+from kernels._device import planned_for
+from kernels.layer_norm import layer_norm, layer_norm_reference
+from kernels.rms_norm import rms_norm, rms_norm_reference
 from kernels.softmax import softmax, softmax_reference
 
 pytestmark = pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")
@@ -72,3 +75,150 @@ def test_softmax_in_any_order(data):
     schedule = data.draw(schedules())
     runs = softmax_agrees(randn(rows, n, dtype=dtype), schedule, data.draw(st.floats(0.1, 3)))
     assert min(holders(runs, rows)) >= 2 and all(run.turns > run.grid[0] for run in runs)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax_on_a_device_that_holds_one_row(dtype, order):
+    programs = 4 if dtype.itemsize == 2 else 8
+    schedule = Schedule(order, resident=programs)
+    runs = softmax_agrees(randn(3, 2048, dtype=dtype), schedule)
+    # Forward a row of 4096 bytes and more has half as many programs, of more warps.
+    assert holders(runs, 3)[1] == programs
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_softmax_waits_on_a_device_that_holds_less(order):
+    with interleaved(Schedule(order, resident=2)), pytest.raises(Deadlock, match="_shared_kernel"):
+        softmax(randn(3, 2000, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_softmax_of_parts_that_are_minus_infinity_or_nan(dtype):
+    x = randn(4, 2048, dtype=dtype)
+    x[0, :700] = x[1, 700:] = -torch.inf
+    x[2] = -torch.inf
+    bits = x.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    # All bits set: as such a slot says that its part is not there yet.
+    bits[3, 5] = -1
+    with interleaved(Schedule("random", seed=3)) as runs:
+        y = softmax(x)
+    assert runs[0].kernel == "_forward_shared_kernel"
+    expected = torch.softmax(x.double(), -1)
+    assert y[2:].isnan().all() and not y[:2].isnan().any()
+    assert ((y - expected)[:2].abs() <= expected[:2] * 2 * BOUND[dtype] + 1e-9).all()
+
+
+@pytest.mark.parametrize("multiprocessors", [4, 3])
+def test_softmax_does_not_wait_where_a_device_may_not_hold_a_row(multiprocessors):
+    """Four launches of groups of eight programs need room for 32, four to a multiprocessor."""
+    x = randn(2, 2048).requires_grad_()
+    sharers = _exchange.SHARERS * 8 // _softmax_shared.PER_SM
+    with planned_for(sm_count=sharers + multiprocessors - 4), interleaved() as runs:
+        softmax(x).sum().backward()
+    shared = ["_forward_shared_kernel", "_backward_shared_kernel"]
+    assert ([run.kernel for run in runs] == shared) == (multiprocessors == 4)
+
+
+NORMS = {
+    "layer_norm": (layer_norm, layer_norm_reference),
+    "rms_norm": (rms_norm, rms_norm_reference),
+}
+
+
+def norm_agrees(name, rows, n, dtype, schedule, residual=False):
+    """Both passes of a norm lie near the reference in float64; returns the launches."""
+    function, reference = NORMS[name]
+    given = {"x": randn(rows, n, dtype=dtype, seed=1), "weight": randn(n, dtype=dtype, seed=2)}
+    if name == "layer_norm":
+        given["bias"] = randn(n, dtype=dtype, seed=3)
+    if residual:
+        given["residual"] = randn(rows, n, dtype=dtype, seed=4)
+    seed = randn(rows, n, dtype=dtype, seed=5)
+    results, runs = [], []
+    for formula, form in ((function, torch.Tensor.clone), (reference, torch.Tensor.double)):
+        leaves = {key: form(tensor).requires_grad_() for key, tensor in given.items()}
+        with interleaved(schedule) as launches:
+            outputs = formula(**leaves, eps=1e-5)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            gradients = torch.autograd.grad(
+                outputs, list(leaves.values()), [form(seed)] * len(outputs)
+            )
+        results.append([*outputs, *gradients])
+        runs += launches
+    for ours, truth in zip(*results, strict=True):
+        near(ours, truth, 10 * BOUND[dtype])
+    return runs
+
+
+def exchanged(runs: list[Run]) -> set[str]:
+    """The passes whose programs took sums together."""
+    kernels = [run.kernel for run in runs if run.looks]
+    return {part for part in ("forward", "backward") for kernel in kernels if part in kernel}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "name, n", [("layer_norm", 16384), ("rms_norm", 16384), ("rms_norm", 65536)]
+)
+def test_norms_in_any_order(name, n, order):
+    runs = norm_agrees(name, 3, n, torch.float32, Schedule(order, seed=n), order == "random")
+    assert exchanged(runs) >= ({"backward"} if n == 16384 else {"forward", "backward"})
+
+
+@pytest.mark.parametrize("n, dtype", [(65536, torch.float32), (131072, torch.float16)])
+def test_layer_norm_of_rows_that_several_programs_hold_forward(n, dtype):
+    runs = norm_agrees("layer_norm", 2, n, dtype, Schedule("successor first"))
+    assert "forward" in exchanged(runs)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_number_that_is_none_in_a_long_row_of_a_norm_stays_in_its_row(name):
+    function, _ = NORMS[name]
+    x, vector = randn(3, 131072, dtype=torch.float16), torch.ones(131072, dtype=torch.float16)
+    x[1, 70000:70002].view(torch.int16).fill_(-1)
+    vectors = [vector] if name == "rms_norm" else [vector, vector]
+    with interleaved(Schedule("successor first")) as runs:
+        y = function(x, *vectors)
+    assert runs[0].grid[0] > 3
+    assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
+
+
+@few
+@given(st.data())
+def test_dot_by_its_last_program(data):
+    """Whole numbers, so each order of the sum gives the same; the counter is left at zero."""
+    n = data.draw(st.integers(0, 40_000))
+    counter = torch.zeros(1, dtype=torch.int32)
+    x, y = randn(n, seed=1).round(), randn(n, seed=2).round()
+    with pytest.MonkeyPatch.context() as patched, interleaved(data.draw(schedules())) as runs:
+        patched.setattr(vector, "ticket", lambda device: counter)
+        for _ in range(2):
+            assert vector.dot(x, y).item() == torch.dot(x.double(), y.double()).item()
+            assert counter.item() == 0
+    assert len(runs) == 2
+
+
+@few
+@given(st.data())
+def test_cross_entropy_by_its_last_program(data):
+    rows, v = data.draw(st.integers(1, 9)), data.draw(st.integers(2, 50))
+    reduction = data.draw(st.sampled_from(["mean", "sum"]))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
+    logits = randn(rows, v, dtype=dtype)
+    targets = torch.randint(0, v, (rows,), generator=torch.Generator().manual_seed(1))
+    targets[1::3] = -100
+    counter = torch.zeros(1, dtype=torch.int32)
+    results = []
+    for formula, leaf in (
+        (cross_entropy.cross_entropy, logits.clone().requires_grad_()),
+        (torch.nn.functional.cross_entropy, logits.double().requires_grad_()),
+    ):
+        with pytest.MonkeyPatch.context() as patched, interleaved(data.draw(schedules())):
+            patched.setattr(cross_entropy, "ticket", lambda device: counter)
+            loss = formula(leaf, targets, reduction=reduction)
+            loss.backward()
+        results.append((loss, leaf.grad))
+    assert counter.item() == 0
+    for ours, truth in zip(*results, strict=True):
+        near(ours, truth, BOUND[dtype])
