@@ -55,14 +55,14 @@ def tuned(
     """Has a worker prepare one cell after the other; of each the status and the seconds.
 
     Nothing is verified yet: one that falls or hangs is replaced before the next cell. Of a library
-    that is not here the first cell says so for all.
+    that is not here, or ends its process as it is imported, the first cell says so for all.
     """
     found = []
     with Crew(op, SEED, bench) as crew:
         for each in cells:
             began = time.monotonic()
             answer = crew.start([impl]).get(impl, {"status": "ok"})
-            if answer["status"] == "ok":
+            if ready := answer["status"] == "ok":
                 what = {"case": each.case.name, "dtype": each.dtype, "direction": each.direction}
                 answer = crew.ask([impl], limit_s, "prepare", **what)[impl]
             seconds = round(time.monotonic() - began, 3)
@@ -70,7 +70,7 @@ def tuned(
             found.append(
                 {"cell": str(each), "status": answer["status"], "reason": reason, "s": seconds}
             )
-            if answer["status"] == "unavailable":
+            if answer["status"] == "unavailable" or (not ready and answer["status"] in FATAL):
                 break
             if answer["status"] not in FATAL:
                 answer = crew.ask([impl], limit_s, "release")[impl]

@@ -1,7 +1,6 @@
 """Which kernels a kernel file launches, and with what: its launchers run without data."""
 
 import contextlib
-import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +55,7 @@ def of_file(
     the case that stands for its kernel. Raises UserError for a kernel that no case launches, unless
     not `every` one need be, as where an architecture has no use for some.
     """
-    module = importlib.import_module(f"kernels.{stem}")
+    module = load.kernel(stem)
     values = list(vars(module).values())
     ops = declared(stem, Op)
     missing = _entries(
@@ -85,7 +84,7 @@ def of_file(
 
 def declared(stem: str, kind: type) -> list:
     """The objects of a kind, `Op` or `Configs`, that a kernel file declares, in its order."""
-    values = vars(importlib.import_module(f"kernels.{stem}")).values()
+    values = vars(load.kernel(stem)).values()
     return [value for value in values if isinstance(value, kind)]
 
 

@@ -1,14 +1,18 @@
 """Kernels and baselines by name, imported late: an absent library is a status, never a crash."""
 
+import contextlib
+import functools
 import importlib
 import importlib.metadata
 import pkgutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import baselines
 import kernels
+from harness import sources, statuses
 from harness.command import UserError
 from kernels._contract import Op
 
@@ -25,14 +29,51 @@ class Unavailable(Exception):
 
 
 def op(name: str) -> tuple[Op, str]:
-    """The declaration of an op and its family, the stem of its file."""
+    """The declaration of an op and its family, the stem of its file.
+
+    The syntax trees tell which file that is, so a broken file costs no op of another. Raises
+    UserError where no file declares the op, or where its file cannot be imported.
+    """
+    families = _families(tuple(kernels.__path__))
+    if name in families:
+        return _declared(name, families[name]), families[name]
+    # One that a function makes has its name in no tree.
     for module in pkgutil.iter_modules(kernels.__path__):
-        if module.name.startswith("_"):
-            continue
-        for value in vars(importlib.import_module(f"kernels.{module.name}")).values():
-            if isinstance(value, Op) and value.name == name:
-                return value, module.name
+        with contextlib.suppress(UserError):
+            return _declared(name, module.name), module.name
     raise UserError(f"kernels/: no file declares an op {name!r}; write Op({name!r}, …) in one")
+
+
+def _declared(name: str, stem: str) -> Op:
+    for value in vars(kernel(stem)).values() if not stem.startswith("_") else ():
+        if isinstance(value, Op) and value.name == name:
+            return value
+    raise UserError(f"kernels/{stem}.py: has no Op({name!r}, …) at module level; write one")
+
+
+def kernel(stem: str) -> ModuleType:
+    """The module of a kernel file; UserError names the file and why it cannot be imported."""
+    try:
+        return importlib.import_module(f"kernels.{stem}")
+    except Exception as error:
+        traceback.print_exception(error)
+        raise UserError(
+            f"kernels/{stem}.py: {statuses.reason(error)}; mend the file, or leave its ops out of"
+            " `ops`"
+        ) from error
+
+
+@functools.cache
+def _families(folders: tuple[str, ...]) -> dict[str, str]:
+    """The stem of the file of each op that the files of these folders declare."""
+    found = {}
+    for folder in map(Path, folders):
+        for stem in sources.stems(folder.parent, folder.name):
+            # Of one that has no syntax tree its own jobs tell.
+            with contextlib.suppress(UserError):
+                names = sources.declared_ops(folder.parent, f"{folder.name}/{stem}.py")
+                found |= dict.fromkeys(names, stem)
+    return found
 
 
 def function(op_name: str, impl: str) -> Callable:
@@ -40,10 +81,7 @@ def function(op_name: str, impl: str) -> Callable:
 
     Raises Unavailable where the baseline's library is absent, UserError where it lacks the op.
     """
-    if impl in (OURS, TWIN):
-        module = importlib.import_module(f"kernels.{op(op_name)[1]}")
-    else:
-        module = _baseline(impl)
+    module = kernel(op(op_name)[1]) if impl in (OURS, TWIN) else _baseline(impl)
     try:
         return getattr(module, op_name)
     except AttributeError:

@@ -44,6 +44,24 @@ def seal(recorded: Path) -> list[str]:
     return ops
 
 
+def rewrite(recorded: Path, path: Path, value: object) -> None:
+    """Writes JSON in the place of a recorded file and lists its new digest.
+
+    Raises UserError where the file is not as it was recorded; a folder without a manifest has none
+    to keep.
+    """
+    if not (recorded / NAME).exists():
+        command.write_json(path, value)
+        return
+    name = path.relative_to(recorded).as_posix()
+    remedy = f"git checkout {recorded}"
+    listed = _listed(recorded, remedy)
+    _same(recorded, name, listed, remedy)
+    command.write_json(path, value)
+    files = dict(listed) | {name: sha256(path.read_bytes())}
+    command.write_json(recorded / NAME, {"files": files})
+
+
 def check(recorded: Path, ops: Iterable[str], families: Iterable[str] = ()) -> None:
     """Raises UserError where a file of these ops or kernel files is not as it was recorded.
 
@@ -64,15 +82,20 @@ def check(recorded: Path, ops: Iterable[str], families: Iterable[str] = ()) -> N
     sanitized = (f"sanitize/{family}.json" for family in families)
     places += [name for name in sanitized if name in listed or (recorded / name).exists()]
     for name in sorted(places):
-        path = recorded / name
-        if name not in listed:
-            raise UserError(f"{path}: {NAME} does not list it; {remedy}")
-        try:
-            digest = sha256(path.read_bytes())
-        except FileNotFoundError:
-            raise UserError(f"{path}: missing; {remedy}") from None
-        if digest != listed[name]:
-            raise UserError(f"{path}: its SHA-256 is not the one in {NAME}; {remedy}")
+        _same(recorded, name, listed, remedy)
+
+
+def _same(recorded: Path, name: str, listed: Mapping[str, str], remedy: str) -> None:
+    """Raises UserError where a file is not as it is listed."""
+    path = recorded / name
+    if name not in listed:
+        raise UserError(f"{path}: {NAME} does not list it; {remedy}")
+    try:
+        digest = sha256(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: missing; {remedy}") from None
+    if digest != listed[name]:
+        raise UserError(f"{path}: its SHA-256 is not the one in {NAME}; {remedy}")
 
 
 def _listed(recorded: Path, remedy: str) -> Mapping[str, str]:

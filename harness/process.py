@@ -71,6 +71,11 @@ class Worker:
             self.kill()
             return {"status": "crashed", "reason": "wrote into the socket of its answers"}
 
+    @property
+    def ended(self) -> bool:
+        """Whether the process died, or was ended here for a fault of its own."""
+        return self._ended
+
     def last_words(self) -> str:
         """The end of what the process printed."""
         descriptor = self._log.fileno()

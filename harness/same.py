@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness import manifest
 from harness.command import UserError, read_json, write_json
 
 # Of a build report, what a comparison asks for.
@@ -86,7 +87,8 @@ def keep(old: Mapping, new: Mapping, recorded: Path, tables: Path, commit: str) 
         report = read_json(path, f"git checkout {path}")
         if report.get("code_sha256") == old["code_sha256"] != new["code_sha256"]:
             carried = [*report.get("carried", []), note]
-            write_json(path, report | {"code_sha256": new["code_sha256"], "carried": carried})
+            report = report | {"code_sha256": new["code_sha256"], "carried": carried}
+            manifest.rewrite(recorded, path, report)
             said.append(f"{path}: carried over")
     names = _renamed(old, new)
     for path in sorted(tables.glob("*.json")):

@@ -7,7 +7,6 @@ hazards in shared memory. Exit code 1: a tool found something in a kernel of our
 
 import argparse
 import contextlib
-import importlib
 import os
 import re
 import shutil
@@ -17,7 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from harness import digests
+from harness import digests, load
 from harness.command import UserError, run, write_json
 from harness.discover import ops
 from harness.load import OURS
@@ -84,7 +83,7 @@ def _tool(name: str, arguments: argparse.Namespace) -> dict:
 
 def _kernels(stem: str) -> set[str]:
     """The names of all compiled functions that a kernel file declares or takes from another."""
-    values = vars(importlib.import_module(f"kernels.{stem}")).values()
+    values = vars(load.kernel(stem)).values()
     return {value.fn.__name__ for value in values if hasattr(value, "arg_names")}
 
 

@@ -22,12 +22,37 @@ def ops(root: Path) -> dict[str, str]:
     """The family (kernel file) of each op: the literal first argument of each `Op(…)` call."""
     family = {}
     for stem in stems(root, "kernels"):
-        for name in _declared_ops(parsed(root, f"kernels/{stem}.py")):
+        for name in declared_ops(root, f"kernels/{stem}.py"):
             if name in family:
                 other = family[name]
                 raise UserError(f"kernels/{stem}.py: op {name!r} is also in {other}.py; rename one")
             family[name] = stem
     return family
+
+
+def declared_ops(root: Path, path: str) -> list[str]:
+    """The names of the ops that a kernel file declares; UserError where one cannot be read.
+
+    It is a literal, since nothing is imported, and a name of Python, since a function has it.
+    Inside functions nothing is looked for.
+    """
+    names, queue = [], [parsed(root, path)]
+    while queue:
+        node = queue.pop()
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            queue += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call) and _name(node.func) == "Op":
+            named = [word.value for word in node.keywords if word.arg == "name"]
+            first = (node.args or named or [None])[0]
+            value = first.value if isinstance(first, ast.Constant) else None
+            if not (isinstance(value, str) and value.isidentifier()):
+                what = ast.unparse(first) if first is not None else "nothing"
+                raise UserError(
+                    f"{path}:{node.lineno}: the name of an Op is {what}; write a literal that is"
+                    " the name of the function, such as 'softmax'"
+                )
+            names.append(value)
+    return names
 
 
 def sources(root: Path, *starts: str) -> list[str]:
@@ -95,14 +120,6 @@ def _files(root: Path, importer: str, module: str) -> Iterator[str]:
     elif importer.split("/")[0] not in PACKAGES:
         folders = (parent.as_posix() for parent in Path(importer).parents)
         yield from (f"{folder}/{name}" for folder in folders if folder != ".")
-
-
-def _declared_ops(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _name(node.func) == "Op" and node.args:
-            first = node.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield first.value
 
 
 def _name(node: ast.expr) -> str:

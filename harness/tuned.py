@@ -5,12 +5,11 @@
 """
 
 import argparse
-import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from harness import command
+from harness import command, load
 from harness.command import UserError
 from harness.environment import ROOT, describe, model
 from kernels import _tuned
@@ -73,7 +72,7 @@ def record(stem: str, entries: Mapping[str, list]) -> dict[str, object]:
 
 def _kernels(stem: str) -> dict[str, _tuned.Configs]:
     """What a kernel file, or one that it shares, declares to be tuned, by the kernel's name."""
-    values = vars(importlib.import_module(f"kernels.{stem}")).values()
+    values = vars(load.kernel(stem)).values()
     return {each.name: each for each in values if isinstance(each, _tuned.Configs)}
 
 

@@ -58,7 +58,7 @@ class Bench:
             for kind in kinds
             for case in getattr(self.op, kind)[:most]
             for dtype in self.op.dtypes_of(case)
-            if dtype in dtypes
+            if dtype in dtypes and passes
         ]
         self.units = [(case, dtype) for _, case, dtype in chosen]
         judged = self.op.judged(self.ours)

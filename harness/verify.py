@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from harness import digests, ledger, nvml, sources, statuses
+from harness import digests, environment, ledger, nvml, sources, statuses
 from harness.command import UserError, fresh_seed, run, seed, write_json
-from harness.process import KEEP, START_S, Worker
+from harness.process import KEEP, LOST, START_S, Worker
 from kernels._contract import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -108,6 +108,10 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
             if hello["status"] == "unavailable":
                 found = {key: hello[key] for key in ("status", "reason")}
                 return {"impl_version": "", "device": ""} | found, {}
+            if _fell(hello, worker, arguments.impl):
+                print(worker.last_words(), file=sys.stderr)
+                found = {"status": hello["status"], "reason": f"at import: {hello['reason']}"}
+                return {"impl_version": _installed(arguments.impl), "device": ""} | found, {}
             limit_s, plan = arguments.cell_timeout_s, hello
             if hello["status"] == "ok":
                 plan = hello | _ask(worker, limit_s, "prepare", **_plan(arguments, mode))
@@ -136,6 +140,18 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 facts = {key: plan[key] for key in ("impl_version", "device")}
                 look = partial(_ask, worker, limit_s, "ledger")
                 return facts | {"ledger": ledger.take(units, plan.get("declared", {}), look)}, units
+
+
+def _fell(hello: dict, worker: Worker, impl: str) -> bool:
+    """Whether a library killed or hung its process as it was imported, which is a row, too."""
+    told = impl in OURS or hello["status"] not in ("crashed", "hung") or not worker.ended
+    return not told and hello["reason"] != LOST
+
+
+def _installed(impl: str) -> str:
+    """The version of the library behind a baseline, which is not imported for it."""
+    name = environment.distribution(ROOT / f"baselines/{impl}.py")
+    return environment.version(name) or ""
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:
@@ -234,8 +250,9 @@ def _arguments() -> argparse.Namespace:
         # Blanks or commas: a list of the configuration, or one word of a command line.
         words = ",".join(getattr(arguments, key))
         setattr(arguments, key, [word for word in words.split(",") if word])
-    if unknown := sorted(set(arguments.dtypes) - set(DTYPES)):
-        raise UserError(f"--dtypes: {unknown[0]!r} is none of {', '.join(DTYPES)}")
+    for key, known in (("dtypes", DTYPES), ("passes", PASSES)):
+        if unknown := sorted(set(getattr(arguments, key)) - set(known)):
+            raise UserError(f"--{key}: {unknown[0]!r} is none of {', '.join(known)}")
     return arguments
 
 

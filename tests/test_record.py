@@ -223,3 +223,13 @@ def test_a_recording_of_another_op_is_refused(recorded, tmp_path):
     manifest.seal(recorded)
     with pytest.raises(UserError, match="about another op than matmul"):
         replay.replay("matmul", recorded, tmp_path / "out.csv")
+
+
+def test_a_report_that_is_carried_over_is_listed_anew_and_a_forged_one_is_not(recorded):
+    path = recorded / "verify/softmax/ours.json"
+    manifest.rewrite(recorded, path, REPORT | {"code_sha256": "new"})
+    manifest.check(recorded, ["softmax"])
+    path.write_text(json.dumps(REPORT | {"status": "forged"}))
+    with pytest.raises(UserError, match=r"ours\.json: its SHA-256"):
+        manifest.rewrite(recorded, path, REPORT)
+    assert json.loads(path.read_text())["status"] == "forged"
