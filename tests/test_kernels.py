@@ -149,9 +149,6 @@ def test_every_op_declares_what_the_house_expects(name):
         letters = {x for tensor in op.inputs.values() for x in tensor.shape.split()}
         assert letters <= set(case.sizes), f"{family}: {case.name} lacks a size"
         assert set(case.flags) <= set(op.flags), f"{family}: {case.name} has an unknown flag"
-        for direction in op.passes:
-            cost = op.cost(case, direction, 2)
-            assert cost.bytes_read >= 0 and cost.bytes_written >= 0 and cost.flops >= 0
     names = [case.name for case in (*op.edge, *op.sweep)]
     assert len(set(names)) == len(names)
     assert callable(load.function(name, load.OURS))
