@@ -23,6 +23,8 @@ SPIKE, BESIDE_SPIKE = 1e3, 1e-2
 SHARE_OF_INF = SHARE_OF_SENTINEL = 0.25
 # Kinds of values that a tensor declared tame does not take.
 WILD = ("inf", "infinities", "denormal")
+# Where the tables of a cell begin is below it, as a position of a token is.
+MOST_START = 2**16
 
 
 def make(
@@ -30,14 +32,15 @@ def make(
 ) -> dict[str, torch.Tensor | None]:
     """The tensor arguments of `op` by name, on `device`; None where the case leaves one out.
 
-    Floating tensors are normal, or of the kind that `case.values` names; integers are uniform
-    below the size that the op names, else the smallest of the case, so that they index any of its
-    dimensions. Memory of a
-    layout that lies outside the tensor is NaN. On the device "meta" there are shapes only. only:
-    the name of a single tensor to make.
+    Floating tensors are normal with the standard deviation that the op declares, or of the kind
+    that `case.values` names, or a table that the op declares. Integers are uniform below the size
+    that the op names, else the smallest of the case, so that they index any of its dimensions.
+    Memory of a layout that lies outside the tensor is NaN. On the device "meta" there are shapes
+    only. only: the name of a single tensor to make.
     """
+    cell = f"{seed}/{op.name}/{case.name}/{dtype}"
     return {
-        name: _tensor(spec, case, dtype, f"{seed}/{op.name}/{case.name}/{dtype}/{name}", device)
+        name: _tensor(spec, case, dtype, cell, name, device)
         if not spec.when or spec.when in case.flags
         else None
         for name, spec in op.inputs.items()
@@ -61,15 +64,20 @@ def gradients(
     return tuple(found)
 
 
-def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.Tensor:
+def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: str) -> torch.Tensor:
+    key = f"{cell}/{name}"
     shape = [case[letter] for letter in spec.shape.split()]
     if swapped := spec.transposed and spec.transposed in case.flags:
         shape[-2:] = reversed(shape[-2:])
     element = getattr(torch, spec.dtype or dtype)
     device = torch.device(device)
-    if element.is_floating_point:
+    if spec.table and device.type != "meta":
+        values = spec.table(case, _start(cell)).to(device, element)
+        if list(values.shape) != shape:
+            raise ValueError(f"{name}: its table is {tuple(values.shape)}, expected {shape}")
+    elif element.is_floating_point:
         kind = "" if spec.tame and case.values in WILD else case.values
-        values = _floating(shape, kind, key, device, element)
+        values = _floating(shape, kind, spec.scale_of(case), key, device, element)
     else:
         least = min(case.sizes.values(), default=1)
         bound = 2 if element == torch.bool else case[spec.below] if spec.below else least
@@ -83,16 +91,29 @@ def _tensor(spec: Spec, case: Case, dtype: str, key: str, device: str) -> torch.
     return values.mT if swapped else values
 
 
+def _start(cell: str) -> int:
+    """Where the tables of a cell begin."""
+    return int(_uniform((), f"{cell}/start", torch.device("cpu")).item() * MOST_START)
+
+
 def _floating(
-    shape: Sequence[int], kind: str, key: str, device: torch.device, element: torch.dtype
+    shape: Sequence[int],
+    kind: str,
+    scale: float,
+    key: str,
+    device: torch.device,
+    element: torch.dtype,
 ) -> torch.Tensor:
     x = _normal(shape, key, device)
+    if scale != 1:
+        x = x * scale
     if kind == "large":
         x = x * LARGE
     elif kind == "denormal":
         x = x * (torch.finfo(element).tiny / 4)
     elif kind == "equal":
-        x = _normal((*shape[:-1], 1)[: len(shape)], key, device).expand(shape).contiguous()
+        one = _normal((*shape[:-1], 1)[: len(shape)], key, device)
+        x = (one * scale).expand(shape).contiguous()
     elif kind and shape and x.numel():
         position = torch.arange(shape[-1], device=device)
         row = _uniform((*shape[:-1], 1), f"{key}/row", device)

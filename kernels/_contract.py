@@ -30,6 +30,11 @@ class Tensor:
     ascending: sorted along its last dimension.
     below: the size letter that bounds its integers from above; "" the smallest size of the case.
     sentinel: (flag, value); in cases that carry the flag a quarter of its integers are the value.
+    scale: the standard deviation of its plain entries, or (case) -> one; of a weight that of a
+        network's, so that what follows from it is of the size that a network computes with.
+    table: (case, start) -> its entries, a float64 tensor on the CPU, where they are no draw but a
+        function of their place. start: a number from 0 to 2**16, drawn once for all tables of a
+        cell. No kind of values changes them.
     """
 
     shape: str
@@ -41,6 +46,21 @@ class Tensor:
     ascending: bool = False
     below: str = ""
     sentinel: tuple[str, int] | None = None
+    scale: "float | Callable[[Case], float]" = 1.0
+    table: "Callable[[Case, int], object] | None" = None
+
+    def scale_of(self, a_case: "Case") -> float:
+        """The standard deviation of its plain entries in a case."""
+        return self.scale(a_case) if callable(self.scale) else self.scale
+
+
+def fan_in(letter: str) -> "Callable[[Case], float]":
+    """The scale of a weight that sums over this size: unit inputs give results of unit variance.
+
+    LeCun et al., "Efficient BackProp" (1998), start networks so. GPT-2 and Llama draw their weights
+    with a deviation of 0.02, which is 1.28 / sqrt(4096): the same, to a factor near one.
+    """
+    return lambda a_case: max(1, a_case[letter]) ** -0.5
 
 
 @dataclass(frozen=True)

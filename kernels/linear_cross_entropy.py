@@ -22,7 +22,7 @@ import triton.language as tl
 from kernels import _cross_entropy as shared
 from kernels import _linear_loss as tiled
 from kernels._checks import floating
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._cross_entropy import (
     ROW_CONFIGS,
     WALK_CONFIGS,
@@ -68,7 +68,8 @@ LINEAR_CROSS_ENTROPY = Op(
     linear_cross_entropy_reference,
     {
         "x": Tensor("M H"),
-        "weight": Tensor("V H"),
+        # The rows of x come out of a norm; logits of unit variance.
+        "weight": Tensor("V H", scale=fan_in("H")),
         "targets": Tensor("M", "int64", grad=False, below="V", sentinel=("ignored", -100)),
         "bias": Tensor("V", when="bias"),
     },

@@ -19,7 +19,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels._checks import floating, require, shaped
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._device import float32_dot, shared_bytes, sm_count
 from kernels._formulas import gelu_gate, normal, tanh_of
 from kernels._layout import describable
@@ -60,7 +60,7 @@ MATMUL = Op(
     matmul_reference,
     {
         "a": Tensor("M K"),
-        "b": Tensor("K N", transposed="nt", tame=True),
+        "b": Tensor("K N", transposed="nt", tame=True, scale=fan_in("K")),
         "bias": Tensor("N", when="bias", tame=True),
     },
     _cost,

@@ -37,12 +37,25 @@ def _turned(x, cos, sin, interleaved):
     return torch.cat((turned, rest), -1)
 
 
+def _table(of):
+    """The table of a function of the angles: of position p and pair r, p / BASE**(r / R)."""
+
+    def table(a_case, start):
+        positions = start + torch.arange(a_case["S"], dtype=torch.float64)
+        places = torch.arange(a_case["R"], dtype=torch.float64) / max(1, a_case["R"])
+        return of(positions[:, None] * BASE**-places)
+
+    return table
+
+
 def _cost(a_case, direction, itemsize):
     heads = a_case["B"] * a_case["S"] * (a_case["H"] + a_case["K"])
     elements, angles = heads * a_case["D"], 2 * a_case["S"] * a_case["R"]
     return Cost((elements + angles) * itemsize, elements * itemsize, 6 * heads * a_case["R"])
 
 
+# That of Llama 3; RoFormer has 10,000.
+BASE = 500_000.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BF16 = ("bfloat16",)
 LLAMA = {"H": 32, "K": 8, "D": 128, "R": 64}
@@ -52,8 +65,8 @@ ROTARY = Op(
     {
         "q": Tensor("B S H D"),
         "k": Tensor("B S K D"),
-        "cos": Tensor("S R", grad=False, tame=True),
-        "sin": Tensor("S R", grad=False, tame=True),
+        "cos": Tensor("S R", grad=False, table=_table(torch.cos)),
+        "sin": Tensor("S R", grad=False, table=_table(torch.sin)),
     },
     _cost,
     edge=(
