@@ -6,8 +6,8 @@ timed calls must be those from before the timing, and memory must not have grown
 
 `device_us` is the time of one call's kernels, replayed as a graph. A backward pass is captured on
 its own, after its forward pass has run, so autograd takes no part in it; of the pass "both" one
-graph holds the two, for gradients of one. `call_us` is what a caller waits: the work of the host,
-autograd's included, is in it.
+graph holds the two, for gradients of one where the op is a loss. `call_us` is what a caller waits:
+the work of the host, autograd's included, is in it.
 
 What computes in place has its inputs put back before each call that is timed on the GPU, outside of
 the clock. `call_us` is of calls without that, each on what the one before has left.
@@ -65,8 +65,9 @@ class Bench:
         which a library compiles and tunes; `busy_s`: all others, until the GPU has done them.
         """
         the_case = next(each for each in self._op.sweep if each.name == case)
-        # What a library draws at random is another draw in each call; its gradients are not.
-        drawn = direction == "forward" and self._op.judged(self._ours) == "properties"
+        # What a library draws at random is another draw in each forward pass; for one of these its
+        # gradients are always the same.
+        drawn = direction != "backward" and self._op.judged(self._ours) == "properties"
         self._law = functools.partial(self._breach, the_case) if drawn else None
         with torch.cuda.stream(self._timer.stream):
             copies, busy, first = COPIES, 0.0, 0.0
@@ -83,7 +84,10 @@ class Bench:
                 outputs, again_s = _clocked(call)
                 peak = torch.cuda.max_memory_allocated() - before - kept.nbytes
                 read = [tensor for tensor in given if not kept.holds(tensor)]
-                if direction == "backward" and not any(_own(x, read) for x in outputs):
+                leaves = sum(tensor.requires_grad and tensor.is_leaf for tensor in given)
+                # The gradients come last.
+                own = [_own(tensor, read) for tensor in outputs[-leaves:]]
+                if direction != "forward" and not any(own):
                     raise statuses.Unsupported("a view of what it was given: nothing is computed")
                 first, busy = first + first_s, busy + again_s
                 self._calls.append(call)
@@ -202,17 +206,19 @@ class Bench:
         ]
         with self._declining():
             outputs = [output for output in forward() if output.requires_grad]
+        if self._op.unit_gradient:
+            gradients = tuple(torch.ones_like(output) for output in outputs)
+        else:
+            gradients = inputs.gradients(outputs, seed)
         if direction == "both":
-            ones = [torch.ones_like(output) for output in outputs]
 
             def both() -> Tensors:
                 results = forward()
                 roots = [result for result in results if result.requires_grad]
-                found = torch.autograd.grad(roots, wanted, ones)
+                found = torch.autograd.grad(roots, wanted, gradients)
                 return *(result.detach() for result in results), *found
 
-            return both, (*given, *ones)
-        gradients = inputs.gradients(outputs, seed)
+            return both, (*given, *gradients)
 
         def backward() -> Tensors:
             return torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
@@ -263,9 +269,13 @@ class Bench:
             raise statuses.Unsupported(statuses.reason(error)) from error
 
     def _breach(self, case: Case, outputs: Tensors, given: Tensors) -> str:
-        """Which property of a random op the outputs of a forward pass lack; "" if none."""
-        names = dict(zip(self._op.inputs, given, strict=True))
-        return self._op.properties(names, {"out": outputs[0]}, **self._op.arguments(case))
+        """Which property of a random op the outputs of a forward pass, or of both, lack."""
+        specs = self._op.inputs.items()
+        present = {name: spec for name, spec in specs if not spec.when or spec.when in case.flags}
+        names = dict(zip((*present, "dy"), given, strict=False))
+        wanted = [f"d{name}" for name, spec in present.items() if spec.grad]
+        results = dict(zip(("out", *wanted), outputs, strict=False))
+        return self._op.properties(names, results, **self._op.arguments(case))
 
     def _compare(self, which: str, outputs: Tensors, index: int) -> None:
         """outputs: of the call of this index."""

@@ -33,15 +33,19 @@ def sweep(
                     yield Cell(case, dtype, direction)
 
 
-def floor_us(cost: Cost, dtype: str, ceilings: Mapping[str, float], l2_bytes: int) -> float:
+def floor_us(
+    cost: Cost, dtype: str, ceilings: Mapping[str, float], l2_bytes: int, direction: str = "forward"
+) -> float:
     """The least time that the ceilings allow, in µs; 0 where they say nothing.
 
-    ceilings: GB/s and TFLOP/s by quantity. Traffic that the L2 could hide sets no floor.
+    ceilings: GB/s and TFLOP/s by quantity. Traffic that the L2 could hide sets no floor; so of
+    "both" neither does what a backward pass may find there of the forward pass.
     """
     seconds = cost.flops / (ceilings[dtype] * 1e12) if dtype in ceilings else 0.0
     streams = _moved(cost) > BEYOND_L2 * l2_bytes
     if streams and {"read", "write"} <= set(ceilings):
-        reading = cost.bytes_read / (ceilings["read"] * 1e9)
+        found = l2_bytes if direction == "both" else 0
+        reading = max(0, cost.bytes_read - found) / (ceilings["read"] * 1e9)
         seconds = max(seconds, reading + cost.bytes_written / (ceilings["write"] * 1e9))
     return seconds * 1e6
 
@@ -74,7 +78,8 @@ class Rows:
     ) -> None:
         """A row from what the worker said of the cell when it was prepared, and of this block."""
         throttle = answer.get("throttle") or ""
-        floor = floor_us(self._cost, self._cell.dtype, self._ceilings, prepared["l2_bytes"])
+        cell, l2_bytes = self._cell, prepared["l2_bytes"]
+        floor = floor_us(self._cost, cell.dtype, self._ceilings, l2_bytes, cell.direction)
         status, why = "ok", ""
         if nvml.slowed(throttle):
             status, why = "throttled", throttle

@@ -93,12 +93,15 @@ def shared(rival: Cell, ours: Cell) -> tuple[list[float], list[float]]:
 def floor_us(cell: Cell, ceilings: Mapping[str, float], spared: int = 0) -> tuple[float, str]:
     """The least time that the ceilings allow, in µs, and what bounds it; 0.0 where unknown.
 
-    spared: bytes written that need not reach memory within the time.
+    spared: bytes written that need not reach memory within the time, and of the pass "both" bytes
+    that a backward pass may find in the cache.
     """
     memory = compute = 0.0
     if "read" in ceilings and "write" in ceilings:
         written = max(0.0, cell.number("bytes_written") - spared)
-        memory = cell.number("bytes_read") / ceilings["read"] + written / ceilings["write"]
+        found = spared if cell.first["pass"] == "both" else 0
+        read = max(0.0, cell.number("bytes_read") - found)
+        memory = read / ceilings["read"] + written / ceilings["write"]
     if cell.first["dtype"] in ceilings:
         compute = cell.number("flops") / ceilings[cell.first["dtype"]]
     # Bytes over GB/s are ns; FLOPs over TFLOP/s are ps.

@@ -104,7 +104,7 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
         Launch(kernel, arguments, op, case, dtype, key=keys.get(kernel.fn.__name__, {}), grid=grid)
         for kernel, arguments, grid in calls
     ]
-    if seeds is not None and "both" in op.passes:
+    if seeds is not None:
         # Where no gradient is wanted the forward pass may launch another kernel.
         names = {launch.name for launch in found}
         alone = launched(op, case, dtype, backward=False)

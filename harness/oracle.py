@@ -129,7 +129,7 @@ def problem(
 
     eager: the implementation whose error sets the bound. Where it raises, the reference in the
     cell's dtype takes its place; where that raises too, the floor alone is the bound. ones: the
-    gradients of the outputs are one, as the pass "both" is timed.
+    gradients of the outputs are one, as the pass "both" of a loss is timed.
     """
     shapes = inputs.make(op, case, dtype, seed, "meta")
     outputs = run(op, op.reference, case, shapes)

@@ -109,12 +109,33 @@ class Cost:
     """The work no implementation can avoid: each input read once, each output written once.
 
     A backward pass need not read an input of which the forward pass can keep less: of relu a bit an
-    element is enough. What the forward pass keeps is no output; it is timed where none is kept.
+    element is enough. Where no gradient is wanted nothing is kept, so "forward" counts none of it;
+    "both" counts that it is written and, later, read.
     """
 
     bytes_read: int
     bytes_written: int
     flops: int
+
+
+def in_turn(cost, kept=lambda a_case: 0):
+    """The cost of three passes from that of two: "both" is a forward and then a backward pass.
+
+    cost: as `Op.cost`, of "forward" and of "backward". kept: (case) -> bytes that the forward pass
+    writes for the backward pass alone, whose cost holds their reading.
+    """
+
+    def of(a_case, direction, itemsize):
+        if direction != "both":
+            return cost(a_case, direction, itemsize)
+        first, then = (cost(a_case, each, itemsize) for each in ("forward", "backward"))
+        return Cost(
+            first.bytes_read + then.bytes_read,
+            first.bytes_written + kept(a_case) + then.bytes_written,
+            first.flops + then.flops,
+        )
+
+    return of
 
 
 @dataclass(frozen=True)
@@ -129,9 +150,10 @@ class Op:
     edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
     sweep: the cases that are timed, from the shapes of named models; verified on the GPU as well.
     cost: (case, direction, itemsize) -> Cost, direction one of the passes.
-    passes: "forward"; "backward", the gradients alone, after a forward pass that is not timed;
-        "both", one call that gives the outputs and, for a gradient of one, the gradients: for an
-        op that may compute them in its forward pass, where each pass alone would mislead.
+    passes: "forward", where no gradient is wanted; "backward", the gradients alone, after a forward
+        pass that is not timed; "both", the two in turn as in training, with what the one keeps for
+        the other: every differentiable op has it. An op that may compute its gradients in the
+        forward pass, where "backward" alone would mislead, has "forward" and "both".
     deterministic: two runs on the same inputs give the same bits.
     properties: (given, results, **arguments) -> "" or what is wrong; of a random op, whose rivals
         draw from streams of their own and are held to the law of the numbers. Ours is held to the
@@ -159,6 +181,11 @@ class Op:
     def differentiable(self) -> bool:
         """Whether gradients take part in any pass."""
         return self.passes != ("forward",)
+
+    @property
+    def unit_gradient(self) -> bool:
+        """Whether "both" is timed for gradients of one, as a loss gets them, and not for any."""
+        return "both" in self.passes and "backward" not in self.passes
 
     def judged(self, ours: bool) -> str:
         """What an implementation is held against: "oracle", or "properties"."""

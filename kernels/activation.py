@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from kernels._checks import floating
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
     EDGE,
     SWEEP,
@@ -75,11 +75,10 @@ def _cost(forward, backward, flags=False):
         beside = words_of(n) if flags else n * itemsize
         return Cost(n * itemsize + beside, n * itemsize, backward * n)
 
-    return cost
+    return in_turn(cost, lambda a_case: words_of(a_case["N"]) if flags else 0)
 
 
 X = {"x": Tensor("N")}
-BOTH = ("forward", "backward")
 TANH_EDGE = (
     case("tanh", N=10001),
     case("tanh", N=5000, values="large"),
@@ -90,17 +89,17 @@ TANH_SWEEP = tuple(
     case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
 )
 
-RELU = Op("relu", relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, BOTH)
+RELU = Op("relu", relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES)
 LEAKY_RELU = Op(
-    "leaky_relu", leaky_relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, BOTH,
+    "leaky_relu", leaky_relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES,
     params={"negative_slope": 0.01},
 )  # fmt: skip
 GELU = Op(
-    "gelu", gelu_reference, X, _cost(5, 11), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), BOTH,
+    "gelu", gelu_reference, X, _cost(5, 11), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), PASSES,
     flags={"tanh": {"approximate": "tanh"}},
 )  # fmt: skip
-TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, BOTH)
-COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, BOTH)
+TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, PASSES)
+COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, PASSES)
 
 # ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
 LN2_HIGH = tl.constexpr(0.693359375)

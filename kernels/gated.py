@@ -18,7 +18,7 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kernels._cases import ROW_EDGE
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
 from kernels._launch import launch, needs_grad
 from kernels._layout import ACCESS_BYTES, rows_of
@@ -34,6 +34,7 @@ def geglu_reference(gate, up, approximate="tanh"):
     return F.gelu(gate, approximate=approximate) * up
 
 
+@in_turn
 def _cost(a_case, direction, itemsize):
     elements = a_case["M"] * a_case["N"]
     reads, writes, flops = (2, 1, 10) if direction == "forward" else (3, 2, 20)
@@ -50,7 +51,7 @@ SWEEP = (
     case(M=8192, N=28672, dtypes=("bfloat16",)),
 )
 
-SWIGLU = Op("swiglu", swiglu_reference, INPUTS, _cost, EDGE, SWEEP, passes=("forward", "backward"))
+SWIGLU = Op("swiglu", swiglu_reference, INPUTS, _cost, EDGE, SWEEP, passes=PASSES)
 GEGLU = Op(
     "geglu",
     geglu_reference,
@@ -63,7 +64,7 @@ GEGLU = Op(
         case("erf", M=6, N=100, values="infinities"),
     ),
     sweep=(*SWEEP, case("erf", M=8192, N=14336, dtypes=("bfloat16",))),
-    passes=("forward", "backward"),
+    passes=PASSES,
     params={"approximate": "tanh"},
     flags={"erf": {"approximate": "none"}},
 )

@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from kernels._checks import floating
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
@@ -119,6 +119,7 @@ def _randint_cost(a_case, direction, itemsize):
     return Cost(0, a_case["N"] * (4 if "int32" in a_case.flags else 8), 0)
 
 
+@in_turn
 def _dropout_cost(a_case, direction, itemsize):
     moved = a_case["N"] * itemsize
     return Cost(moved, moved, 0)
@@ -188,7 +189,7 @@ DROPOUT = Op(
         case(N=2**28, dtypes=("bfloat16",)),
         case("half", N=2**26, dtypes=("bfloat16",)),
     ),
-    passes=("forward", "backward"),
+    passes=PASSES,
     params={"p": 0.1, "seed": 20261121},
     flags={"half": {"p": 0.5}},
     properties=_dropout_properties,

@@ -12,7 +12,7 @@ decides. The kernels, and why they are as they are: `_norm_forward.py` and `_nor
 
 import torch
 
-from kernels._contract import Op, Tensor
+from kernels._contract import PASSES, Op, Tensor, in_turn
 from kernels._launch import needs_grad
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import backward_configs, norm_backward
@@ -27,6 +27,7 @@ def rms_norm_reference(x, weight, eps, residual=None):
     return y if residual is None else (y, total)
 
 
+@in_turn
 def _cost(a_case, direction, itemsize):
     return norm_cost(a_case, direction, itemsize, 1, 4 if direction == "forward" else 9)
 
@@ -42,7 +43,7 @@ RMS_NORM = Op(
     _cost,
     edge=NORM_EDGE,
     sweep=NORM_SWEEP,
-    passes=("forward", "backward"),
+    passes=PASSES,
     params={"eps": 1e-6},
     flags=NORM_FLAGS,
 )

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._launch import launch, needs_grad
 from kernels._layout import ACCESS_BYTES
 from kernels._plan import empty, planned
@@ -48,6 +48,7 @@ def _table(of):
     return table
 
 
+@in_turn
 def _cost(a_case, direction, itemsize):
     heads = a_case["B"] * a_case["S"] * (a_case["H"] + a_case["K"])
     elements, angles = heads * a_case["D"], 2 * a_case["S"] * a_case["R"]
@@ -96,7 +97,7 @@ ROTARY = Op(
         case("interleaved", B=4, S=4096, **LLAMA, dtypes=BF16),
         case("interleaved", B=4, S=4096, H=32, K=2, D=128, R=32, dtypes=BF16),
     ),
-    passes=("forward", "backward"),
+    passes=PASSES,
     flags={"interleaved": {"interleaved": True}},
 )
 

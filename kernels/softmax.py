@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import LOG2E
 from kernels._launch import launch, needs_grad
 from kernels._layout import rows_of
@@ -70,6 +70,7 @@ def softmax_reference(x, scale, causal, mask):
     return y.masked_fill(future, 0.0) if causal else y
 
 
+@in_turn
 def _cost(a_case, direction, itemsize):
     m, n = a_case["M"], a_case["N"]
     # A causal row that is j rows above the last one does not see the last j keys.
@@ -106,7 +107,7 @@ SOFTMAX = Op(
         case("causal", "scaled", M=16384, N=16384, dtypes=("bfloat16",)),
         case("mask", "scaled", M=32768, N=4096, dtypes=("bfloat16",)),
     ),
-    passes=("forward", "backward"),
+    passes=PASSES,
     params={"scale": 1.0, "causal": False},
     flags={"scaled": {"scale": 0.125}, "causal": {"causal": True}, "mask": {}},
 )

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
 from kernels._tuned import Configs
@@ -28,6 +28,7 @@ def transpose_reference(x):
     return x.mT.clone(memory_format=torch.contiguous_format)
 
 
+@in_turn
 def _cost(a_case, direction, itemsize):
     moved = a_case["M"] * a_case["N"] * itemsize
     return Cost(moved, moved, 0)
@@ -64,7 +65,7 @@ TRANSPOSE = Op(
         case(M=8192, N=28672, dtypes=("float16",)),  # Llama 3 70B, weight of an MLP
         case(M=32768, N=128, dtypes=("bfloat16",)),  # the keys of a head
     ),
-    passes=("forward", "backward"),
+    passes=PASSES,
 )
 
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels._checks import floating, pair
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
     EDGE,
     SWEEP,
@@ -70,9 +70,10 @@ def _cost(forward, backward):
         reads, writes = forward if direction == "forward" else backward
         return Cost(reads * n * itemsize, writes * n * itemsize, writes * n)
 
-    return cost
+    return in_turn(cost)
 
 
+@in_turn
 def _dot_cost(a_case, direction, itemsize):
     size = a_case["N"] * itemsize
     if direction == "forward":
@@ -84,19 +85,18 @@ VECTOR = Tensor("N")
 FACTOR = Tensor("N", tame=True)
 PAIR = {"x": VECTOR, "y": VECTOR}
 FACTORS = {"x": VECTOR, "y": FACTOR}
-BOTH = ("forward", "backward")
 
 SCALE = Op(
-    "scale", scale_reference, {"x": VECTOR}, _cost((1, 1), (1, 1)), EDGE, SWEEP, BOTH,
+    "scale", scale_reference, {"x": VECTOR}, _cost((1, 1), (1, 1)), EDGE, SWEEP, PASSES,
     params={"alpha": 1.7},
 )  # fmt: skip
 # The gradient of a sum is the gradient of its terms: no byte moves, so there is nothing to time.
 ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP)
-MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, BOTH)
-MAXIMUM = Op("maximum", maximum_reference, PAIR, extremum_cost, EDGE, SWEEP, BOTH)
-MINIMUM = Op("minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, BOTH)
+MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, PASSES)
+MAXIMUM = Op("maximum", maximum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES)
+MINIMUM = Op("minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES)
 DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
-DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, BOTH)
+DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, PASSES)
 ACCUMULATES = {"dot": "float32"}
 
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import bench, load, statuses
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import PASSES, Cost, Op, Tensor, case
 
 SWEEP = (case(M=64),)
 CELL = {"case": "M64", "dtype": "float32"}
@@ -67,6 +67,7 @@ def make(monkeypatch):
         passes=("forward", "backward"),
         in_place=False,
         wide=(),
+        properties=None,
     ):
         op = Op(
             "op",
@@ -77,6 +78,7 @@ def make(monkeypatch):
             sweep=SWEEP,
             passes=passes,
             deterministic=deterministic,
+            properties=properties,
         )
         monkeypatch.setattr(load, "op", lambda name: (op, "family"))
         monkeypatch.setattr(load, "function", lambda name, impl: function)
@@ -136,6 +138,42 @@ def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_ti
     output, gradient = made._calls[0]()
     assert not output.requires_grad
     assert torch.equal(gradient**2, 4 * output)
+
+
+def test_both_passes_of_what_is_no_loss_are_for_the_gradients_of_the_backward_pass(make):
+    seen = {}
+    for direction in ("backward", "both"):
+        given = {}
+        made = make(lambda x, bias, given=given: noting_square([], given)(x), passes=PASSES)
+        cell(made, direction)
+        seen[direction] = sorted(map(tuple, given.values()))
+    assert seen["backward"] == seen["both"]
+    assert all(len(values) > 1 for values in seen["both"])
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_what_is_drawn_at_random_is_held_to_its_law_in_both_passes(make, factor):
+    class Drawn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.kept = torch.rand(x.shape) < 0.5
+            return x * ctx.kept
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return factor * gradient * ctx.kept
+
+    def law(given, results):
+        kept = results["out"] != 0
+        right = torch.equal(results["dx"], given["dy"] * kept)
+        return "" if right and torch.equal(results["out"], given["x"] * kept) else "no mask"
+
+    made = make(lambda x, bias: Drawn.apply(x), impl="rival", passes=PASSES, properties=law)
+    if factor == 1:
+        cell(made, "both")
+    else:
+        with pytest.raises(statuses.Inaccurate, match="a timed call: no mask"):
+            cell(made, "both")
 
 
 def test_a_tuple_of_outputs_passes(make):
@@ -356,10 +394,13 @@ def test_a_gradient_may_be_a_view_of_what_was_saved(make, impl):
 
 
 @pytest.mark.parametrize("impl", ["ours", "rival"])
+@pytest.mark.parametrize("direction", ["backward", "both"])
 @pytest.mark.parametrize("function", [lambda x, bias: x.view(-1), lambda x, bias: x.sum()])
-def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(make, function, impl):
+def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(
+    make, function, impl, direction
+):
     with pytest.raises(statuses.Unsupported, match="nothing is computed"):
-        make(function, impl).prepare(**CELL, direction="backward")
+        make(function, impl).prepare(**CELL, direction=direction)
 
 
 def test_without_a_graph_events_time_the_calls(make, monkeypatch):

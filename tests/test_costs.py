@@ -96,6 +96,31 @@ LINES = [
     # The mask is drawn again, not kept.
     ("dropout", "forward", case(N=20), 2, 40, 40, 0),
     ("dropout", "backward", case(N=20), 4, 80, 80, 0),
+    # Both passes in turn: what either reads and writes, and what the one keeps for the other.
+    # relu, forward x to y and 3 bytes of flags, backward those and the gradient to dx.
+    ("relu", "both", case(N=20), 2, 40 + 43, 40 + 3 + 40, 40),
+    ("leaky_relu", "both", case(N=20), 4, 80 + 83, 80 + 3 + 80, 40),
+    # Inputs and outputs that stay serve as what is kept.
+    ("gelu", "both", case(N=20), 2, 40 + 80, 40 + 40, 320),
+    ("tanh", "both", case(N=20), 2, 40 + 80, 40 + 40, 80),
+    ("cosh", "both", case(N=20), 4, 80 + 160, 80 + 80, 60),
+    ("scale", "both", case(N=20), 2, 40 + 40, 40 + 40, 40),
+    ("mul", "both", case(N=20), 2, 80 + 120, 40 + 80, 60),
+    ("maximum", "both", case(N=20), 2, 80 + 46, 40 + 6 + 80, 60),
+    ("minimum", "both", case(N=20), 4, 160 + 86, 80 + 6 + 160, 60),
+    ("dot", "both", case(N=20), 2, 80 + 82, 2 + 80, 80),
+    ("softmax", "both", case(M=3, N=7), 2, 42 + 84, 42 + 42, 210),
+    ("softmax", "both", case("causal", M=3, N=7), 2, 36 + 72, 42 + 42, 180),
+    ("softmax", "both", case("mask", M=3, N=7), 4, 112 + 168, 84 + 84, 210),
+    ("layer_norm", "both", case(M=3, N=7), 2, 70 + 98, 42 + 70, 420),
+    ("layer_norm", "both", case("residual", M=3, N=7), 2, 112 + 140, 84 + 70, 462),
+    ("rms_norm", "both", case(M=3, N=7), 4, 112 + 196, 84 + 112, 273),
+    ("rms_norm", "both", case("residual", M=3, N=7), 4, 196 + 280, 168 + 112, 315),
+    ("swiglu", "both", case(M=3, N=7), 2, 84 + 126, 42 + 84, 630),
+    ("geglu", "both", case(M=3, N=7), 4, 168 + 252, 84 + 168, 630),
+    ("rotary", "both", case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 600 + 600, 576 + 576, 864),
+    ("transpose", "both", case(M=3, N=7), 2, 42 + 42, 42 + 42, 0),
+    ("dropout", "both", case(N=20), 2, 40 + 40, 40 + 40, 0),
 ]
 ROOT = Path(__file__).parents[1]
 OPS = {name: load.op(name)[0] for name in sources.ops(ROOT)}

@@ -20,13 +20,13 @@ import pytest
 from test_measure import ENVIRONMENT, OP, Watch, plan
 from test_workflow import copied, snakemake
 
-from harness import command, digests, lease, measure
+from harness import command, digests, lease, measure, verifier
 from harness import verify as verification
 from harness.cell import sweep
 from harness.gate import Gate
 from harness.process import KEEP
 from harness.summarize import summarize
-from kernels._contract import Cost, Tensor, case
+from kernels._contract import PASSES, Cost, Tensor, case
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -358,3 +358,21 @@ def test_unknown_names_are_one_line(tree, op, impl, dtype):
     done, report = verify(tree, op, impl, "--dtypes", dtype)
     assert (done.returncode, report) == (2, None)
     assert done.stderr.startswith("tilewright: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch):
+    made, asked = verifier.Bench("scale", "torch_eager", 1), []
+    plain = verifier.trial.check
+
+    def check(function, problem, direction, *more):
+        asked.append(direction)
+        return plain(function, problem, direction, *more)
+
+    monkeypatch.setattr(verifier.trial, "check", check)
+    made.prepare(gpu=False, dtypes=["float32"], passes=list(PASSES), kinds=["edge"], most=1)
+    cells = made.check(0)["cells"]
+    assert asked == ["forward", "backward"]
+    assert [cell["pass"] for cell in cells] == ["forward", "backward", "both"]
+    names = [[tensor["name"] for tensor in cell["tensors"]] for cell in cells]
+    assert names == [["out"], ["out", "dx"], ["out", "dx"]]
+    assert {cell["status"] for cell in cells} == {"ok"}

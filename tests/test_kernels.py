@@ -2,13 +2,14 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness import load, nvml
+from harness import load, nvml, sources
 from kernels import attention, layer_norm, matmul, softmax, vector
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -142,9 +143,10 @@ def test_reference_is_differentiable_and_right(name):
     assert torch.autograd.gradcheck(reference, tensors)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", sources.ops(Path(__file__).parents[1]))
 def test_every_op_declares_what_the_house_expects(name):
     op, family = load.op(name)
+    assert "forward" in op.passes and op.differentiable == ("both" in op.passes)
     for case in itertools.chain(op.edge, op.sweep):
         letters = {x for tensor in op.inputs.values() for x in tensor.shape.split()}
         assert letters <= set(case.sizes), f"{family}: {case.name} lacks a size"

@@ -13,7 +13,7 @@ PAPER = Path(__file__).parents[1]
 CELL = ["op", "case", "dtype", "pass"]
 # Up to this much to either side of one, a mean is called level.
 LEVEL = 0.01
-PASSES = {"forward": "Forward", "backward": "Backward", "both": "With the gradients in one call"}
+PASSES = {"forward": "Forward", "backward": "Backward", "both": "Forward and backward in one call"}
 VERDICTS = {"less time": "better", "more": "worse", "the same": "no difference"}
 
 
