@@ -61,11 +61,9 @@ def _place(pid, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _fetch_weight(operands, barriers, step, tile_n, inner):
-    """Has the weight of a step copied as soon as the first group has let its slot go."""
-    desc, ring = operands[1], operands[3]
-    full, free = barriers[1], barriers[2]
+    """Has the weight of a step copied, into a slot that both groups have let go."""
+    desc, ring, full = operands[1], operands[3], barriers[1]
     slot = step % SLOTS
-    mbarrier.wait(free.index(slot), (step // SLOTS & 1) ^ 1)
     mbarrier.expect(full.index(slot), desc.block_type.nbytes)
     tma.async_copy_global_to_shared(
         desc, [tile_n * desc.block_type.shape[0], inner * desc.block_type.shape[1]],
@@ -103,7 +101,7 @@ def _multiply(operands, barriers, step, acc, further, WHICH: gl.constexpr):
 def _let_go(operands, barriers, step, inner, steps_h, here, after, more, WHICH: gl.constexpr):
     """Of a step whose products have ended: the group has its slot of rows filled again, and the
     second group that of the weight, with what comes as many steps later as there are slots, in the
-    same tile or, if there is one, the next."""
+    same tile or, if there is one, the next. tests/test_hopper_protocol.py visits every order."""
     gl.thread_barrier()
     ahead = inner + OWN_SLOTS
     same = ahead < steps_h
@@ -118,6 +116,10 @@ def _let_go(operands, barriers, step, inner, steps_h, here, after, more, WHICH: 
         ahead = inner + SLOTS
         same = ahead < steps_h
         if same or more:
+            mbarrier.wait(barriers[2].index(step % SLOTS), step // SLOTS & 1)
+            # No copy before all warps have seen that phase end. A warp that slept through the next
+            # one as well would find the parity as it was, and wait for ever.
+            gl.thread_barrier()
             _fetch_weight(
                 operands, barriers, step + SLOTS, gl.where(same, here[1], after[1]),
                 gl.where(same, ahead, ahead - steps_h),
@@ -211,6 +213,15 @@ def _barriers(COUNT: gl.constexpr):
 
 @gluon.jit
 def linear_tiles_hopper_kernel(x_desc, weight_desc, parts_ptr, M, V, H, GROUP_M: gl.constexpr):
+    """Of each row and tile of classes the maximum m of the logits x w, and sum exp(x w - m).
+
+    Grid: programs, one a multiprocessor at most. A program takes every such tile of 128 rows and
+    256 classes in turn; its first four warps have the first 64 rows, the other four the rest. Reads
+    x [M, H] and weight [V, H] by descriptors of blocks [64, 64] and [256, 64]. Writes parts
+    float32 [2, M, V / 256], maxima and then sums. Needs V % 256 == 0 and more blocks of 64 columns
+    than SLOTS; rows past M are zeros and are not written. GROUP_M: rows of tiles that stay beside
+    each other.
+    """
     sizes = (
         gl.cdiv(M, GROUPS * x_desc.block_type.shape[0]),
         V // weight_desc.block_type.shape[0],
