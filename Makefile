@@ -5,7 +5,7 @@ LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: study smoke paper report test lint image record tuned capabilities headline lock setup peers latex clean
+.PHONY: study smoke paper report test mutants lint image record tuned capabilities headline lock setup peers latex clean
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -18,6 +18,10 @@ paper report: setup
 
 test: setup
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+mutants: setup
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/mutants.txt
+	$(BIN)/python tests/mutants.py
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
@@ -41,7 +45,7 @@ headline:
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv
-	cd requirements && for set in study cuda peers flash-attn; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
+	cd requirements && for set in study cuda peers flash-attn mutants; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
 
 setup: $(READY) latex
 
