@@ -8,6 +8,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
+# As PyTorch's compiler, which makes it.
+AUTOTUNES = "all"
 
 if not torch.cuda.is_available():
     # Compiled for a CPU it takes ten seconds a shape and has no backward pass.

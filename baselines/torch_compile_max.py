@@ -10,6 +10,9 @@ from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
 MODE = "max-autotune-no-cudagraphs"
+# It times candidates at the first call with a shape (torch/_inductor/select_algorithm.py and
+# runtime/triton_heuristics.py), and keeps its choices in Inductor's cache.
+AUTOTUNES = "all"
 
 if not torch.cuda.is_available():
     raise ImportError("max-autotune times kernels on a GPU to choose among them, and there is none")

@@ -3,24 +3,26 @@
 `python -m harness.autotune --op matmul --impl quack --out …`. A library may time its candidates in
 the first call with a shape and keep the choice on disk. In verification, or beside the first calls
 of its rivals, others would use the GPU meanwhile, and it would choose among times that are not its
-own. Here it meets every cell that may be timed, and nothing else runs. Verification comes after, so
-that it judges what was chosen; measuring finds the same choices, or of a library that keeps none
-what it has compiled, and lets it make its first call alone. A baseline whose library does so names
-the ops in `AUTOTUNES`.
+own. Here it meets every cell that may be timed, and nothing else runs. It finds no earlier choice:
+its folder (`harness.choices`) is emptied first. Verification comes after, so that it judges what
+was chosen; measuring, on the same board, finds the same choices. What a library does not keep, it
+chooses again while it makes its first call alone. A baseline whose library does so names the ops in
+`AUTOTUNES`.
 """
 
 import argparse
+import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from harness import cell, command, digests, forkserver, lease, load
+from harness import cell, choices, command, digests, forkserver, lease, load, nvml
 from harness.cell import Cell
 from harness.command import UserError, read_json
 from harness.engine import FATAL
-from harness.process import KEEP, Crew
+from harness.process import Crew
 from harness.sources import self_tuned
 from kernels._contract import DTYPES, PASSES
 
@@ -29,36 +31,47 @@ ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.bench"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
-# QuACK's (0.6.5) may have kept what it chose elsewhere, and is to choose anew.
-ANEW = {"QUACK_FORCE_CACHE_UPDATE": "1"}
 
 
 def main() -> None:
     options = _options()
-    for name, value in (KEEP | ANEW).items():
+    for name, value in choices.KEEP.items():
         os.environ.setdefault(name, value)
     forkserver.current()
     op, family = load.op(options.op)
     code = digests.implementation(ROOT, family, options.impl)
     cells = cell.sweep(op, options.dtypes, options.passes, options.max_cases)
-    with lease.hold(exclusive=True) as gpu:
+    # Always the first: all libraries are to choose on the board that measures them all.
+    board = next((gpu.uuid for gpu in nvml.gpus()), None)
+    with lease.hold(exclusive=True, uuid=board) as gpu:
         date = command.utc(datetime.datetime.now(datetime.UTC))
-        found = tuned(op.name, options.impl, cells, options.bench, options.cell_timeout_s)
+        # Without its choices the old report says nothing.
+        options.out.unlink(missing_ok=True)
+        kept = choices.emptied(options.out.with_suffix(""))
+        limit_s = options.cell_timeout_s
+        found = tuned(op.name, options.impl, cells, options.bench, limit_s, kept)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
     command.write_json(options.out, report | {"gpu": board, "cells": found})
 
 
 def tuned(
-    op: str, impl: str, cells: Iterable[Cell], bench: str, limit_s: float
+    op: str,
+    impl: str,
+    cells: Iterable[Cell],
+    bench: str,
+    limit_s: float,
+    variables: Mapping[str, str],
 ) -> list[dict[str, object]]:
     """Has a worker prepare one cell after the other; of each the status and the seconds.
+
+    variables: of the environment, by which the library keeps what it chooses.
 
     Nothing is verified yet: one that falls or hangs is replaced before the next cell. Of a library
     that is not here, or ends its process as it is imported, the first cell says so for all.
     """
     found = []
-    with Crew(op, SEED, bench) as crew:
+    with Crew(op, SEED, bench, {impl: variables}) as crew:
         for each in cells:
             began = time.monotonic()
             answer = crew.start([impl]).get(impl, {"status": "ok"})
@@ -80,12 +93,12 @@ def tuned(
 
 
 def required(
-    root: Path, folder: Path, op: str, impls: Iterable[str], code: Callable[[str], str], gpu: str
+    root: Path, folder: Path, op: str, impls: Iterable[str], code: Callable[[str], str]
 ) -> dict[str, dict[str, str]]:
     """When and on which board each library that tunes itself did so, by implementation.
 
-    code: the digest of an implementation as it is now. gpu: the model that times. Raises UserError
-    where a report is missing, of other code, or of another model.
+    code: the digest of an implementation as it is now. Raises UserError where a report or its
+    choices are missing, where it is of other code, or where two are of different boards.
     """
     found = {}
     for impl in self_tuned(root, op, impls):
@@ -94,11 +107,30 @@ def required(
         report = read_json(path, remedy, FIELDS)
         if report["code_sha256"] != code(impl):
             raise UserError(f"{path}: is of other code or another version; {remedy}")
-        if report["gpu"]["name"] != gpu:
-            other = report["gpu"]["name"]
-            raise UserError(f"{path}: is of another GPU, {other}; remove it and start again")
+        if not choices.place(folder, op, impl).is_dir():
+            raise UserError(f"{path}: what the library chose is gone; {remedy} --out {path}")
         found[impl] = {"date": report["date"], "gpu": report["gpu"]["uuid"]}
+    boards = sorted({one["gpu"] for one in found.values()})
+    if len(boards) > 1:
+        where = f"libraries tuned themselves on {len(boards)} boards, {', '.join(boards)}"
+        raise UserError(f"{folder / op}: {where}; remove it and start again")
     return found
+
+
+@contextlib.contextmanager
+def lease_of_board(
+    folder: Path, op: str, tuned: Mapping[str, Mapping[str, str]]
+) -> Iterator[lease.Gpu]:
+    """An exclusive lease of the board on which libraries tuned themselves; of any if none did.
+
+    tuned: as `required` gives it. Raises UserError where that board is not here.
+    """
+    board = next((one["gpu"] for one in tuned.values()), None)
+    if board and board not in {gpu.uuid for gpu in nvml.gpus()}:
+        problem = f"libraries tuned themselves on another board, {board}"
+        raise UserError(f"{folder / op}: {problem}; remove it and start again")
+    with lease.hold(exclusive=True, uuid=board) as gpu:
+        yield gpu
 
 
 def _options() -> argparse.Namespace:

@@ -4,6 +4,7 @@ A file's presence is its registration. Everything here is read by the Snakefile 
 """
 
 import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -275,6 +276,22 @@ class Study:
     def gate(self, wildcards) -> list[str]:
         """No time without a verification report: those of all implementations of the op."""
         return self.reports(wildcards.op)
+
+    def choices(self, wildcards) -> str:
+        """The option that names what a library that tunes itself has chosen; empty for others."""
+        impls = [impl for impl in [wildcards.impl] if self.measures and impl != OURS]
+        tuned = self_tuned(self.root, wildcards.op, impls)
+        return "".join(f"--choices {self.run}/autotune/{wildcards.op}/{impl}" for impl in tuned)
+
+    def board(self, wildcards) -> str:
+        """The board on which a library must have tuned itself for an op: where the op was measured,
+        otherwise the one that is here. On another board it tunes itself again.
+        """
+        with contextlib.suppress(UserError):
+            sidecar = read_json(self.root / self.run / f"raw/{wildcards.op}.json", "")
+            if sidecar.get("mode") == "measured":
+                return (sidecar.get("environment", {}).get("gpu") or {}).get("uuid", "")
+        return next((gpu.uuid for gpu in gpus()), "")
 
     def autotuned(self, wildcards) -> list[str]:
         """What the libraries that tune themselves for the op say of it."""

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from harness import raw
 from harness.cell import Cell, Rows
@@ -35,7 +35,8 @@ class Plan:
     impls: in the order in which failures are listed. seed: root of the inputs and of the order;
     None until one is drawn. ceilings: GB/s and TFLOP/s by quantity, empty where unknown. bench:
     the module that does the work in the workers. alone: those whose library times candidates in
-    its first call, and makes it after the others, by itself.
+    its first call, and makes it after the others, by itself; with the environment variables by
+    which it finds what it chose before (`harness.choices`).
     """
 
     op: Op
@@ -46,7 +47,7 @@ class Plan:
     timing: Timing
     ceilings: Mapping[str, float]
     bench: str
-    alone: Sequence[str] = ()
+    alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Engine:
     def cells(self) -> Iterator[Done]:
         """Each cell as soon as it is done; ends the workers when it is closed."""
         plan = self._plan
-        with Crew(plan.op.name, plan.seed, plan.bench) as self._crew:
+        with Crew(plan.op.name, plan.seed, plan.bench, plan.alone) as self._crew:
             for cell in plan.cells:
                 done = self._done(cell)
                 if any(row["reason"] == LOST for row in done.rows):

@@ -31,15 +31,15 @@ PAUSE_S = (0.02, 0.2)
 
 
 @contextlib.contextmanager
-def hold(exclusive: bool, wait_s: float = WAIT_S) -> Iterator[Gpu]:
+def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> Iterator[Gpu]:
     """Leases a free GPU; meanwhile the processes started from here see that one alone.
 
     exclusive: alone, for timing; otherwise shared with other such holders, for verifying.
-    wait_s: how long to wait for other jobs of this project.
-    Raises UserError where no GPU is visible, where another program uses every visible GPU (for an
-    exclusive lease), or where the wait was in vain.
+    wait_s: how long to wait for other jobs of this project. uuid: of the board that it must be.
+    Raises UserError where no GPU is visible, or not that board, where another program uses every
+    visible GPU (for an exclusive lease), or where the wait was in vain.
     """
-    lock, gpu = _acquire(exclusive, wait_s)
+    lock, gpu = _acquire(exclusive, wait_s, uuid)
     wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)
@@ -104,12 +104,16 @@ def _group(pid: int) -> int | None:
         return None
 
 
-def _acquire(exclusive: bool, wait_s: float) -> tuple[int, Gpu]:
+def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu]:
     devices = gpus()
     if not devices:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         where = "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
         raise UserError(f"no GPU is visible{where}; set measure to false to replay a recorded run")
+    if uuid is not None:
+        devices = [gpu for gpu in devices if gpu.uuid == uuid]
+        if not devices:
+            raise UserError(f"board {uuid} is not visible; work on the machine that has it")
     began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
     while True:
         strangers = {}

@@ -19,6 +19,7 @@ from harness import (
     autotune,
     ceilings,
     cell,
+    choices,
     command,
     cores,
     digests,
@@ -27,7 +28,6 @@ from harness import (
     journal,
     lease,
     load,
-    process,
     raw,
 )
 from harness import environment as surroundings
@@ -46,7 +46,7 @@ SURROUNDINGS = {
     # The processes that torch.compile would start to compile side by side would import torch beside
     # the first timings; one by one a first call takes longer, and that is not timed.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
-} | process.KEEP
+} | choices.KEEP
 
 
 def main() -> None:
@@ -72,14 +72,17 @@ def main() -> None:
         timing=Timing(**{key: vars(options)[key] for key in TIMING}),
         ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
         bench=options.bench,
-        alone=self_tuned(ROOT, op.name, impls),
+        alone={
+            impl: choices.variables(choices.place(options.autotuned, op.name, impl))
+            for impl in self_tuned(ROOT, op.name, impls)
+        },
     )
     code = partial(digests.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)
-    with lease.hold(exclusive=True) as gpu:
+    tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code)
+    with autotune.lease_of_board(options.autotuned, op.name, tuned) as gpu:
         # The lease decides which GPU this is.
         environment = surroundings.ensure(options.environment, ROOT, options.config_sha256)
-        tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code, gpu.name)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harness import forkserver
 
@@ -20,20 +20,19 @@ EXIT_S = 5.0
 START_S = 300.0
 # No answer is as long; a process that talks without end must not fill the parent's memory.
 LONGEST = 2**26
-# What a library's tuner has chosen alone, verification and measuring must find. That of Triton 3.6
-# keeps it where it is told to, but for configurations with a hook, as those of xFormers.
-KEEP = {"TRITON_CACHE_AUTOTUNING": "1"}
 
 
 class Worker:
     """One forked `harness.worker`; every answer is a dict with a `status`, also of a dead process.
 
     impl: the implementation it runs. bench: the module whose `Bench` it drives. It sees the
-    environment variables of this moment. pid: the number of the process and of its group, None
-    until its first answer.
+    environment variables of this moment, and `variables` before them. pid: the number of the
+    process and of its group, None until its first answer.
     """
 
-    def __init__(self, op: str, impl: str, seed: int, bench: str):
+    def __init__(
+        self, op: str, impl: str, seed: int, bench: str, variables: Mapping[str, str] | None = None
+    ):
         self.impl = impl
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, read after the end of the process
         self._socket, theirs = socket.socketpair()
@@ -43,7 +42,7 @@ class Worker:
         self._server = forkserver.current()
         work = {"op": op, "impl": impl, "seed": seed, "bench": bench}
         with theirs, tempfile.TemporaryFile("w+") as job:
-            json.dump(work | {"environment": dict(os.environ)}, job)
+            json.dump(work | {"environment": {**os.environ, **(variables or {})}}, job)
             job.seek(0)
             # Of a dead server the first answer tells.
             with contextlib.suppress(OSError):
@@ -152,10 +151,19 @@ def _refuse(constant: str) -> None:
 
 
 class Crew:
-    """The workers of one op, by implementation; a context that ends them all."""
+    """The workers of one op, by implementation; a context that ends them all.
 
-    def __init__(self, op: str, seed: int, bench: str):
-        self._about = (op, seed, bench)
+    variables: by implementation the environment variables that its worker alone sees.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        seed: int,
+        bench: str,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
+    ):
+        self._about, self._variables = (op, seed, bench), variables or {}
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> "Crew":
@@ -177,7 +185,7 @@ class Crew:
         op, seed, bench = self._about
         fresh = [impl for impl in impls if impl not in self._workers]
         for impl in fresh:
-            self._workers[impl] = Worker(op, impl, seed, bench)
+            self._workers[impl] = Worker(op, impl, seed, bench, self._variables.get(impl))
         began = time.monotonic()
         return {impl: self._workers[impl].answer(START_S, began) for impl in fresh}
 

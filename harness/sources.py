@@ -9,6 +9,8 @@ from pathlib import Path
 from harness.command import UserError
 
 PACKAGES = ("harness", "kernels", "baselines")
+# What AUTOTUNES says in place of the names of all ops.
+EVERY = "all"
 MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
 
@@ -82,10 +84,19 @@ def parsed(root: Path, path: str) -> ast.Module:
 
 
 def self_tuned(root: Path, op: str, impls: Iterable[str]) -> list[str]:
-    """The baselines of an op whose library tunes itself for it, as their files declare."""
-    paths = {impl: f"baselines/{impl}.py" for impl in impls}
-    files = {impl: path for impl, path in paths.items() if (root / path).is_file()}
-    return [impl for impl, path in files.items() if op in literal(root, path, "AUTOTUNES", ())]
+    """The baselines of an op whose library tunes itself for it, as their files declare.
+
+    AUTOTUNES holds the names of ops, or is EVERY of a library that does so for all that it offers.
+    """
+    found = []
+    for impl in impls:
+        path = f"baselines/{impl}.py"
+        named = literal(root, path, "AUTOTUNES", ()) if (root / path).is_file() else ()
+        if isinstance(named, str) and named != EVERY:
+            raise UserError(f"{path}: AUTOTUNES is {named!r}; make it a tuple, or {EVERY!r}")
+        if named == EVERY or op in named:
+            found.append(impl)
+    return found
 
 
 def literal(root: Path, path: str, name: str, default: object) -> object:

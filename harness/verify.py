@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from harness import digests, environment, ledger, nvml, sources, statuses
+from harness import choices, digests, environment, ledger, nvml, sources, statuses
 from harness.command import UserError, fresh_seed, run, seed, write_json
-from harness.process import KEEP, LOST, START_S, Worker
+from harness.process import LOST, START_S, Worker
 from kernels._contract import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     """
     units: dict[int, list] = {}
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
-        with _surroundings(mode, attempt):
+        with _surroundings(mode, attempt, arguments.choices):
             facts, units = _run(arguments, mode, units)
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
         if not crowded:
@@ -72,10 +72,13 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
 
 
 @contextlib.contextmanager
-def _surroundings(mode: str, attempt: str) -> Iterator[None]:
+def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None]:
     """A lease on a GPU, or the interpreter for our kernels and nobody else: Inductor's own kernels
-    would break under its variable. On a GPU it keeps nothing: among candidates of a product it goes
-    by a few calls, and here they run beside those of other verifications.
+    would break under its variable.
+
+    chosen: the folder of what the library chose while it had the GPU alone. It is judged by a copy
+    of that. What a compiler or a library chooses here is not kept: other verifications run beside
+    it.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
@@ -83,12 +86,14 @@ def _surroundings(mode: str, attempt: str) -> Iterator[None]:
 
         with contextlib.ExitStack() as held:
             gpu = held.enter_context(lease.hold(exclusive=attempt == "alone"))
-            os.environ.update(KEEP)
+            os.environ.update(choices.KEEP)
             if attempt == "in turn":
                 held.enter_context(lease.turn(gpu))
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = held.enter_context(
-                tempfile.TemporaryDirectory()
-            )
+            own = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            if chosen is not None and chosen.is_dir():
+                os.environ.update(choices.copied(chosen, own))
+            else:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own)
             yield
         return
     if mode == "interpreter":
@@ -242,6 +247,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
+    parser.add_argument("--choices", type=Path, help="folder of what the library chose alone")
     limited = "seconds after which a baseline begins no further {}; none where left out"
     parser.add_argument("--baseline-s", type=float, help=limited.format("edge case"))
     parser.add_argument("--sweep-s", type=float, help=limited.format("case of its sweep"))

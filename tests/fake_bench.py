@@ -5,6 +5,7 @@ named LAST_CASE all behave.
 `eventful` has no graph, and `eventful_and_<what>` is that as well.
 `prepares_slowly` takes SLOWLY_S to prepare a cell.
 `says_how_it_tunes` declines each cell, and says what a tuner is told.
+`torch_compile`, whose library tunes itself, notes of each cell whether it chose or found a choice.
 """
 
 import contextlib
@@ -54,9 +55,9 @@ class Bench:
         if self.impl == "prepares_slowly":
             time.sleep(SLOWLY_S)
         if self.impl == "says_how_it_tunes":
-            anew = "anew" if os.environ.get("QUACK_FORCE_CACHE_UPDATE") else "as before"
-            kept = "kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten"
-            raise Unsupported(f"{anew}, {kept}")
+            raise Unsupported("kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten")
+        if self.impl == "torch_compile":
+            self._choose(f"{case} {dtype} {direction}")
         if self.impl == "leaks":
             self.kept += GIB
         reason = "events: no graph" if self.eventful else ""
@@ -101,6 +102,12 @@ class Bench:
         if self.log:
             with open(self.log, "a") as log:
                 log.write(f"{os.getpid()} {time.monotonic()} {line}\n")
+
+    def _choose(self, cell):
+        kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / cell
+        self._note("found" if kept.exists() else "chose")
+        kept.parent.mkdir(exist_ok=True)
+        kept.touch()
 
     def _alone(self):
         """Whether this is not the first process of its kind that the parent started."""

@@ -1,17 +1,21 @@
 """Libraries that tune themselves do so alone, and nothing is measured before they did."""
 
+# ruff: noqa: F811, fixtures are arguments by the names under which they are imported
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from patience import PATIENCE_S
 from test_lease import FAKE
 from test_measure import BENCH, ROOT
+from test_measure_command import arguments  # noqa: F401, a fixture
 
-from harness import autotune, digests, lease, process
+from harness import autotune, choices, digests, lease, raw, sources
 from harness.command import UserError
 from harness.sources import self_tuned
 
@@ -28,7 +32,7 @@ def command(tmp_path):
         out = tmp_path / "autotune" / OP / f"{impl}.json"
         environment = os.environ | {lease.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
         environment["FAKE_LOG"] = str(tmp_path / "prepared")
-        for name in ("CUDA_VISIBLE_DEVICES", *process.KEEP, *autotune.ANEW):
+        for name in ("CUDA_VISIBLE_DEVICES", *choices.KEEP, *choices.FOLDERS):
             environment.pop(name, None)
         call = [sys.executable, "-m", "harness.autotune", "--op", OP, "--impl", impl]
         call += ["--out", str(out), "--bench", BENCH, "--dtypes", "bfloat16"]
@@ -39,12 +43,51 @@ def command(tmp_path):
     return run
 
 
-def test_a_library_meets_each_cell_told_to_choose_anew_and_to_keep_it(command):
+def test_a_library_meets_each_cell_told_to_keep_what_it_chooses(command):
     found = command("says_how_it_tunes")
     assert found["gpu"] == {"name": "NVIDIA H200", "uuid": UUID}
     assert found["code_sha256"] == digests.implementation(ROOT, FAMILY, found["impl"])
     assert [cell["cell"].split()[-1] for cell in found["cells"]] == ["forward", "backward"]
-    assert {cell["reason"] for cell in found["cells"]} == {"anew, kept"}
+    assert {cell["reason"] for cell in found["cells"]} == {"kept"}
+
+
+def noted(tmp_path):
+    """What torch_compile noted so far; nothing is noted afterwards that was noted before."""
+    log = tmp_path / "prepared"
+    words = [line.split()[-1] for line in log.read_text().splitlines()] if log.exists() else []
+    log.unlink(missing_ok=True)
+    return [word for word in words if word in ("chose", "found")]
+
+
+def test_what_is_chosen_alone_is_found_by_the_clock_and_by_no_later_choice(
+    command, measure, tmp_path
+):
+    command("torch_compile")
+    assert noted(tmp_path) == ["chose"] * 2
+    assert measure().returncode == 0
+    assert noted(tmp_path) == ["found"] * 2
+    _, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert sidecar["autotuned"]["torch_compile"]["gpu"] == UUID
+    command("torch_compile")
+    assert noted(tmp_path) == ["chose"] * 2
+
+
+def test_choices_of_another_board_are_refused_in_one_line(command, measure, tmp_path):
+    command("torch_compile")
+    path = tmp_path / "autotune" / OP / "torch_compile.json"
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps(report | {"gpu": {"name": "NVIDIA H200", "uuid": "GPU-else"}}))
+    done = measure()
+    assert done.returncode == 2 and not (tmp_path / "raw/scale.csv").exists()
+    assert done.stderr == (
+        f"tilewright: {path.parent}: libraries tuned themselves on another board, GPU-else; remove"
+        " it and start again\n"
+    )
+
+
+def test_all_libraries_choose_on_the_first_board(command, monkeypatch):
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    assert {command("torch_compile")["gpu"]["uuid"] for _ in range(3)} == {UUID}
 
 
 def test_a_library_that_falls_while_it_tunes_meets_the_next_cell_nevertheless(command):
@@ -65,6 +108,21 @@ def test_a_library_that_is_not_here_has_nothing_to_tune(command):
 
 
 @pytest.fixture
+def measure(tmp_path, arguments):
+    """Runs `python -m harness.measure` for ours and torch_compile, as `command` does."""
+
+    def run() -> subprocess.CompletedProcess:
+        environment = os.environ | {lease.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment["FAKE_LOG"] = str(tmp_path / "prepared")
+        for name in ("CUDA_VISIBLE_DEVICES", *choices.FOLDERS):
+            environment.pop(name, None)
+        call = [sys.executable, "-m", "harness.measure", *arguments("ours", "torch_compile")]
+        return subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
 def tree(tmp_path):
     """A tree with one baseline that tunes itself for one op, and its report."""
     (tmp_path / "baselines").mkdir()
@@ -74,12 +132,13 @@ def tree(tmp_path):
     gpu = {"name": "NVIDIA H200", "uuid": UUID}
     content = {"code_sha256": "tunes", "date": "2026-11-22T00:00:00Z", "gpu": gpu, "cells": []}
     (tmp_path / "matmul/tunes.json").write_text(json.dumps(content))
+    (tmp_path / "matmul/tunes").mkdir()
     return tmp_path
 
 
-def required(tree, op="matmul", gpu="NVIDIA H200"):
+def required(tree, op="matmul"):
     impls = ["ours", "ours_twin", "plain", "tunes"]
-    return autotune.required(tree, tree, op, impls, lambda impl: impl, gpu)
+    return autotune.required(tree, tree, op, impls, lambda impl: impl)
 
 
 def test_what_a_library_chose_is_named_with_its_board(tree):
@@ -91,7 +150,6 @@ def test_what_a_library_chose_is_named_with_its_board(tree):
     ("changes", "message"),
     [
         ({"code_sha256": "older"}, "is of other code or another version; make it with"),
-        ({"gpu": {"name": "NVIDIA A100", "uuid": UUID}}, "is of another GPU, NVIDIA A100"),
         ({"date": None}, "has no 'date'; make it with python -m harness.autotune --op matmul"),
     ],
 )
@@ -108,6 +166,51 @@ def test_a_report_that_is_missing_is_named(tree):
     (tree / "matmul/tunes.json").unlink()
     with pytest.raises(UserError, match=r"tunes.json: missing; make it with .* --impl tunes"):
         required(tree)
+
+
+def test_choices_that_are_gone_are_named(tree):
+    (tree / "matmul/tunes").rmdir()
+    with pytest.raises(UserError, match=r"tunes.json: what the library chose is gone; make it"):
+        required(tree)
+
+
+def test_libraries_that_chose_on_two_boards_are_named(tree):
+    shutil.copy(tree / "baselines/tunes.py", tree / "baselines/ours.py")
+    report = json.loads((tree / "matmul/tunes.json").read_text())
+    report |= {"code_sha256": "ours", "gpu": {"name": "NVIDIA H200", "uuid": "GPU-else"}}
+    (tree / "matmul/ours.json").write_text(json.dumps(report))
+    (tree / "matmul/ours").mkdir()
+    with pytest.raises(UserError, match=r"matmul: .* on 2 boards, GPU-00-fake, GPU-else; remove"):
+        required(tree)
+
+
+def test_a_copy_of_choices_leaves_them_as_they_are(tmp_path):
+    kept = choices.emptied(tmp_path / "kept")
+    inductor = Path(kept["TORCHINDUCTOR_CACHE_DIR"])
+    inductor.mkdir()
+    (inductor / "chosen").write_text("a")
+    own = choices.copied(tmp_path / "kept", tmp_path / "own")
+    assert set(own) == set(kept) == set(choices.FOLDERS)
+    (Path(own["TORCHINDUCTOR_CACHE_DIR"]) / "chosen").write_text("b")
+    assert (inductor / "chosen").read_text() == "a"
+    assert choices.emptied(tmp_path / "kept") == kept and not inductor.exists()
+
+
+def test_whatever_pytorch_compiles_tunes_itself():
+    compiled = [s for s in sources.stems(ROOT, "baselines") if compiles(s)]
+    assert {"torch_compile", "torch_compile_max", "flex_attention"} <= set(compiled)
+    assert self_tuned(ROOT, "softmax", compiled) == compiled
+
+
+def compiles(stem):
+    return "baselines/_torch_compiler.py" in sources.sources(ROOT, f"baselines/{stem}.py")
+
+
+def test_a_word_in_place_of_the_names_of_ops_is_refused(tmp_path):
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines/tunes.py").write_text('AUTOTUNES = "matmul"\n')
+    with pytest.raises(UserError, match=r"tunes.py: AUTOTUNES is 'matmul'; make it a tuple, or"):
+        self_tuned(tmp_path, "matmul", ["tunes"])
 
 
 def test_what_files_declare_is_found():

@@ -172,7 +172,7 @@ def test_a_library_that_tunes_itself_has_its_first_call_after_the_others(
 ):
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
-    timed(["ours", impl, "prepares_slowly"], alone=[impl], cells=CELLS[:1])
+    timed(["ours", impl, "prepares_slowly"], alone={impl: {}}, cells=CELLS[:1])
     began = {line.split()[2]: float(line.split()[1]) for line in log.read_text().splitlines()}
     assert began[impl] - began["prepares_slowly"] >= SLOWLY_S
 

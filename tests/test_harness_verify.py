@@ -23,8 +23,8 @@ from test_workflow import copied, snakemake
 from harness import command, digests, lease, measure, verifier
 from harness import verify as verification
 from harness.cell import sweep
+from harness.choices import FOLDERS, KEEP
 from harness.gate import Gate
-from harness.process import KEEP
 from harness.summarize import summarize
 from kernels._contract import PASSES, Cost, Tensor, case
 
@@ -302,7 +302,7 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     attempts = []
 
     @contextlib.contextmanager
-    def surroundings(mode, attempt):
+    def surroundings(mode, attempt, chosen):
         attempts.append(attempt)
         yield
 
@@ -315,7 +315,7 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
 
     monkeypatch.setattr(verification, "_surroundings", surroundings)
     monkeypatch.setattr(verification, "_run", run)
-    arguments = argparse.Namespace(op="double", impl="ours", seed=0)
+    arguments = argparse.Namespace(op="double", impl="ours", seed=0, choices=None)
     report = verification.verify(arguments, "gpu")
     assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
     assert report["status"] == ("ok" if remedy else "oom")
@@ -338,12 +338,26 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
     for name in KEEP:
         monkeypatch.setenv(name, "")
     for attempt in verification.ATTEMPTS:
-        with verification._surroundings("gpu", attempt):
+        with verification._surroundings("gpu", attempt, None):
             held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
             assert held[-1].is_dir() and os.environ.items() >= KEEP.items()
     kept = [held.pop(index) for index in (6, 4, 1)]
     assert held == ["shared", "shared", "a GPU", "alone"]
     assert len(set(kept)) == 3 and not any(path.exists() for path in kept)
+
+
+def test_a_library_is_judged_by_a_copy_of_what_it_chose_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(lease, "hold", lambda exclusive: contextlib.nullcontext("a GPU"))
+    for name in (*FOLDERS, *KEEP):
+        monkeypatch.setenv(name, "of the user")
+    (tmp_path / "inductor").mkdir()
+    (tmp_path / "inductor/chosen").touch()
+    with verification._surroundings("gpu", "shared", tmp_path):
+        seen = {name: Path(os.environ[name]) for name in FOLDERS}
+        assert (seen["TORCHINDUCTOR_CACHE_DIR"] / "chosen").exists()
+        assert not any(path.is_relative_to(tmp_path) for path in seen.values())
+        assert len({path.parent for path in seen.values()}) == 1
+    assert not any(path.parent.exists() for path in seen.values())
 
 
 @pytest.mark.parametrize(

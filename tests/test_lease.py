@@ -104,6 +104,17 @@ def test_a_slice_of_a_gpu_is_known_by_its_name(driver, monkeypatch):
             assert other.uuid == "MIG-bb"
 
 
+def test_a_board_may_be_asked_for_by_name(driver, monkeypatch):
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    with lease.hold(exclusive=True, uuid="GPU-11-fake") as gpu:
+        assert gpu.uuid == "GPU-11-fake"
+    with (
+        pytest.raises(UserError, match="board GPU-22-fake is not visible"),
+        lease.hold(exclusive=True, uuid="GPU-22-fake"),
+    ):
+        pass
+
+
 def test_a_slice_that_does_not_exist_is_no_gpu(driver, monkeypatch):
     def fail(uuid):
         raise driver.NVMLError

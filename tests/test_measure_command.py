@@ -86,12 +86,11 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
 
 
 def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):
-    monkeypatch.delenv("QUACK_FORCE_CACHE_UPDATE", raising=False)
     monkeypatch.delenv("TRITON_CACHE_AUTOTUNING", raising=False)
     command("ours", "says_how_it_tunes").communicate()
     rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
     told = {row["reason"] for row in rows if row["impl"] == "says_how_it_tunes"}
-    assert told == {"as before, kept"}
+    assert told == {"kept"}
     assert sidecar["autotuned"] == {}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_lease import FAKE
 
 from harness import discover
 from harness.command import UserError
@@ -180,6 +181,52 @@ def test_a_library_that_has_chosen_anew_is_verified_anew(finished):
         edit(path)
     again = {f"Verify matmul of {path.stem}" for path in chosen}
     assert upstream(finished) == again | {"Measure matmul"}
+
+
+def test_choices_hold_for_the_board_on_which_they_were_made(finished, tmp_path):
+    """On another board a library chooses again, but for an op that was measured on the first."""
+    library = tmp_path / "driver"
+    library.mkdir()
+    (library / "pynvml.py").write_text(FAKE)
+    sidecar = {"mode": "measured", "environment": {"gpu": {"uuid": ""}}}
+    raw = finished / "results/study/raw"
+    for path in raw.glob("*.json"):
+        if path.stem != "softmax":
+            path.write_text(json.dumps(sidecar))
+            os.utime(path, (0, 0))
+    here = {"PYTHONPATH": str(library), "CUDA_VISIBLE_DEVICES": "0"}
+    again = jobs(finished, *MEASURE, **here)
+    chosen = {path.stem for path in finished.glob("results/study/autotune/softmax/*.json")}
+    assert "torch_compile_max" in chosen
+    assert {job for job in again if job.startswith("Autotune")} == {
+        f"Autotune softmax of {impl}" for impl in chosen
+    }
+    assert {job for job in again if job.startswith("Measure")} == {"Measure softmax"}
+
+
+def test_the_board_of_choices_is_that_of_the_times_or_the_one_here(tmp_path, monkeypatch):
+    mine = dataclasses.replace(study(tmp_path), root=tmp_path)
+    softmax, other = (types.SimpleNamespace(op=op) for op in ("softmax", "add"))
+    sidecar = tmp_path / mine.run / "raw/softmax.json"
+    sidecar.parent.mkdir(parents=True)
+    told = {"mode": "measured", "environment": {"gpu": {"uuid": "GPU-then"}}}
+    sidecar.write_text(json.dumps(told))
+    assert (mine.board(softmax), mine.board(other)) == ("GPU-then", "")
+    gpus = [types.SimpleNamespace(uuid="GPU-now"), types.SimpleNamespace(uuid="GPU-next")]
+    monkeypatch.setattr(discover, "gpus", lambda: gpus)
+    assert (mine.board(softmax), mine.board(other)) == ("GPU-then", "GPU-now")
+    for text in (json.dumps(told | {"mode": "replayed"}), '{"mode'):
+        sidecar.write_text(text)
+        assert mine.board(softmax) == "GPU-now"
+
+
+def test_what_a_library_chose_is_verified_where_times_are_taken(tmp_path):
+    rival = types.SimpleNamespace(op="matmul", impl="quack")
+    ours = types.SimpleNamespace(op="matmul", impl="ours")
+    plain = types.SimpleNamespace(op="matmul", impl="torch_eager")
+    taken, replayed = (study(tmp_path, measure=measure) for measure in (True, False))
+    assert taken.choices(rival) == "--choices results/study/autotune/matmul/quack"
+    assert {taken.choices(ours), taken.choices(plain), replayed.choices(rival)} == {""}
 
 
 def test_a_finished_study_has_nothing_to_do(finished):

@@ -44,6 +44,8 @@ if study.measures:
             limit=study.limit,
             # A report of another version does not serve.
             library=study.library,
+            # Choices hold for the board on which they were made.
+            board=study.board,
             timeout=config["timing"]["cell_timeout_s"],
         message:
             "Autotune {wildcards.op} of {wildcards.impl}"

@@ -15,6 +15,7 @@ rule verify:
         passes=config["passes"],
         limit=study.limit,
         budget=study.verify_budget,
+        choices=study.choices,
         # A change of the configurations in force shows in no input.
         tuning=study.tuning,
         # A report of another version opens no gate.
@@ -24,7 +25,7 @@ rule verify:
     shell:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
         " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
-        " {params.budget} --out {output} > {log} 2>&1"
+        " {params.budget} {params.choices} --out {output} > {log} 2>&1"
 
 
 rule verified:

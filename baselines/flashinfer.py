@@ -1,0 +1,53 @@
+"""FlashInfer (Ye et al., 2025): kernels for inference, which have no gradients.
+
+Its norms are CuTe DSL kernels, compiled at their first call. Its attention is CUDA that nvcc
+compiles at its first call, for one request at a time; batches have a layout of their own there. Its
+gates want gate and up in one tensor, its rotary embedding a table of cosine and sine by position:
+these have no call here.
+"""
+
+import torch
+from flashinfer.norm import fused_add_rmsnorm, layernorm, rmsnorm
+from flashinfer.prefill import single_prefill_with_kv_cache
+
+LIBRARY = "flashinfer-python"
+# Its kernels: flashinfer/norm/kernels/ of 0.7.2, the files of these names.
+ACCUMULATES = {"layer_norm": "float32", "rms_norm": "float32"}
+# With a residual it writes the norm over x, and the sum over the residual.
+IN_PLACE = ("rms_norm",)
+# layernorm takes float32 parameters only.
+WIDE = {"layer_norm": ("weight", "bias")}
+
+
+def layer_norm(x, weight, bias, eps, residual=None):
+    if residual is not None:
+        raise ValueError("its layer norm takes no residual")
+    if x.dtype != torch.bfloat16:
+        raise ValueError("its layer norm is for bfloat16")
+    _for_inference(x, weight, bias)
+    return layernorm(x, weight, bias, eps)
+
+
+def rms_norm(x, weight, eps, residual=None):
+    _for_inference(x, weight, residual)
+    if residual is None:
+        return rmsnorm(x, weight, eps)
+    fused_add_rmsnorm(x, residual, weight, eps)
+    return x, residual
+
+
+def attention(q, k, v, causal=False):
+    if q.shape[0] != 1:
+        raise ValueError("a batch in this layout is not offered")
+    _for_inference(q, k, v)
+    # It wants queries as [position, head, dimension], and takes the others as they are.
+    out = single_prefill_with_kv_cache(
+        q[0].transpose(0, 1), k[0], v[0], causal=causal, kv_layout="HND"
+    )
+    return out.transpose(0, 1)[None]
+
+
+def _for_inference(*tensors):
+    wanted = any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    if wanted and torch.is_grad_enabled():
+        raise ValueError("gradients are not offered")
