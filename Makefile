@@ -1,7 +1,8 @@
 # The verbs of the house; `make study` is the one command.
 BIN := .venv/bin
 READY := .venv/ready
-LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet
+LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
+	--override overrides.in
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
 
