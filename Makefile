@@ -2,7 +2,7 @@
 BIN := .venv/bin
 READY := .venv/ready
 LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
-	--override overrides.in
+	--override overrides.txt
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -10,6 +10,8 @@ from harness import environment
 from harness.load import OURS, TWIN
 from harness.sources import sources
 
+# The files that take the times.
+CLOCK = ("harness/measure.py", "harness/bench.py")
 # Statements whose first expression may be a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -62,6 +64,12 @@ def _words(node: object) -> Iterator[str]:
         yield repr(node)
 
 
+def harness(root: Path) -> str:
+    """The digest of the code that holds the clock: of `harness.measure`, its bench, and what they
+    import from this project."""
+    return of(_trees(root, *CLOCK))
+
+
 def implementation(root: Path, family: str, impl: str) -> str:
     """The digest of all that a verification of `impl` holds for; "" where it has no file.
 
@@ -74,6 +82,10 @@ def implementation(root: Path, family: str, impl: str) -> str:
     if not (root / path).is_file():
         return ""
     library = "triton" if ours else environment.distribution(root / path)
-    files = {name: root / name for name in sources(root, path)}
-    trees = {name: syntax(file.read_text(encoding="utf-8")) for name, file in files.items()}
-    return of({"files": trees, "version": environment.version(library)})
+    return of({"files": _trees(root, path), "version": environment.version(library)})
+
+
+def _trees(root: Path, *starts: str) -> dict[str, str]:
+    """The syntax of these files and of what they import from this project, by name."""
+    names = sources(root, *starts)
+    return {name: syntax((root / name).read_text(encoding="utf-8")) for name in names}

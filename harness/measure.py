@@ -153,6 +153,7 @@ def origin_of(op: str, environment: dict, limits: list[dict]) -> dict[str, objec
         "op": op,
         **{key: environment.get(key) for key in ("run_id", "date", "commit", "dirty")},
         "mode": "measured",
+        "harness_sha256": digests.harness(ROOT),
         "environment": environment,
         "environment_sha256": raw.environment_sha256(environment),
         "ceilings": limits,

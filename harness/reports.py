@@ -145,9 +145,11 @@ def runs(sidecars: Mapping[str, dict], changed: Iterable[str] = ()) -> list[dict
     for op, car in sidecars.items():
         gpu = car["environment"].get("gpu") or {}
         row = {key: car[key] for key in ("run_id", "mode", "date", "commit", "dirty")}
-        row |= {"machine": car["run_id"].split("-", 2)[-1], "gpu": gpu.get("name", ""), "ops": ""}
-        row |= {"changed_ops": "", "environment_sha256": car.get("environment_sha256", "")}
-        row = found.setdefault((car["run_id"], car["mode"], row["environment_sha256"]), row)
+        row |= {"machine": car["run_id"].split("-", 2)[-1], "gpu": gpu.get("name", "")}
+        row |= {key: car.get(key, "") for key in ("environment_sha256", "harness_sha256")}
+        row |= {"board": gpu.get("uuid", ""), "ops": "", "changed_ops": ""}
+        keys = ("run_id", "mode", "environment_sha256", "harness_sha256")
+        row = found.setdefault(tuple(row[key] for key in keys), row)
         for column in ["ops", *["changed_ops"] * (op in changed)]:
             row[column] = f"{row[column]} {op}".strip()
     return list(found.values())

@@ -42,7 +42,10 @@ LEDGER = (
 SANITIZER = "file,code,tool,version,cases,status,findings,elsewhere,seconds,reason"
 KERNL = "feature,kernl,source,ours,part,cells,passed,status"
 IR = "file,kernel,stage,bytes,lines"
-RUNS = "run_id,mode,date,commit,dirty,machine,gpu,environment_sha256,ops,changed_ops"
+RUNS = (
+    "run_id,mode,date,commit,dirty,machine,gpu,board,environment_sha256,harness_sha256,ops,"
+    "changed_ops"
+)
 ENVIRONMENT = "run_id,key,value"
 CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
 DATASHEETS = "gpu,quantity,unit,value,source"

@@ -24,7 +24,7 @@ TEXT = (
     *("changed_ops", "rule", "runner_up", "state"),
     *("library", "version", "role", "language", "category", "source"),
     *("pass", "dtype", "mode", "kernels", "float32_precision", "accumulates", "timed_by"),
-    *("settings", "wide"),
+    *("settings", "wide", "board", "harness_sha256"),
     *("feature", "kernl", "ours", "part"),
 )
 

@@ -50,6 +50,26 @@ def test_an_edit_moves_what_it_belongs_to(tree, name, moved):
     assert [a != b for a, b in zip(before, both(tree), strict=True)] == moved
 
 
+def test_the_clock_is_what_measures_and_all_that_it_imports(tmp_path):
+    files = {
+        "harness/measure.py": 'BENCH = "harness.bench"\nfrom harness import engine\n',
+        "harness/bench.py": "import harness.timing\n",
+        "harness/engine.py": "x = 1\n",
+        "harness/timing.py": "x = 1\n",
+        "harness/summarize.py": "x = 1\n",
+    }
+    (tmp_path / "harness").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    before = digests.harness(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(f"{text}# a word\n")
+        assert digests.harness(tmp_path) == before
+        (tmp_path / name).write_text(f"{text}y = 2\n")
+        assert (digests.harness(tmp_path) != before) == (name != "harness/summarize.py")
+        (tmp_path / name).write_text(text)
+
+
 @pytest.mark.parametrize(
     ("versions", "moved"),
     [

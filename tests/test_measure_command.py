@@ -82,6 +82,7 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
     rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
     assert {row["impl"] for row in rows} == {"ours", "ours_twin", "slow"}
     assert {row["status"] for row in rows} == {"ok"}
+    assert sidecar["harness_sha256"] == digests.harness(ROOT)
     assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
 
 

@@ -3,6 +3,7 @@
 import collections
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,38 @@ def test_each_op_was_measured_on_committed_code_and_by_the_rule(study):
             if row["impl"] == OURS and row["status"] in raw.TIMED
         )
         assert ours and min(ours.values()) >= FEWEST_BLOCKS, op
+
+
+def unnamed(commits, history, text):
+    """The commits that neither are in the history nor are named, by seven digits, in the text."""
+    absent = commits if history is None else commits - history
+    return {commit for commit in absent if f"`{commit[:7]}`" not in text}
+
+
+def git(*words):
+    call = ["git", "-C", str(ROOT), *words]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def test_a_recorded_commit_is_in_the_history_or_is_named(study):
+    """Where there is no whole history, the commit was looked up where the record was made."""
+    commits = {sidecar["commit"] for _, sidecar in study[1].values()}
+    whole = git("rev-parse", "--is-shallow-repository") == ["false"]
+    text = (ROOT / "docs/reproduce.md").read_text()
+    assert unnamed(commits, set(git("rev-list", "HEAD")) if whole else commits, text) == set()
+
+
+def test_a_commit_that_is_nowhere_is_found():
+    commits = {digit * 40 for digit in "abc"}
+    assert unnamed(commits, {"a" * 40}, "the number `bbbbbbb` is not in it") == {"c" * 40}
+
+
+def test_the_clock_is_named_by_its_digest_or_is_said_to_have_none(study):
+    for op, (_, sidecar) in study[1].items():
+        assert re.fullmatch("[0-9a-f]{64}", sidecar.get("harness_sha256", "0" * 64)), op
 
 
 def test_no_time_counts_without_a_green_verification_on_a_gpu(study):

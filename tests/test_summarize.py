@@ -275,6 +275,18 @@ def test_an_op_whose_code_is_not_what_the_recorded_run_verified_is_named(replaye
     assert [row["changed_ops"] for row in rows_of(replayed, "runs")] == [""]
 
 
+def test_runs_of_two_boards_or_two_harnesses_are_two_rows():
+    def sidecar(board, **more):
+        environment = {"gpu": {"name": "H", "uuid": board}}
+        told = {"run_id": "a-b-c", "mode": "measured", "date": "d", "commit": "c", "dirty": False}
+        return told | {"environment": environment, "environment_sha256": board} | more
+
+    cars = {"dot": sidecar("GPU-1"), "scale": sidecar("GPU-1", harness_sha256="ab")}
+    cars |= {"add": sidecar("GPU-2"), "mul": sidecar("GPU-1")}
+    rows = [(row["board"], row["harness_sha256"], row["ops"]) for row in reports.runs(cars)]
+    assert rows == [("GPU-1", "", "dot mul"), ("GPU-1", "ab", "scale"), ("GPU-2", "", "add")]
+
+
 def test_unsupported_cells_are_not_counted_as_failed(measured):
     rows = rows_of(measured, "verification")
     flash = next(row for row in rows if row["impl"] == "sdpa_flash")

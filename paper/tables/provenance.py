@@ -1,55 +1,64 @@
-r"""Where the numbers come from: `\provenance` for the first page, `\measuredon` for the date."""
+r"""Where the numbers come from: `\provenance` for the first page, `\measuredon` for the date.
+
+A sentence says whether the times were measured for this document; a table has a row for each run.
+"""
 
 import _table
 from _data import read, run
 
+HOW = {
+    "measured": "The times were measured for this document, on this machine.",
+    "replayed": "The times were not measured for this document: they are replayed from a recorded "
+    "run.",
+}
+MIXED = "Some times were measured for this document; the others are replayed from a recorded run."
+CHANGED = (
+    " A dagger: the code of the operation, its kernel, the launch or what they import, has changed "
+    "since; the text describes what it is now."
+)
+UNHASHED = " A dash: the record holds no digest of the harness that took the times."
+DIRTY = ", with uncommitted changes"
+# Letters of a board's name and of a digest that tell it from others.
+BOARD, DIGEST = 12, 8
+
 
 def main(arguments):
     runs = read(arguments.run, "runs")
-    single = len(runs) == 1
-    sentences = [_sentence(row, single) for row in runs.itertuples()]
-    if not single:
-        sentences.append("The ops of this document come from more than one run.")
-    if (runs["changed_ops"] != "").any():
-        sentences.append(
-            "The code of an op is its kernel, the launch and what they import; where it has "
-            "changed, the text describes what it is now."
-        )
+    modes = list(dict.fromkeys(runs["mode"]))
+    mixed = len(modes) > 1
+    head = ["operations", "run", "board", "harness", *["times"] * mixed]
+    rows = [_row(row, len(runs) == 1, mixed) for row in runs.itertuples()]
+    columns = r">{\raggedright\arraybackslash}p{74mm}" + "l" * (len(head) - 1)
+    table = _table.tabular(columns, [" & ".join(head)], rows)
+    gpus = _table.listed(_table.escape(name or "no GPU") for name in dict.fromkeys(runs["gpu"]))
+    text = MIXED if mixed else HOW[modes[0]]
+    text += rf" GPU: {gpus}; \cref{{tab:environment}} describes the machines."
+    text += CHANGED * any(runs["changed_ops"] != "")
+    text += UNHASHED * any(runs["harness_sha256"] == "")
     dates = sorted(runs["date"].str[:10].unique())
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    text = [
+    lines = [
         r"\newcommand{\provenance}{%",
-        "\n".join(sentences) + "}",
+        text,
+        r"\par\smallskip{" + _table.SMALL + "%",
+        table.rstrip() + "}}",
         rf"\newcommand{{\measuredon}}{{Measured {_table.escape(span)}}}",
         "",
     ]
-    _table.save(arguments.out, "\n".join(text))
+    _table.save(arguments.out, "\n".join(lines))
 
 
-def _sentence(row, single: bool) -> str:
-    how = {
-        "measured": "were measured for this document, on this machine",
-        "replayed": "were not measured for this document: they are replayed from a recorded run",
-    }[row.mode]
-    gpu = _table.escape(row.gpu or "no GPU")
-    commit = _table.code(row.commit[:12])
-    state = " (with uncommitted changes)" if str(row.dirty) == "True" else ""
-    ops = "all ops" if single else ", ".join(_table.code(op) for op in row.ops.split())
-    return (
-        rf"The times of {ops} {how}. Run {_table.code(row.run_id)}; machine "
-        rf"{_table.code(row.machine)}, {gpu}; {_table.escape(row.date[:10])}; "
-        rf"commit {commit}{state}.{_since(row)}"
-    )
-
-
-def _since(row) -> str:
-    """Which of a run's ops are no longer what it timed."""
+def _row(row, single: bool, mixed: bool) -> list[str]:
     changed = row.changed_ops.split()
-    if not changed:
-        return ""
-    every = len(changed) > 1 and changed == row.ops.split()
-    names = "all of them" if every else _table.listed(map(_table.code, changed))
-    return f" The code of {names} has changed since."
+    names = row.ops.split()
+    if single and not changed:
+        ops = f"all {len(names)}"
+    else:
+        ops = ", ".join(_table.code(op) + _table.DAGGER * (op in changed) for op in names)
+    dirty = DIRTY * (str(row.dirty) == "True")
+    harness = _table.code(row.harness_sha256[:DIGEST]) if row.harness_sha256 else "--"
+    board = _table.code(row.board[:BOARD]) if row.board else "--"
+    return [ops, _table.code(row.run_id) + dirty, board, harness, *[row.mode] * mixed]
 
 
 if __name__ == "__main__":
