@@ -116,6 +116,7 @@ class _Program:
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     thread: threading.Thread | None = None
     ended: bool = False
+    turns: int = 0
     stored: list = field(default_factory=list)
     seen: int = 0
     waits: int | None = None
@@ -220,12 +221,19 @@ class _Turns:
                 # Who is waited for least: the one before gets its turn as late as can be.
                 return next((i for i in ready if i > last), ready[-1])
             case "in turn":
-                return next((i for i in ready if i > last), ready[0])
+                # Until all have had some turns; then the last goes on alone as long as it can. So
+                # the one that draws the last number has the others stand right behind theirs.
+                turns = {i: self._programs[i].turns for i in ready}
+                behind = [i for i in ready if turns[i] < 1 + self._schedule.seed % 6]
+                if behind:
+                    return min(behind, key=lambda i: (turns[i], i))
+                return last if last in turns else ready[-1]
         raise ValueError(f"order: {self._schedule.order}, expected one of {ORDERS}")
 
     def _resume(self, builder, program: _Program, arguments: dict) -> None:
         """Gives a program its turn, and returns when it gives it back."""
         self._current = program
+        program.turns += 1
         builder.set_grid_idx(*program.place)
         _shown(program.stored)
         if program.thread is None:
