@@ -121,16 +121,20 @@ def seen_of(ptr, columns, inside, end, CAUSAL: tl.constexpr, POLICY: tl.constexp
 
 
 def broadcast_mask(mask, x, heads, queries):
-    """The mask as [B, H, Q, N]: a view, unless it is strange in N or x has five dimensions."""
+    """The mask as [B, H, Q, N]: a view, unless it is strange in N or x has five dimensions.
+
+    ValueError for a shape that does not broadcast to that of x, another device or a mask that
+    learns; TypeError for another dtype than that of x and float32.
+    """
     n = x.shape[-1]
     fits = 0 < mask.dim() <= x.dim() and all(
         own in (1, size) for own, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
     )
     require(fits, f"mask: shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}")
-    require(
-        mask.dtype in (x.dtype, torch.float32) and mask.device == x.device,
-        f"mask: {mask.dtype} on {mask.device}, expected {x.dtype} or float32 on {x.device}",
-    )
+    if mask.dtype not in (x.dtype, torch.float32):
+        of_x = "" if x.dtype == torch.float32 else f"{x.dtype} or "
+        raise TypeError(f"mask: {mask.dtype}, expected {of_x}torch.float32, which is added to x")
+    require(mask.device == x.device, f"mask: on {mask.device}, expected {x.device}")
     require(not needs_grad(mask), "mask: requires a gradient, expected a constant")
     if mask.stride(-1) != 1 or mask.shape[-1] != n:
         mask = mask.expand(*mask.shape[:-1], n).contiguous()

@@ -24,7 +24,10 @@ def ticket(device: torch.device) -> torch.Tensor:
     it zero.
 
     The launches of a stream follow each other and share a counter. One that is captured in a CUDA
-    graph has its own for good, since a graph may be replayed beside any stream.
+    graph has its own for good, since a graph may be replayed beside any stream; replays of a graph
+    follow each other, unless the program instantiates it twice by hand. A stream is known by its
+    handle. PyTorch never destroys its streams; an external one that is destroyed while its work
+    runs must not be made anew before that work has ended, or two launches share a counter.
     """
     if device.type != "cuda" or torch.compiler.is_dynamo_compiling():
         return torch.zeros(1, dtype=torch.int32, device=device)
@@ -49,8 +52,9 @@ def _slot(device: torch.device, index: int) -> torch.Tensor:
 def _spare(device: torch.device) -> torch.Tensor:
     slot = next(_free.get(device.index, iter(())), None)
     if slot is None:
-        # From the host: the copy waits until the zeros are there, for whichever stream.
-        slots = torch.zeros(SLOTS, dtype=torch.int32).to(device)
+        # From the host, whatever the default device is: the copy waits until the zeros are there,
+        # for whichever stream.
+        slots = torch.zeros(SLOTS, dtype=torch.int32, device="cpu").to(device)
         slot, *others = slots.split(1)
         _free[device.index] = iter(others)
     return slot

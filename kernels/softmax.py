@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
+from kernels._checks import floating
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import LOG2E
 from kernels._launch import launch, needs_grad
@@ -56,7 +57,6 @@ from kernels._tuned import Configs
 
 # The smallest scale that is not zero in float32, where denormal numbers are.
 SMALLEST = 2.0**-126
-DTYPES_OF_X = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def softmax_reference(x, scale, causal, mask):
@@ -276,8 +276,7 @@ def _rows(x):
 def _check(x, causal):
     if x.dim() <= causal:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected {1 + causal} dimensions or more")
-    if x.dtype not in DTYPES_OF_X:
-        raise ValueError(f"x: {x.dtype}, expected float32, float16 or bfloat16")
+    floating(x=x)
 
 
 @planned
@@ -384,17 +383,21 @@ class _Softmax(torch.autograd.Function):
 
 def softmax(
     x: torch.Tensor,
+    *,
     scale: float = 1.0,
     causal: bool = False,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax of scale x + mask over the last dimension, computed in float32.
 
+    All but x are named: `softmax(x, -1)` is a dimension elsewhere, and would be a scale here.
+
     x: [..., N]; float32, float16 or bfloat16. causal: x is [..., Q, N], and query i sees the keys
     up to i + N - Q; all others are zero and do not count. mask: added to scale x; of the dtype of x
     or float32, of any shape that broadcasts to that of x; it has no gradient. A row that is minus
     infinity throughout is NaN, as in PyTorch; one that sees no key is zero. Returns the shape and
-    dtype of x; differentiable in x. ValueError for another shape, dtype or device.
+    dtype of x; differentiable in x. TypeError for another dtype, ValueError for another shape or
+    device.
     """
     scale, heads, queries = float(scale), None, None
     if causal or mask is not None:

@@ -32,7 +32,7 @@ def agrees(x, scale=1.0, causal=False, mask=None):
     """Both passes lie within the dtype's bound of the reference in float64."""
     x = x.detach().requires_grad_()
     exact = x.detach().double().requires_grad_()
-    y = softmax(x, scale, causal, mask)
+    y = softmax(x, scale=scale, causal=causal, mask=mask)
     expected = softmax_reference(exact, scale, causal, double(mask))
     dy = randn(*x.shape, dtype=x.dtype, seed=7)
     y.backward(dy)
@@ -92,7 +92,7 @@ def test_what_lies_past_the_diagonal_does_not_count():
         found = []
         for fill in (0.0, math.nan):
             given = x.masked_fill(hidden, fill).requires_grad_()
-            y = softmax(given, 1.0, True)
+            y = softmax(given, causal=True)
             y.backward(dy.masked_fill(hidden, fill))
             found.append((y.detach(), given.grad))
         for plain, poisoned in zip(*found, strict=True):
@@ -102,7 +102,7 @@ def test_what_lies_past_the_diagonal_does_not_count():
 
 def test_rows_that_see_no_key_are_zero():
     x = randn(6, 4).requires_grad_()
-    y = softmax(x, 1.0, True)
+    y = softmax(x, causal=True)
     y.sum().backward()
     assert not y[:2].any() and not x.grad[:2].any()
     assert torch.allclose(y[2:].sum(-1), torch.ones(4, device=DEVICE))
@@ -140,7 +140,7 @@ def test_long_rows_of_bfloat16_are_a_quarter_of_a_rounding_further_off_at_most(n
 def test_odd_scales_do_as_in_pytorch(scale):
     x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, -math.inf]], device=DEVICE)
     expected = torch.softmax(x * scale, -1)
-    assert torch.allclose(softmax(x, scale), expected, rtol=1e-6, equal_nan=True)
+    assert torch.allclose(softmax(x, scale=scale), expected, rtol=1e-6, equal_nan=True)
 
 
 def test_the_reference_is_differentiable():
@@ -168,20 +168,51 @@ def test_the_rule_suits_what_it_chooses_for():
 
 
 REFUSALS = {
-    "no dimension": (lambda: softmax(randn(1)[0]), "x: shape"),
-    "a diagonal of one dimension": (lambda: softmax(randn(4), causal=True), "x: shape"),
-    "float64": (lambda: softmax(randn(2, 4).double()), "x: torch.float64, expected"),
-    "integers": (lambda: softmax(torch.ones(2, 4, dtype=torch.int32)), "x: torch.int32, expected"),
-    "a short mask": (lambda: softmax(randn(2, 4), mask=randn(3)), r"mask: shape \(3,\), expected"),
+    "no dimension": (ValueError, lambda: softmax(randn(1)[0]), "x: shape"),
+    "a diagonal of one dimension": (
+        ValueError,
+        lambda: softmax(randn(4), causal=True),
+        "x: shape",
+    ),
+    "float64": (TypeError, lambda: softmax(randn(2, 4).double()), "x: torch.float64, expected"),
+    "integers": (
+        TypeError,
+        lambda: softmax(torch.ones(2, 4, dtype=torch.int32)),
+        "x: torch.int32, expected",
+    ),
+    "integers and a diagonal": (
+        TypeError,
+        lambda: softmax(torch.ones(2, 4, dtype=torch.int32), causal=True),
+        "x: torch.int32, expected",
+    ),
+    "a dimension": (TypeError, lambda: softmax(randn(2, 4), -1), "positional"),
+    "a short mask": (
+        ValueError,
+        lambda: softmax(randn(2, 4), mask=randn(3)),
+        r"mask: shape \(3,\), expected",
+    ),
     "a mask of more dimensions": (
+        ValueError,
         lambda: softmax(randn(2, 4), mask=randn(1, 2, 4)),
         "mask: shape",
     ),
     "a mask of truth values": (
+        TypeError,
         lambda: softmax(randn(2, 4), mask=randn(4) > 0),
-        "mask: torch.bool",
+        r"mask: torch\.bool, expected torch\.float32, which",
+    ),
+    "a mask of truth values beside half precision": (
+        TypeError,
+        lambda: softmax(randn(2, 4).half(), mask=randn(4) > 0),
+        r"mask: torch\.bool, expected torch\.float16 or torch\.float32, which",
+    ),
+    "a mask elsewhere": (
+        ValueError,
+        lambda: softmax(randn(2, 4), mask=torch.ones(4, device="meta")),
+        "mask: on meta, expected",
     ),
     "a mask that learns": (
+        ValueError,
         lambda: softmax(randn(2, 4), mask=randn(4).requires_grad_()),
         "mask: requires a gradient",
     ),
@@ -190,6 +221,6 @@ REFUSALS = {
 
 @pytest.mark.parametrize("what", REFUSALS)
 def test_refuses(what):
-    call, message = REFUSALS[what]
-    with pytest.raises(ValueError, match=message):
+    error, call, message = REFUSALS[what]
+    with pytest.raises(error, match=message):
         call()
