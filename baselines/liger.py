@@ -25,8 +25,9 @@ ACCUMULATES = {
 }
 
 # The loss writes the gradient over the logits; the gates theirs over what they saved, their user's
-# tensors; a rotary embedding turns in place, forward and backward.
-IN_PLACE = ("cross_entropy", "swiglu", "geglu", "rotary")
+# tensors; a rotary embedding turns in place, forward and backward; the gradient of an RMS norm lies
+# over that of its result, by the default of `in_place`.
+IN_PLACE = ("cross_entropy", "swiglu", "geglu", "rotary", "rms_norm")
 # The fused loss is float32 whatever the factors are.
 WIDE = {"linear_cross_entropy": ("out",)}
 
@@ -44,10 +45,9 @@ def layer_norm(x, weight, bias, eps, residual=None):
 
 
 def rms_norm(x, weight, eps, residual=None):
-    # By default it writes the gradient of x over that of y, which is the caller's.
     if residual is None:
-        return liger_rms_norm(x, weight, eps, in_place=False)
-    return liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False)
+        return liger_rms_norm(x, weight, eps)
+    return liger_fused_add_rms_norm(x, residual, weight, eps)
 
 
 def swiglu(gate, up):

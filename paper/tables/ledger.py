@@ -16,8 +16,7 @@ CAPTION = (
 DTYPES = ("bfloat16", "float16", "float32")
 MIB = 2**20
 EMPTY = "No implementation was verified.\n"
-# What a library has in float32 is made so before the clock starts, and stays so after it stops.
-WIDE = "in float32 whatever the dtype of the others, outside of the clock: "
+WIDE = "kept in float32 whatever the data type of the others, with no cast in the timed call: "
 
 
 def main(arguments):
