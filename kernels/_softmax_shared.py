@@ -7,6 +7,9 @@ Backward y and dy are held as they came, and a sum is exchanged. The hardware de
 and programs of several rows share a multiprocessor, so that one waits and computes while another
 loads. The clusters of QuACK hold a row likewise, and exchange through shared memory.
 
+Rows of any width are held so. Where accesses are not of 16 bytes, since the rows do not lie so,
+more programs hold a row and each thread less of it.
+
 How many programs a multiprocessor has is decided by the weights, which are kept in float32. Where
 the results are bfloat16 two of them share a register: of a weight between zero and one the sign
 and the highest bit of the exponent are zero, which leaves nine bits for the mantissa, two more than
@@ -24,7 +27,8 @@ from kernels._layout import ACCESS_BYTES
 from kernels._scores import finite_or_zero
 from kernels._tile import store_as, widened, zero_after
 
-# What a thread holds of a tensor at most, in chunks of an access.
+# What a thread holds of a tensor at most, in chunks of an access. Of rows whose accesses are single
+# elements half as much, if those have 16 bits: each takes a register.
 MOST_CHUNKS = 8
 # Many small programs overlap best; of rows beyond so many bytes fewer that wait for each other are
 # better, where they need no masks, for which there are no registers.
@@ -80,6 +84,14 @@ def _forward_shared_kernel(
     ACCESS: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
     HOLDERS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
+    """y = exp(scale x - max scale x) / sum exp(scale x - max scale x) of rows of N elements.
+
+    Grid: HOLDERS programs for each row, side by side. A program has CHUNKS blocks of BLOCK_N
+    columns and waits for the others of its row, so `may_wait` must hold. Reads x, whose rows lie
+    stride_xm apart; writes y, whose rows lie N apart, and two words for each program in slots,
+    int32 [M, HOLDERS, 2], all UNSAID before. scale: positive. ACCESS divides BLOCK_N; EVEN: HOLDERS
+    CHUNKS BLOCK_N == N; PACKED: y is bfloat16.
+    """
     holder = tl.program_id(0) % HOLDERS
     row = (tl.program_id(0) // HOLDERS).to(tl.int64)
     x_ptr += row * stride_xm
@@ -130,6 +142,12 @@ def _backward_shared_kernel(
     y_ptr, dy_ptr, dx_ptr, slots_ptr, stride_ym, stride_dym, N, scale,
     EVEN: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr, HOLDERS: tl.constexpr,
 ):  # fmt: skip
+    """dx = scale y (dy - sum y dy) of rows of N elements.
+
+    Grid, slots, EVEN, CHUNKS and HOLDERS: as of the forward kernel, with which a program shares a
+    row. Reads y and dy, whose rows lie stride_ym and stride_dym apart; writes dx, whose rows lie N
+    apart.
+    """
     holder = tl.program_id(0) % HOLDERS
     row = (tl.program_id(0) // HOLDERS).to(tl.int64)
     y_ptr += row * stride_ym
@@ -157,18 +175,22 @@ def _backward_shared_kernel(
 
 def shares(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether programs share rows of n elements of these tensors, so many elements apart: those of
-    a row must run side by side."""
-    holders = _held(n, tensors[0].element_size(), WARPS)["HOLDERS"]
-    if not may_wait(tensors[0].device, holders, PER_SM):
-        return False
+    a row wait for each other."""
+    held = _held(n, tensors[0].element_size(), WARPS, _whole(n, *tensors, strides=strides))
+    return may_wait(tensors[0].device, held["HOLDERS"], PER_SM)
+
+
+def _whole(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether a thread can load 16 bytes of these rows at once."""
     sizes = (n, *strides, *(tensor.data_ptr() for tensor in tensors))
     return not any(size % ALIGNMENT for size in sizes)
 
 
-def _held(n: int, itemsize: int, warps: int) -> dict[str, int]:
+def _held(n: int, itemsize: int, warps: int, whole: bool) -> dict[str, int]:
     """How programs of so many warps share a row of n elements, each in chunks of equal length."""
     block = 32 * warps * ACCESS_BYTES // itemsize
-    holders = triton.next_power_of_2(-(-n // (MOST_CHUNKS * block)))
+    most = MOST_CHUNKS if whole or itemsize == 4 else MOST_CHUNKS // 2
+    holders = triton.next_power_of_2(-(-n // (most * block)))
     chunks = -(-n // (holders * block))
     return {
         "EVEN": n == holders * chunks * block,
@@ -182,9 +204,10 @@ def _held(n: int, itemsize: int, warps: int) -> dict[str, int]:
 def forward_shared(x: torch.Tensor, y: torch.Tensor, stride: int, scale: float) -> None:
     """y = softmax(scale x) of rows [..., N] that lie `stride` elements apart; scale positive."""
     n, itemsize = x.shape[-1], x.element_size()
-    m, held = y.numel() // n, _held(n, itemsize, MORE_WARPS)
+    whole = _whole(n, x, strides=(stride,))
+    m, held = y.numel() // n, _held(n, itemsize, MORE_WARPS, whole)
     if n * itemsize <= SHORT_BYTES or not held["EVEN"]:
-        held = _held(n, itemsize, WARPS)
+        held = _held(n, itemsize, WARPS, whole)
     holders = held["HOLDERS"]
     launch(
         _forward_shared_kernel, (m * holders,), x_ptr=x, y_ptr=y,
@@ -197,7 +220,8 @@ def backward_shared(
     y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, strides: tuple[int, int], scale: float
 ) -> None:
     """dx = scale y (dy - sum y dy) of rows [..., N]; those of y and dy lie `strides` apart."""
-    n, held = y.shape[-1], _held(y.shape[-1], y.element_size(), WARPS)
+    n = y.shape[-1]
+    held = _held(n, y.element_size(), WARPS, _whole(n, y, dy, strides=strides))
     m, holders = dx.numel() // n, held["HOLDERS"]
     launch(
         _backward_shared_kernel, (m * holders,), y_ptr=y, dy_ptr=dy, dx_ptr=dx,

@@ -120,6 +120,14 @@ def _forward_row_kernel(
     FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    """y = exp(z - max z) / sum exp(z - max z), z = scale x + mask, of rows that registers hold.
+
+    Grid: a program for BLOCK_M rows, in CHUNKS blocks of BLOCK_N columns, CHUNKS BLOCK_N >= N.
+    Reads x, whose rows lie stride_xm apart, and, unless it is None, the mask by its strides over
+    batch, head and query; writes y, whose rows lie N apart. FOLD: no mask, and scale positive and
+    normal, so the maximum of x is that of z. CAUSAL: of row r only the first N - Q + 1 + r % Q keys
+    count. EVEN: N is a multiple of BLOCK_N.
+    """
     slope = tl.cast(scale, tl.float32) * LOG2E if FOLD else LOG2E
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     offs_n = tl.arange(0, BLOCK_N)[None, :]
@@ -160,6 +168,11 @@ def _forward_loop_kernel(
     FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    """What `_forward_row_kernel` computes, of a row that a program reads three times.
+
+    Grid: a program for each row. STEPS: N over BLOCK_N, rounded up, or 0 where that is not to be a
+    constant. The first two walks go along the row and the last one back. All else as there.
+    """
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
     y_ptr += row * N
@@ -201,6 +214,12 @@ def _backward_row_kernel(
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr, PAIR: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    """dx = scale y (dy - sum y dy), of rows that registers hold.
+
+    Grid: a program for BLOCK_M rows, in CHUNKS blocks of BLOCK_N columns, CHUNKS BLOCK_N >= N.
+    Reads y and dy, whose rows lie stride_ym and stride_dym apart; y twice unless PAIR. Writes dx,
+    whose rows lie N apart. CAUSAL and EVEN as forward.
+    """
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     end = keys(rows, N, Q, CAUSAL)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
@@ -235,6 +254,10 @@ def _backward_loop_kernel(
     y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, N, Q, scale,
     CAUSAL: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    """What `_backward_row_kernel` computes, of a row that a program reads twice.
+
+    Grid: a program for each row. STEPS as forward, all else as in the other kernel.
+    """
     row = tl.program_id(0).to(tl.int64)
     y_ptr += row * stride_ym
     dy_ptr += row * stride_dym
@@ -288,7 +311,7 @@ def softmax_fwd(
     queries: int | None = None,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x: [..., N], else ValueError. Returns y, contiguous, of its shape.
+    """x: [..., N], else ValueError or TypeError. Returns y, contiguous, of its shape.
 
     heads, queries: H and Q of M = B H Q, where causal or with a mask. mask: [B, H, Q, N] of any
     strides but the last.

@@ -35,15 +35,18 @@ def near(ours, truth, bound):
     assert gap <= bound * max(truth.abs().max().item(), 1e-30)
 
 
+PATCHED = {"MOST_CHUNKS": 2, "WARPS": 1, "MORE_WARPS": 2, "SHORT_BYTES": 4096}
+PAIR_BYTES = family.PAIR_BYTES
+PLAIN = {name: getattr(_softmax_shared, name) for name in PATCHED}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small():
     """Programs that hold few elements, so that a few share a row of about a thousand."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(family, "PAIR_BYTES", 512)
-        patched.setattr(_softmax_shared, "MOST_CHUNKS", 2)
-        patched.setattr(_softmax_shared, "WARPS", 1)
-        patched.setattr(_softmax_shared, "MORE_WARPS", 2)
-        patched.setattr(_softmax_shared, "SHORT_BYTES", 4096)
+        for name, value in PATCHED.items():
+            patched.setattr(_softmax_shared, name, value)
         yield
 
 
@@ -71,8 +74,8 @@ def holders(runs: list[Run], rows: int) -> list[int]:
 @given(st.data())
 def test_softmax_in_any_order(data):
     dtype = data.draw(st.sampled_from(DTYPES))
-    # Rows that fill their programs, and rows that do not.
-    n = data.draw(st.sampled_from([1024, 1040, 1600, 2000, 2048]))
+    # Rows that fill their programs, rows that do not, and rows of single accesses.
+    n = data.draw(st.sampled_from([1024, 1040, 1600, 2048]) | st.integers(600, 2048))
     rows = data.draw(st.integers(1, 3))
     schedule = data.draw(schedules())
     runs = softmax_agrees(randn(rows, n, dtype=dtype), schedule, data.draw(st.floats(0.1, 3)))
@@ -120,6 +123,45 @@ def test_softmax_does_not_wait_where_a_device_may_not_hold_a_row(multiprocessors
         softmax(x).sum().backward()
     shared = ["_forward_shared_kernel", "_backward_shared_kernel"]
     assert ([run.kernel for run in runs] == shared) == (multiprocessors == 4)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """The sizes as they are."""
+    monkeypatch.setattr(family, "PAIR_BYTES", PAIR_BYTES)
+    for name, value in PLAIN.items():
+        monkeypatch.setattr(_softmax_shared, name, value)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_rows_of_any_width_have_programs_that_hold_all_of_them(plain, itemsize):
+    """Each width beyond what one program holds, up to 300,000: whole accesses, and single ones of
+    which one of 16 bits takes a register. On an H200 the programs of each may wait."""
+    for whole in (True, False):
+        thread = 64 if itemsize == 2 and not whole else 128
+        for n in range(PAIR_BYTES // itemsize + 1, 300_001, 16 if whole else 7):
+            held = _softmax_shared._held(n, itemsize, 4, whole)
+            block, columns = held["BLOCK_N"], held["BLOCK_N"] * held["CHUNKS"]
+            assert held["HOLDERS"] * (columns - block) < n <= held["HOLDERS"] * columns
+            assert columns * itemsize <= 128 * thread and held["HOLDERS"] <= 132
+            assert held["EVEN"] == (n == held["HOLDERS"] * columns)
+
+
+@pytest.mark.parametrize("n", [50257, 50264, 128256, 151936, 250002, 262144, 262145, 300_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_long_rows_are_read_once_whatever_their_width_and_stride(
+    plain, monkeypatch, n, dtype, padding
+):
+    """No condition of width, stride or dtype has a program walk such a row."""
+    called = []
+    for name in ("forward_shared", "backward_shared"):
+        monkeypatch.setattr(family, name, lambda *_, name=name: called.append(name))
+    x = torch.empty(8, n + padding, dtype=dtype, device="meta")[:, :n]
+    with _exchange.taking_turns():
+        family.softmax_fwd(x)
+        family.softmax_bwd(x, x)
+    assert called == ["forward_shared", "backward_shared"]
 
 
 NORMS = {
