@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import special
 
-from harness import cells, claims, judge, statistics, student
+from harness import cells, claims, judge, statistics
 from harness.cells import KEY, Cell
 from harness.judge import UNKNOWN, Difference
 from harness.load import OURS, TWIN
@@ -160,7 +161,7 @@ def mean_rows(old: Run, new: Run) -> tuple[list[dict], float]:
         return rows, 1.0
     whole = judge.combined(list(found.values()))
     error = max(float(np.sqrt(whole.variance)), 1e-12)
-    return rows, float(student.tail((whole.value + statistics.MARGIN) / error, whole.freedom))
+    return rows, float(special.stdtr(whole.freedom, -(whole.value + statistics.MARGIN) / error))
 
 
 def claim_rows(old: Run, new: Run) -> list[dict]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from harness import student
+from scipy import special
 
 # The sensor behind the counter follows the load late.
 SETTLE_S = 0.05
@@ -73,7 +73,7 @@ def per_call(
     mean = (found[-1].energy_mj - found[0].energy_mj) / count
     # The error of a ratio of sums (Cochran 1977, "Sampling techniques", section 6.3).
     squares = sum((mj - mean * calls) ** 2 for mj, calls in steps)
-    t = float(student.quantile(CONFIDENCE, len(steps) - 1))
+    t = float(special.stdtrit(len(steps) - 1, (1 + CONFIDENCE) / 2))
     scatter = t * math.sqrt(squares * len(steps) / (len(steps) - 1)) / count
     timing = mean * _slack(found) / _span(found)
     resolution = RESOLUTION_MJ / count

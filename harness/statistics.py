@@ -27,8 +27,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-
-from harness import student
+from scipy import special
 
 CONFIDENCE = 0.95
 MARGIN = 0.01
@@ -143,7 +142,7 @@ def p_value(estimate: Estimate, noise: np.ndarray) -> np.ndarray:
     distance = np.where(value > band, value - band, np.maximum(0.0, MARGIN - value))
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(distance > 0, distance / np.sqrt(estimate.variance), 0.0)
-    p = np.where(value > band, 4.0, 2.0) * student.tail(t, estimate.freedom)
+    p = np.where(value > band, 4.0, 2.0) * special.stdtr(estimate.freedom, -t)
     return np.where(np.isnan(band), np.nan, np.minimum(1.0, p))
 
 
@@ -170,16 +169,8 @@ def verdicts(value: np.ndarray, noise: np.ndarray, p_holm: np.ndarray) -> np.nda
     return np.where(np.asarray(p_holm) <= 1 - CONFIDENCE, said, "undecided")
 
 
-def geometric_mean(values: np.ndarray) -> float:
-    """exp of the mean logarithm of positive values."""
-    values = np.asarray(values, dtype=np.float64)
-    if values.size == 0 or not (values > 0).all():
-        raise ValueError("geometric_mean: wants at least one value, all above zero")
-    return float(np.exp(np.log(values).mean()))
-
-
 def _half_width(estimate: Estimate) -> np.ndarray:
-    return student.quantile(CONFIDENCE, estimate.freedom) * np.sqrt(estimate.variance)
+    return special.stdtrit(estimate.freedom, (1 + CONFIDENCE) / 2) * np.sqrt(estimate.variance)
 
 
 def _pooled(variances: np.ndarray, freedoms: np.ndarray) -> np.ndarray:
@@ -215,8 +206,4 @@ def _below(blocks: int, middle: int) -> np.ndarray:
 
     It is when a binomial count of draws among the first i reaches the middle.
     """
-    share = np.arange(blocks + 1) / blocks
-    return sum(
-        math.comb(blocks, count) * share**count * (1 - share) ** (blocks - count)
-        for count in range(middle, blocks + 1)
-    )
+    return special.bdtrc(middle - 1, blocks, np.arange(blocks + 1) / blocks)

@@ -46,7 +46,7 @@ def test_a_claim_is_the_geometric_mean_over_its_cells(factor, verdict):
     assert (row["cells"], row["of"], row["verdict"]) == (12, 12, verdict)
     assert row["ci_lo"] < factor < row["ci_hi"]
     ratios = [one.ratio.value for one in study_of(*study(factor))]
-    assert row["ratio"] == pytest.approx(statistics.geometric_mean(ratios))
+    assert row["ratio"] == pytest.approx(math.prod(ratios) ** (1 / len(ratios)))
     assert row["p_holm"] == row["p"] < 0.05
     assert 0 < row["noise"] < 0.01
 
