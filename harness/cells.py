@@ -5,8 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from harness import raw, statistics
+from harness.judge import NOTHING_KNOWN, Offset, Offsets
 from harness.load import OURS, TWIN
+from harness.statistics import Estimate, Interval
 
 # A row of the raw CSV as `harness.raw` reads it.
 Row = Mapping[str, Any]
@@ -16,6 +20,9 @@ SIZE = re.compile(r"([A-Z])(\d+)")
 CACHE_BYTES = 128 << 20
 # A dense-matmul ceiling is one shape's rate at one moment's clock; other shapes pass it a little.
 FASTEST = 0.8
+# How the reason of a row begins whose calls events timed, the host's part included.
+EVENTS = "events:"
+GRID = "grid"
 # What was observed while a block ran; the energy is in one row of a cell.
 READINGS = ("energy_uj", "energy_pm_uj", "power_w", "sm_mhz", "temp_c")
 
@@ -45,6 +52,17 @@ class Cell:
         real = [row for row in timed if row["status"] != "impossible"]
         return {row["block"]: row[column] for row in real or timed}
 
+    @property
+    def clock(self) -> str:
+        """ "graph", or "events" where any block was timed so."""
+        events = any((row["reason"] or "").startswith(EVENTS) for row in self.rows)
+        return "events" if events else "graph"
+
+    @property
+    def set(self) -> str:
+        """ "grid" for the tuned sweep, "drawn" for shapes drawn for this run."""
+        return self.first.get("set") or GRID
+
     def number(self, column: str) -> float:
         """The first value of a column that is the same in all rows; 0 where there is none."""
         return next((row[column] for row in self.rows if row[column] is not None), 0)
@@ -64,13 +82,19 @@ def group(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, Cell]]:
     return {key: dict(sorted(found.items(), key=_by_name)) for key, found in cells.items()}
 
 
-def summary(rivals: Mapping[str, Cell], ceilings: Mapping[str, float]) -> list[dict]:
+def summary(
+    rivals: Mapping[str, Cell], ceilings: Mapping[str, float], offsets: Offsets = NOTHING_KNOWN
+) -> list[dict]:
     """One row of summary.csv for each implementation of a cell; absent values are left out.
 
     ceilings: GB/s of "read" and "write", TFLOP/s by dtype, of the run that timed these cells.
+    offsets: how far processes differ, which is part of each interval.
     """
     fair = counted(rivals, ceilings)
-    return [_row(cell, ceilings) | _speedups(impl, fair) for impl, cell in rivals.items()]
+    return [
+        _row(cell, ceilings, offsets) | _speedups(impl, fair, offsets)
+        for impl, cell in rivals.items()
+    ]
 
 
 def counted(rivals: Mapping[str, Cell], ceilings: Mapping[str, float]) -> dict[str, Cell]:
@@ -88,6 +112,27 @@ def shared(rival: Cell, ours: Cell) -> tuple[list[float], list[float]]:
     theirs, own = rival.times(), ours.times()
     blocks = [block for block in own if block in theirs]
     return [theirs[block] for block in blocks], [own[block] for block in blocks]
+
+
+def time_us(cell: Cell, offsets: Offsets) -> Interval:
+    """The time of a cell that has one, with the interval of one more process's median."""
+    times = list(cell.times().values())
+    value = float(np.median(times))
+    found = _interval(value, statistics.log_median(times), offsets.alone(value))
+    return Interval(*map(float, found))
+
+
+def ratio(rival: Cell, ours: Cell, offsets: Offsets) -> Interval:
+    """The rival's time over ours, by the blocks that both have, for two other processes of both."""
+    both = shared(rival, ours)
+    value = statistics.paired_ratio(*both).value
+    offset = offsets.at(float(np.median(list(ours.times().values()))))
+    return Interval(*map(float, _interval(value, statistics.log_ratio(*both), offset)))
+
+
+def _interval(value: np.ndarray, log: Estimate, offset: Offset) -> Interval:
+    whole = statistics.plus(log, offset.variance, offset.freedom)
+    return statistics.around(value, whole)
 
 
 def floor_us(cell: Cell, ceilings: Mapping[str, float], spared: int = 0) -> tuple[float, str]:
@@ -109,18 +154,18 @@ def floor_us(cell: Cell, ceilings: Mapping[str, float], spared: int = 0) -> tupl
     return floor, ("compute" if compute / 1e6 > memory / 1e3 else "memory") if floor else ""
 
 
-def _row(cell: Cell, ceilings: Mapping[str, float]) -> dict:
+def _row(cell: Cell, ceilings: Mapping[str, float], offsets: Offsets) -> dict:
     first, times, calls = cell.first, cell.times(), cell.times("call_us")
     row = {name: first[name] for name in ("op", "family", *KEY[1:], "impl", "impl_version")}
-    row |= _parts(first["case"]) | {"blocks": len(times)}
+    row |= _parts(first["case"]) | {"blocks": len(times), "set": cell.set}
     floor, bound = floor_us(cell, ceilings)
     if floor:
         row |= {"floor_us": floor, "bound": bound}
     row["status"], row["reason"] = _status(cell, ceilings)
     if not times:
         return row
-    time = statistics.median_interval(list(times.values()))
-    row |= {"device_us": time.value, "ci_lo": time.lo, "ci_hi": time.hi}
+    time = time_us(cell, offsets)
+    row |= {"timed_by": cell.clock, "device_us": time.value, "ci_lo": time.lo, "ci_hi": time.hi}
     if calls:
         # What else runs on a host makes a call longer, never shorter: where others share its
         # cores, a median says which core a process got.
@@ -136,13 +181,27 @@ def _row(cell: Cell, ceilings: Mapping[str, float]) -> dict:
     return row
 
 
-def _speedups(impl: str, fair: Mapping[str, Cell]) -> dict[str, float]:
-    found = {}
+def _speedups(impl: str, fair: Mapping[str, Cell], offsets: Offsets) -> dict[str, float]:
+    """The time of each other implementation over that of this row, those of the same blocks in one
+    go: a study has tens of thousands of such pairs.
+    """
+    if impl not in fair:
+        return {}
+    own, together = fair[impl].times(), {}
     for rival, cell in fair.items():
-        if impl in fair and rival != impl and (both := shared(cell, fair[impl]))[0]:
-            ratio = statistics.paired_ratio(*both)
-            names = (f"speedup_vs_{rival}{end}" for end in ("", "_lo", "_hi"))
-            found |= dict(zip(names, ratio, strict=True))
+        theirs = cell.times()
+        blocks = tuple(block for block in own if block in theirs)
+        if rival != impl and blocks:
+            together.setdefault(blocks, {})[rival] = [theirs[block] for block in blocks]
+    offset, found = offsets.at(float(np.median(list(own.values())))), {}
+    for blocks, times in together.items():
+        both = list(times.values()), [own[block] for block in blocks]
+        ratios = _interval(
+            statistics.paired_ratio(*both).value, statistics.log_ratio(*both), offset
+        )
+        for end, values in zip(("", "_lo", "_hi"), ratios, strict=True):
+            names = (f"speedup_vs_{rival}{end}" for rival in times)
+            found |= dict(zip(names, values.tolist(), strict=True))
     return found
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from harness import cells, claims, judge, statistics
 from harness.cells import KEY, Cell
@@ -41,14 +40,17 @@ class Run:
         cls, study: Mapping[str, tuple[list[dict], dict]], ceilings: Mapping[str, dict]
     ) -> "Run":
         """study: raw rows and sidecar by op; ceilings: GB/s and TFLOP/s by quantity, by op."""
-        counted, summary = {}, {}
+        counted, summary, every = {}, {}, {}
         for op, (rows, _) in study.items():
             for key, rivals in cells.group(rows).items():
                 counted[key] = cells.counted(rivals, ceilings[op])
-                found = cells.summary(rivals, ceilings[op])
-                summary[key] = {row["impl"]: row for row in found}
+                every[key] = rivals
+        known = judge.known(claims.noise(counted))
+        for key, rivals in every.items():
+            found = cells.summary(rivals, ceilings[key[0]], known)
+            summary[key] = {row["impl"]: row for row in found}
         sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
-        return cls(sidecars, counted, summary, claims.comparisons(counted))
+        return cls(sidecars, counted, summary, claims.comparisons(counted, known))
 
     def gpus(self, ops: Iterable[str]) -> set[str]:
         """The names of the GPUs that timed these ops; "" of one that its sidecar does not name."""
@@ -97,12 +99,13 @@ def times(old: Run, new: Run) -> dict[Key, Difference]:
     """The log of the old time of ours over the new, by cell."""
     keys, same = shared(old, new), control(old, new)
     gaps = {key: _unpaired(old, new, key, same) for key in keys}
-    offsets = judge.offsets({key: old.counted[key][OURS] for key in keys}, gaps)
+    length = {key: float(np.median(list(old.counted[key][OURS].times().values()))) for key in keys}
+    known = judge.known({key: (length[key], gaps[key]) for key in keys})
     unknown = () if same else (UNKNOWN,)
     return {
         key: Difference(
             _unpaired(old, new, key, OURS),
-            offsets[key],
+            known.at(length[key]),
             (old.twin(key), new.twin(key), gaps[key], *unknown),
         )
         for key in keys
@@ -116,8 +119,8 @@ def ratios(old: Run, new: Run) -> dict[tuple[Key, str], Difference]:
     for one in new.compared:
         if (was := before.get((one.key, one.baseline))) is not None:
             now = one.difference
-            log = statistics.plus(_minus(now.log, was.log), was.offset[0], was.offset[1])
-            found[one.key, one.baseline] = Difference(log, now.offset, (*was.gaps, *now.gaps))
+            log, offset = _minus(now.log, was.log), now.offset.joined(was.offset)
+            found[one.key, one.baseline] = Difference(log, offset, (*was.gaps, *now.gaps))
     return found
 
 
@@ -159,9 +162,8 @@ def mean_rows(old: Run, new: Run) -> tuple[list[dict], float]:
         rows.append({"op": op, "pass": direction, "cells": len(keys)} | row)
     if not found or any(np.isnan(row["p"]) for row in rows):
         return rows, 1.0
-    whole = judge.combined(list(found.values()))
-    error = max(float(np.sqrt(whole.variance)), 1e-12)
-    return rows, float(special.stdtr(whole.freedom, -(whole.value + statistics.MARGIN) / error))
+    whole = judge.proving(list(found.values()))
+    return rows, float(statistics.above(whole, -statistics.MARGIN))
 
 
 def claim_rows(old: Run, new: Run) -> list[dict]:

@@ -1,28 +1,33 @@
 """What the study claims: ours against each baseline, by cell and by op, with families corrected.
 
 A row of verdicts.csv compares ours with a baseline in one cell; its family is all cells and
-baselines of the op. A row of claims.csv says the same of the geometric mean over the cells of one
-(op, pass); its family is all claims of the study. `harness.statistics` explains the numbers.
+baselines of the op, of drawn shapes apart from the tuned grid. A row of claims.csv says the same of
+the geometric mean over the cells of one (op, pass) of the grid, against each baseline or against
+the best; its family is all claims of that kind. `harness.statistics` explains the numbers.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from harness import judge, statistics
-from harness.cells import KEY, Cell, shared
-from harness.judge import UNKNOWN, Difference
+from harness.cells import GRID, KEY, Cell, ratio, shared
+from harness.judge import UNKNOWN, Difference, Offsets
 from harness.load import OURS, TWIN
 from harness.statistics import Estimate, Interval
 
 # A ratio beyond this is as often a baseline that does other work as it is a better kernel.
 FLAGGED = 10
+CLAIM = ("op", "family", "pass", "baseline", "timed_by")
 
 
 class Comparison(NamedTuple):
     """Ours and one baseline in one cell; times of both come from the same blocks.
 
-    key: values of KEY. ratio: the baseline's time over ours, with its interval over blocks.
+    key: values of KEY. ratio: the baseline's time over ours, with its interval. clock: "graph", or
+    "events" where either was timed so. set: "grid" or "drawn".
     """
 
     key: tuple[str, ...]
@@ -30,51 +35,110 @@ class Comparison(NamedTuple):
     baseline: str
     ratio: Interval
     difference: Difference
+    clock: str = "graph"
+    set: str = GRID
 
 
-def comparisons(study: Mapping[tuple[str, ...], Mapping[str, Cell]]) -> list[Comparison]:
-    """All comparisons of a study: cells by KEY, in each the implementations whose times count."""
-    twins = {key: gap(rivals, TWIN) for key, rivals in study.items()}
-    offsets = judge.offsets({key: study[key][OURS] for key in study if OURS in study[key]}, twins)
-    found = []
+# Cells by KEY, in each the implementations whose times count.
+Study = Mapping[tuple[str, ...], Mapping[str, Cell]]
+
+
+def noise(study: Study) -> dict[tuple[str, ...], tuple[float, Estimate]]:
+    """The A/A gaps of a study by cell, each with the length in us of a call of ours."""
+    return {
+        key: (statistics.median_interval(list(rivals[OURS].times().values())).value, twin)
+        for key, rivals in study.items()
+        if (twin := gap(rivals, TWIN)) is not None
+    }
+
+
+def comparisons(study: Study, known: Offsets | None = None) -> list[Comparison]:
+    """All comparisons of a study; known: what `noise` tells of offsets, where it is at hand."""
+    known, found = known or judge.known(noise(study)), []
     for key, rivals in study.items():
+        if OURS not in rivals:
+            continue
+        ours, twin = rivals[OURS], gap(rivals, TWIN)
+        offset = known.at(statistics.median_interval(list(ours.times().values())).value)
         for impl, cell in rivals.items():
             log = None if impl in (OURS, TWIN) else gap(rivals, impl)
             if log is None:
                 continue
-            both = shared(cell, rivals[OURS])
-            twin = UNKNOWN if twins[key] is None else twins[key]
-            few = len(both[0]) < statistics.FEWEST_BLOCKS
-            difference = Difference(log, offsets[key], (UNKNOWN if few else twin,))
-            ratio = statistics.paired_ratio(*both)
-            found.append(Comparison(key, cell.first["family"], impl, ratio, difference))
+            few = len(shared(cell, ours)[0]) < statistics.FEWEST_BLOCKS
+            gaps = (UNKNOWN if few or twin is None else twin,)
+            difference = Difference(log, offset, gaps)
+            clock = "events" if "events" in (ours.clock, cell.clock) else "graph"
+            one = ratio(cell, ours, known)
+            found.append(
+                Comparison(key, cell.first["family"], impl, one, difference, clock, cell.set)
+            )
     return found
 
 
 def verdict_rows(study: Iterable[Comparison]) -> list[dict]:
-    """The rows of verdicts.csv; the interval of a cell is that over its blocks."""
+    """The rows of verdicts.csv; families are those of an op and set."""
     rows = []
-    for family in judge.grouped(study, lambda one: one.key[0]).values():
+    for family in judge.grouped(study, lambda one: (one.key[0], one.set)).values():
         judged = judge.judged([[one.difference] for one in family])
         for one, found in zip(family, judged, strict=True):
-            row = dict(zip(KEY, one.key, strict=True)) | {"family": one.family}
-            row |= {"baseline": one.baseline, "offset": math.sqrt(one.difference.offset[0])}
+            row = dict(zip(KEY, one.key, strict=True)) | {"family": one.family, "set": one.set}
+            row |= {"baseline": one.baseline, "timed_by": one.clock}
+            row |= {"offset": math.sqrt(one.difference.offset.variance)}
             found |= {"ratio": one.ratio.value, "ci_lo": one.ratio.lo, "ci_hi": one.ratio.hi}
             rows.append(row | found | {"note": _note(one.ratio.value)})
     return rows
 
 
 def claim_rows(study: Sequence[Comparison], cells: Iterable[tuple[str, ...]]) -> list[dict]:
-    """The rows of claims.csv; `cells`: the keys of all cells of ours, timed or not."""
+    """The rows of claims.csv against each baseline; `cells`: the keys of all cells of ours, timed
+    or not. Cells that events timed make claims of their own, drawn shapes none.
+    """
     offered = judge.grouped(cells, lambda key: (key[0], key[3]))
-    claims = judge.grouped(study, lambda one: (one.key[0], one.family, one.key[3], one.baseline))
-    judged = judge.judged([[one.difference for one in members] for members in claims.values()])
+    claims = members(study)
+    judged = judge.judged([[one.difference for one in found] for found in claims.values()])
     rows = []
-    for (key, members), found in zip(claims.items(), judged, strict=True):
-        row = dict(zip(("op", "family", "pass", "baseline"), key, strict=True))
-        row |= {"cells": len(members), "of": len(offered[row["op"], row["pass"]])}
+    for (key, compared), found in zip(claims.items(), judged, strict=True):
+        row = {"against": "each", "rivals": 1} | dict(zip(CLAIM, key, strict=True))
+        row |= {"cells": len(compared), "of": len(offered[row["op"], row["pass"]])}
         rows.append(row | found | {"note": _note(found["ratio"])})
     return rows
+
+
+def best_rows(study: Sequence[Comparison], cells: Iterable[tuple[str, ...]]) -> list[dict]:
+    """The rows of claims.csv against the best rival of each (op, pass), whichever that is.
+
+    Nobody is chosen: the best rival is a parameter, the least of the true differences to all. Ours
+    is better if it is better than every rival, an intersection-union test, whose p is the largest
+    of theirs (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling"); worse if
+    it is worse than one, by the smallest p times their number; no different if it is no worse than
+    any by MARGIN and no better than one by that. Each rival counts over the cells in which it has a
+    time that a graph took. Shown is the rival of the least ratio; the interval covers the least of
+    the true ratios. Their family is all such claims of the study.
+    """
+    offered = judge.grouped(cells, lambda key: (key[0], key[3]))
+    claims, rows = members(study), []
+    each = judge.grouped((key for key in claims if key[-1] == "graph"), lambda key: key[:3])
+    for (op, family, direction), keys in each.items():
+        found = judge.against_best([[one.difference for one in claims[key]] for key in keys])
+        closest = keys[found.pop("closest")]
+        row = {"against": "best", "rivals": len(keys)}
+        row |= dict(zip(CLAIM, (op, family, direction, closest[3], "graph"), strict=True))
+        row |= {"cells": len(claims[closest]), "of": len(offered[op, direction])}
+        rows.append(row | found | {"note": _note(found["ratio"])})
+    adjusted = statistics.holm(np.array([row["p"] for row in rows]))
+    for row, p_holm in zip(rows, adjusted.tolist(), strict=True):
+        row |= {"p_holm": p_holm}
+        if not p_holm <= 1 - statistics.CONFIDENCE:
+            row["verdict"] = "undecided"
+    return rows
+
+
+def members(study: Sequence[Comparison]) -> dict[tuple, list[Comparison]]:
+    """The comparisons of each claim against a baseline, by the values of CLAIM."""
+    grid = [one for one in study if one.set == GRID]
+    return judge.grouped(
+        grid, lambda one: (one.key[0], one.family, one.key[3], one.baseline, one.clock)
+    )
 
 
 def gap(rivals: Mapping[str, Cell], impl: str) -> Estimate | None:
@@ -85,7 +149,7 @@ def gap(rivals: Mapping[str, Cell], impl: str) -> Estimate | None:
     return statistics.log_ratio(*both) if both[0] else None
 
 
-def _note(ratio: float) -> str:
-    if 1 / FLAGGED <= ratio <= FLAGGED:
+def _note(value: float) -> str:
+    if 1 / FLAGGED <= value <= FLAGGED:
         return ""
     return f"more than {FLAGGED} times: see whether both do the same work"

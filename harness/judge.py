@@ -10,25 +10,102 @@ from typing import NamedTuple
 import numpy as np
 
 from harness import statistics
-from harness.cells import Cell
 from harness.statistics import Estimate
 
-NEIGHBOURS = 20
+NEIGHBOURS = 40
 # A gap that would have to be known and is not: nothing can be decided.
 UNKNOWN = Estimate(math.nan, 0.0, 1.0)
+
+
+class Offset(NamedTuple):
+    """The variance between things that should be equal, beyond their blocks.
+
+    freedom: the degrees of freedom of that variance, for intervals. tails: those of the Student's t
+    that the offsets follow, for verdicts.
+    """
+
+    variance: float
+    freedom: float
+    tails: float
+
+    def joined(self, other: "Offset") -> "Offset":
+        """That of a difference which has both offsets."""
+        variances = np.array([self.variance, other.variance])
+        pooled = (
+            float(statistics.pooled(variances, np.array(pair)))
+            for pair in ((self.freedom, other.freedom), (self.tails, other.tails))
+        )
+        return Offset(float(variances.sum()), *pooled)
+
+
+NONE = Offset(0.0, 1.0, 1.0)
 
 
 class Difference(NamedTuple):
     """The log ratio of two times in one cell, and what tells how far to trust it.
 
-    log: uncertain by its blocks alone. offset: the variance between things that should be equal,
-    beyond their blocks, and its degrees of freedom. gaps: what should be zero in this cell; None
-    says nothing.
+    log: uncertain by its blocks alone. gaps: what should be zero in this cell; None says nothing.
     """
 
     log: Estimate
-    offset: tuple[float, float]
+    offset: Offset
     gaps: tuple[Estimate | None, ...]
+
+
+class Offsets:
+    """How far processes that run the same code differ, for calls of any length.
+
+    An offset of some tenths of a microsecond is much of a short call and nothing of a long one, so
+    the variance at a length is that of the NEIGHBOURS gaps between calls nearest in length. The
+    tails are those of all gaps together, each over the standard deviation of its neighbours.
+    """
+
+    def __init__(self, lengths_us: Sequence[float], gaps: Sequence[Estimate]):
+        self._found: dict[bytes, float] = {}
+        self._places, self._gaps = np.log(np.array(lengths_us, float)), stacked(gaps)
+        others = neighbours(self._places, self._places, itself=False)
+        self._tails = float(tails(self._gaps, others)) if len(gaps) > 1 else statistics.FEW_TAILS
+
+    def at(self, length_us: float) -> Offset:
+        """That of the gap between two processes, for calls of so many microseconds."""
+        if not self._places.size:
+            return NONE
+        near = neighbours(np.log([length_us]), self._places)
+        # The same neighbours serve many lengths, and the estimate takes a while.
+        key = near.tobytes()
+        if key not in self._found:
+            self._found[key] = float(variances(self._gaps, near)[0])
+        return Offset(self._found[key], float(near.shape[-1]), self._tails)
+
+    def alone(self, length_us: float) -> Offset:
+        """That of one process: half of the variance of a gap."""
+        gap = self.at(length_us)
+        return gap._replace(variance=gap.variance / 2)
+
+
+def neighbours(places: np.ndarray, among: np.ndarray, itself: bool = True) -> np.ndarray:
+    """The indices of the NEIGHBOURS gaps `among` that lie nearest to each place, (places, count).
+
+    itself: whether place i may be its own neighbour, as its i-th gap.
+    """
+    distances = np.abs(places[:, None] - among[None, :])
+    if not itself:
+        np.fill_diagonal(distances, np.inf)
+    count = min(NEIGHBOURS, len(among) - (not itself))
+    return np.argsort(distances, axis=-1, kind="stable")[:, :count]
+
+
+def variances(gaps: Estimate, near: np.ndarray) -> np.ndarray:
+    """The variance of offsets at each place, (..., places), from gaps, (..., gaps)."""
+    return statistics.between(Estimate(*(np.asarray(part)[..., near] for part in gaps)))
+
+
+def tails(gaps: Estimate, others: np.ndarray) -> np.ndarray:
+    """The degrees of freedom of the offsets of all gaps, (..., gaps); others: their neighbours."""
+    whole = variances(gaps, others) + np.asarray(gaps.variance)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = np.where(whole > 0, np.asarray(gaps.value) / np.sqrt(whole), 0.0)
+    return statistics.tails(scores)
 
 
 def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
@@ -39,9 +116,9 @@ def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
     """
     if not family:
         return []
-    logs = stacked([combined(member) for member in family])
-    noise = np.array([_noise(member) for member in family])
-    ratios = statistics.ratio_interval(logs)
+    ratios = statistics.ratio_interval(stacked([combined(member) for member in family]))
+    logs = stacked([proving(member) for member in family])
+    noise = np.array([floor(member) for member in family])
     p = statistics.p_value(logs, noise)
     p_holm = statistics.holm(p)
     columns = (*ratios, noise, p, p_holm, statistics.verdicts(logs.value, noise, p_holm))
@@ -50,39 +127,76 @@ def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def combined(member: Sequence[Difference]) -> Estimate:
-    """The mean over cells. Their offsets are known from the same gaps, so these count once."""
-    variances, freedoms = np.transpose([one.offset for one in member])
-    blocks = statistics.mean(stacked([one.log for one in member]))
-    return statistics.plus(blocks, variances.mean() / len(member), freedoms.mean())
+def against_best(members: Sequence[Sequence[Difference]]) -> dict:
+    """What is to be said of the least of several true differences, in columns of a table.
 
-
-def offsets(
-    ours: Mapping[tuple, Cell], gaps: Mapping[tuple, Estimate | None]
-) -> dict[tuple, tuple[float, float]]:
-    """The variance behind the gaps, with its degrees of freedom, in each cell of ours.
-
-    It is that of the NEIGHBOURS gaps in the cells whose calls of ours are nearest in length: an
-    offset of some tenths of a microsecond is much of a short call and nothing of a long one.
+    members: a rival each, over its cells. `closest` is the index of the one with the least ratio;
+    `claims.best_rows` says how p and verdict follow. No family is corrected for.
     """
-    lengths = {
-        key: math.log(statistics.median_interval(list(cell.times().values())).value)
-        for key, cell in ours.items()
+    logs, shown = (stacked([how(member) for member in members]) for how in (proving, combined))
+    noise, count = np.array([floor(member) for member in members]), len(members)
+    band = np.maximum(statistics.MARGIN, noise)
+    better = statistics.above(logs, band).max()
+    worse = min(1.0, count * statistics.below(logs, -band).min())
+    level = max(
+        statistics.above(logs, -statistics.MARGIN).max(),
+        min(1.0, count * statistics.below(logs, statistics.MARGIN).min()),
+    )
+    closest = int(np.argmin(logs.value))
+    # Two edges of one band, as in `statistics.p_value`.
+    found = {"better": min(1.0, 2 * better), "worse": min(1.0, 2 * worse), "no difference": level}
+    verdict = min(found, key=found.get)
+    p = math.nan if np.isnan(noise).any() else float(found[verdict])
+    value = float(np.exp(logs.value[closest]))
+    sure = 1 - (1 - statistics.CONFIDENCE) / count
+    lo = statistics.ratio_interval(shown).lo.min()
+    hi = statistics.ratio_interval(shown, sure).hi.min()
+    return {"closest": closest, "ratio": value, "ci_lo": float(lo), "ci_hi": float(hi)} | {
+        "noise": float(noise[closest]),
+        "p": p,
+        "verdict": verdict,
     }
-    known = [key for key in lengths if gaps.get(key) is not None]
-    if not known:
-        return dict.fromkeys(lengths, (0.0, 1.0))
-    values = stacked([gaps[key] for key in known])
-    placed = np.array([lengths[key] for key in known])
-    found = {}
-    for key, length in lengths.items():
-        near = np.argsort(np.abs(placed - length), kind="stable")[:NEIGHBOURS]
-        variance, freedom = statistics.spread(Estimate(*(part[near] for part in values)))
-        found[key] = float(variance), float(freedom)
-    return found
+
+
+def combined(member: Sequence[Difference]) -> Estimate:
+    """The mean over cells, for its interval."""
+    return over_cells(*_parts(member), proving=False)
+
+
+def proving(member: Sequence[Difference]) -> Estimate:
+    """The mean over cells, for a verdict."""
+    return over_cells(*_parts(member), proving=True)
+
+
+def over_cells(logs: Estimate, offsets: Offset, proving: bool) -> Estimate:
+    """The mean of independent differences, (..., cells), with the variance of their offsets.
+
+    proving: with the tails of the offsets, which a mean of many thins out, instead of the degrees
+    of freedom of their variance. All cells know that variance from the same gaps: neither grows
+    beyond its degrees of freedom.
+    """
+    variance = np.asarray(offsets.variance)
+    known = np.asarray(offsets.freedom).mean(axis=-1)
+    if proving:
+        thinned = statistics.pooled(variance, np.asarray(offsets.tails))
+        known = np.minimum(thinned, np.maximum(known, np.max(offsets.tails, axis=-1)))
+    count = variance.shape[-1]
+    return statistics.plus(statistics.mean(logs), variance.sum(axis=-1) / count**2, known)
+
+
+def floor(member: Sequence[Difference]) -> float:
+    """The noise floor of a member: how far the widest of its gaps reaches."""
+    kinds = (
+        [gap for gap in kind if gap is not None]
+        for kind in zip(*(one.gaps for one in member), strict=True)
+    )
+    means = [statistics.mean(stacked(kind)) for kind in kinds if kind]
+    return float(np.max(statistics.reach(stacked(means)))) if means else math.nan
 
 
 def stacked(parts: Sequence[Estimate]) -> Estimate:
+    if not parts:
+        return Estimate(*(np.empty(0) for _ in Estimate._fields))
     return Estimate(*(np.array(column, dtype=float) for column in zip(*parts, strict=True)))
 
 
@@ -93,10 +207,16 @@ def grouped(items: Iterable, key: Callable[..., Hashable]) -> dict:
     return found
 
 
-def _noise(member: Sequence[Difference]) -> float:
-    kinds = (
-        [gap for gap in kind if gap is not None]
-        for kind in zip(*(one.gaps for one in member), strict=True)
-    )
-    means = [statistics.mean(stacked(kind)) for kind in kinds if kind]
-    return float(np.max(statistics.reach(stacked(means)))) if means else math.nan
+def known(gaps: Mapping[tuple, tuple[float, Estimate | None]]) -> Offsets:
+    """Offsets from the length of a call in microseconds and its gap, where there is one."""
+    found = [(length, gap) for length, gap in gaps.values() if gap is not None]
+    return Offsets([length for length, _ in found], [gap for _, gap in found])
+
+
+def _parts(member: Sequence[Difference]) -> tuple[Estimate, Offset]:
+    """The logs and the offsets of the cells, each part in an array."""
+    parts = zip(*(one.offset for one in member), strict=True)
+    return stacked([one.log for one in member]), Offset(*(np.array(part) for part in parts))
+
+
+NOTHING_KNOWN = Offsets([], [])

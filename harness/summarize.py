@@ -12,21 +12,36 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import capabilities, cells, claims, datasheets, kernl, ledger, manifest, raw, reports
+from harness import (
+    capabilities,
+    cells,
+    claims,
+    datasheets,
+    judge,
+    kernl,
+    ledger,
+    manifest,
+    rates,
+    raw,
+    reports,
+)
 from harness.command import UserError, read_json, run, whole_file
 from harness.load import OURS
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
 SUMMARY_VALUES = (
-    "flags,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
+    "flags,set,timed_by,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
     "power_w,sm_mhz,temp_c,gbps,tflops,floor_us,bound,pct_sol"
 )
 VERDICTS = (
-    "op,family,case,dtype,pass,bound,mib,baseline,ratio,ci_lo,ci_hi,noise,offset,p,p_holm,verdict,"
-    "note"
+    "op,family,case,dtype,pass,set,bound,mib,baseline,timed_by,ratio,ci_lo,ci_hi,noise,offset,p,"
+    "p_holm,verdict,note"
 )
-CLAIMS = "op,family,pass,baseline,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,verdict,note"
+CLAIMS = (
+    "against,op,family,pass,baseline,rivals,timed_by,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,"
+    "verdict,note"
+)
 VERIFICATION = (
     "op,family,impl,impl_version,mode,cells,passed,unreached,worst_ratio,worst_case,status,reason"
 )
@@ -130,20 +145,29 @@ def limits(sidecar: Mapping) -> dict[str, float]:
 
 
 def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> None:
-    summary, counted = [], {}
-    for rows, sidecar in study.values():
-        ceilings = limits(sidecar)
-        for key, rivals in cells.group(rows).items():
-            summary += cells.summary(rivals, ceilings)
-            counted[key] = cells.counted(rivals, ceilings)
+    grouped = {op: cells.group(rows) for op, (rows, _) in study.items()}
+    ceilings = {op: limits(sidecar) for op, (_, sidecar) in study.items()}
+    every = {key: rivals for found in grouped.values() for key, rivals in found.items()}
+    counted = {key: cells.counted(rivals, ceilings[key[0]]) for key, rivals in every.items()}
+    noise = claims.noise(counted)
+    known = judge.known(noise)
+    summary = [
+        row
+        for key, rivals in every.items()
+        for row in cells.summary(rivals, ceilings[key[0]], known)
+    ]
     sizes = sorted({key for row in summary for key in row if key.startswith("size_")})
     impls = dict.fromkeys(row["impl"] for row in summary)
     speedups = [f"speedup_vs_{impl}{end}" for impl in impls for end in ("", "_lo", "_hi")]
     columns = ",".join([SUMMARY, *sizes, SUMMARY_VALUES, *speedups, "status", "reason"])
     _write(folder / "summary.csv", columns, summary)
-    compared = claims.comparisons(counted)
+    compared = claims.comparisons(counted, known)
     _write(folder / "verdicts.csv", VERDICTS, _described(claims.verdict_rows(compared), summary))
-    _write(folder / "claims.csv", CLAIMS, claims.claim_rows(compared, counted))
+    grid = [key for key, rivals in every.items() if next(iter(rivals.values())).set == cells.GRID]
+    said = claims.best_rows(compared, grid) + claims.claim_rows(compared, grid)
+    _write(folder / "claims.csv", CLAIMS, said)
+    found = rates.rows(*rates.material(noise, claims.members(compared)))
+    _write(folder / "rates.csv", rates.FIELDS, found)
 
 
 def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Iterator[dict]:

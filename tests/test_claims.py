@@ -83,6 +83,108 @@ def test_the_family_of_a_cell_is_its_op_and_that_of_a_claim_the_study():
     assert min(first["p_holm"], second["p_holm"]) == pytest.approx(2 * min(first["p"], second["p"]))
 
 
+def claims_of(rows):
+    found = study_of(*rows)
+    return {row["baseline"]: row for row in claims.claim_rows(found, cells.group(rows))}
+
+
+def best_of(rows):
+    (row,) = claims.best_rows(study_of(*rows), cells.group(rows))
+    return row
+
+
+def rivals(factors, blocks=10, cells=12, **other):
+    """Ours, its twin and several baselines, each by its factor slower."""
+    rows = []
+    for number in range(cells):
+        place = {"case": f"N{number + 1}", "seed": number, "blocks": blocks} | other
+        rows += trace(1, "ours", **place) + trace(1, "ours_twin", **place)
+        for name, factor in factors.items():
+            rows += trace(factor, name, **place)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict", "closest"),
+    [
+        ({"a": 1.5, "b": 1.2, "c": 3.0}, "better", "b"),
+        ({"a": 1.5, "b": 0.9, "c": 3.0}, "worse", "b"),
+        ({"a": 1.5, "b": 1.0, "c": 3.0}, "no difference", "b"),
+        ({"a": 1.5, "b": 1.01, "c": 3.0}, "undecided", "b"),
+    ],
+)
+def test_the_best_rival_decides_over_all_whoever_it_is(factors, verdict, closest):
+    row = best_of(rivals(factors))
+    assert (row["against"], row["verdict"], row["baseline"]) == ("best", verdict, closest)
+    assert (row["rivals"], row["cells"], row["of"]) == (3, 12, 12)
+    assert row["ci_lo"] < factors[closest] < row["ci_hi"]
+    each = claims_of(rivals(factors))
+    assert row["ratio"] == each[closest]["ratio"]
+    # Not better than the best unless better than each, and never surer than of the closest.
+    if verdict == "better":
+        assert row["p"] == pytest.approx(max(one["p"] for one in each.values()), rel=1e-3) or (
+            row["p"] > max(one["p"] for one in each.values())
+        )
+
+
+def test_one_rival_of_which_nothing_is_known_leaves_the_best_undecided():
+    rows = rivals({"a": 1.5})
+    few = [row for row in rivals({"b": 1.9}, cells=1) if row["impl"] == "b" and row["block"] < 3]
+    row = best_of([*rows, *few])
+    assert (row["verdict"], row["baseline"]) == ("undecided", "a")
+    assert math.isnan(row["p"])
+
+
+def test_the_best_of_many_equal_rivals_is_seldom_called_worse():
+    """The least of twenty ratios is under one by chance; their number is corrected for."""
+    verdicts = [
+        best_of(rivals({f"r{n}": 1.0 for n in range(20)}, cells=3, op=f"op{seed}"))["verdict"]
+        for seed in range(8)
+    ]
+    assert "worse" not in verdicts and "better" not in verdicts
+
+
+def test_claims_against_the_best_are_a_family_of_their_own():
+    one = rivals({"a": 1.016}, cells=2)
+    two = [row | {"op": "mul"} for row in rivals({"a": 1.3, "b": 1.5}, cells=2)]
+    found = claims.best_rows(study_of(*one, *two), cells.group([*one, *two]))
+    assert [row["op"] for row in found] == ["add", "mul"]
+    worst = max(found, key=lambda row: row["p"])
+    least = min(found, key=lambda row: row["p"])
+    assert least["p_holm"] == pytest.approx(2 * least["p"])
+    assert worst["p_holm"] == worst["p"]
+
+
+def test_cells_that_events_timed_are_claims_of_their_own_and_no_best_rival():
+    rows = rivals({"a": 1.5, "b": 1.3})
+    for row in rows:
+        if row["impl"] == "b" and row["case"] in ("N1", "N2"):
+            row["reason"] = "events: throttled too"
+    found = claims.claim_rows(study_of(*rows), cells.group(rows))
+    clocks = {(row["baseline"], row["timed_by"]): row["cells"] for row in found}
+    assert clocks == {("a", "graph"): 12, ("b", "graph"): 10, ("b", "events"): 2}
+    said = claims.verdict_rows(study_of(*rows))
+    by_events = {row["case"] for row in said if row["timed_by"] == "events"}
+    assert by_events == {"N1", "N2"}
+    assert (best_of(rows)["baseline"], best_of(rows)["cells"]) == ("b", 10)
+    every = [row | {"reason": "events:"} if row["impl"] == "b" else row for row in rows]
+    assert (best_of(every)["baseline"], best_of(every)["rivals"]) == ("a", 1)
+
+
+def test_drawn_shapes_make_no_claim_and_are_a_family_of_their_own():
+    grid, drawn = rivals({"a": 1.013}, cells=4), rivals({"a": 1.5}, cells=2)
+    drawn = [row | {"set": "drawn", "case": f"{row['case']}7"} for row in drawn]
+    both = study_of(*grid, *drawn)
+    said = claims.verdict_rows(both)
+    assert {row["set"] for row in said} == {"grid", "drawn"}
+    alone = {row["case"]: row["p_holm"] for row in claims.verdict_rows(study_of(*drawn))}
+    least = {row["case"]: row["p_holm"] / row["p"] for row in said if row["set"] == "drawn"}
+    assert set(least) == set(alone) and max(least.values()) <= 2
+    (row,) = claims.claim_rows(both, cells.group(grid))
+    assert (row["cells"], row["of"]) == (4, 4)
+    assert row["ratio"] == pytest.approx(1.013, rel=0.002)
+
+
 def test_processes_that_differ_in_every_cell_leave_a_difference_undecided():
     """Each process has an offset of 2 %, its blocks agree to 0.1 %: blocks are not the evidence."""
     rng = np.random.default_rng(4)

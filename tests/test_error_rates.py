@@ -1,25 +1,29 @@
-"""The verdicts against traces whose answer is known, at the error rates that are stated.
+"""The verdicts against studies whose answer is known, at the error rates that are stated.
 
-A study is a family of 50 comparisons. Thousands of traces a test; every seed is fixed, so that what
-is asserted of a rate is asserted of these studies.
+First on the noise of the recorded runs, whose A/A gaps `harness.rates` resamples: those rates the
+paper prints. Then on made-up traces, for what a record cannot show: drift, bursts, the stopping
+rule. A family is 50 comparisons. Every seed is fixed: a rate is asserted of these studies.
 """
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from harness import judge, statistics
+from harness import cells as rows_of_cells
+from harness import claims, judge, rates, statistics, summarize
 from harness.statistics import Estimate
 
-FAMILY = 50
+FAMILY = rates.FAMILY
 CELLS = 12
 BLOCKS = 10
 MOST_BLOCKS = 40
 WIDTH = 0.01
 RATE = 1 - statistics.CONFIDENCE
 AT_MARGIN = math.expm1(statistics.MARGIN)
+MACHINES = sorted((Path(__file__).parents[1] / "results/recorded").glob("*/raw"))
 DISTURBED = {
     "calm": {},
     "noisy": {"noise": 0.02},
@@ -29,6 +33,73 @@ DISTURBED = {
     "bursts of the twin": {"burst": "twin"},
     "bursts of the rival": {"burst": "rival"},
 }
+
+
+@pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
+def recorded(request):
+    """The rates on a recorded run's noise, by kind, calls, processes and truth."""
+    counted = {}
+    for rows, sidecar in summarize.measurements(request.param.parent).values():
+        limits = summarize.limits(sidecar)
+        for key, rivals in rows_of_cells.group(rows).items():
+            counted[key] = rows_of_cells.counted(rivals, limits)
+    compared = claims.comparisons(counted)
+    found = rates.rows(*rates.material(claims.noise(counted), claims.members(compared)))
+    names = ("kind", "calls", "processes", "truth")
+    return {tuple(row[name] for name in names): row for row in found}
+
+
+@pytest.mark.parametrize("kind", ["cell", "claim"])
+def test_on_recorded_noise_equal_code_is_not_called_different(recorded, kind):
+    row = recorded[kind, "all", 1, "equal"]
+    assert row["families"] >= rates.STUDIES
+    assert row["better"] + row["worse"] <= RATE
+
+
+@pytest.mark.parametrize("kind", ["cell", "claim"])
+def test_on_recorded_noise_a_difference_at_the_margin_is_called_neither_way(recorded, kind):
+    row = recorded[kind, "all", 1, "margin"]
+    assert row["better"] <= RATE and row["worse"] <= RATE and row["same"] <= RATE
+
+
+@pytest.mark.parametrize("kind", ["cell", "claim"])
+@pytest.mark.parametrize("truth", ["3 percent", "5 percent", "10 percent"])
+def test_on_recorded_noise_a_difference_is_not_called_equal_or_the_wrong_way(recorded, kind, truth):
+    row = recorded[kind, "all", 1, truth]
+    assert row["worse"] == row["same"] == 0
+
+
+def test_on_recorded_noise_the_power_is_what_one_process_allows(recorded):
+    """Offsets hide three percent of a call of 20 us in one process of each; not in four."""
+    assert recorded["cell", "all", 1, "3 percent"]["found"] >= 0.55
+    assert recorded["claim", "all", 1, "3 percent"]["found"] >= 0.8
+    assert recorded["cell", "20 us", 1, "10 percent"]["found"] >= 0.95
+    assert recorded["cell", "20 us", 4, "3 percent"]["found"] >= 0.6
+    assert recorded["cell", "20 us", 1, "3 percent"]["found"] < 0.6
+    assert recorded["claim", "all", 1, "equal"]["level"] > 0.1
+
+
+def test_four_processes_keep_the_error_rates(recorded):
+    assert recorded["cell", "all", 4, "equal"]["better"] <= RATE
+    assert recorded["cell", "all", 4, "margin"]["better"] <= RATE
+    assert recorded["cell", "all", 4, "margin"]["same"] <= RATE
+
+
+def test_a_resampled_study_has_the_noise_that_it_was_drawn_from():
+    """Short calls scatter by 2 %, long ones by 0.1 %; one of 20 gaps is six times as wide."""
+    rng = np.random.default_rng(11)
+    count = 400
+    lengths = np.sort(np.exp(rng.uniform(2, 7, count)))
+    width = np.where(lengths < 50, 0.02, 0.001) * np.where(rng.random(count) < 0.05, 6, 1)
+    gaps = Estimate(rng.normal(0, width), np.full(count, 1e-10), np.full(count, 6.0))
+    study = rates.Study(rates.Noise(gaps, lengths))
+    drawn = study._twin.value
+    for short in (lengths < 40, lengths > 60):
+        assert drawn[:, short].std() == pytest.approx(gaps.value[short].std(), rel=0.1)
+    assert abs(drawn.mean()) < 1e-3
+    averaged = rates.Study(rates.Noise(gaps, lengths), processes=4)._twin.value
+    assert averaged.std() == pytest.approx(drawn.std() / 2, rel=0.1)
+    assert list(rates.rows(rates.Noise(Estimate(*(p[:99] for p in gaps)), lengths[:99]), {})) == []
 
 
 def traces(shape, difference, seed, noise=0.003, offset=0.0, drift=0.0, burst=""):
@@ -62,15 +133,19 @@ def estimate(numerator, denominator, blocks):
 
 
 def offsets(gaps):
-    """The variance between processes from the NEIGHBOURS gaps around each, and its freedom."""
+    """The offsets of each gap from the NEIGHBOURS gaps around it."""
     before = judge.NEIGHBOURS // 2
     windows = []
     for part in gaps:
         line = part.reshape(len(part), -1)
         ring = np.concatenate([line[:, -before:], line, line[:, : before - 1]], axis=1)
         windows.append(sliding_window_view(ring, judge.NEIGHBOURS, axis=1))
-    found = statistics.spread(Estimate(*windows))
-    return [part.reshape(gaps.value.shape) for part in found]
+    variance = statistics.between(Estimate(*windows))
+    whole = np.sqrt(variance + gaps.variance.reshape(variance.shape))
+    scores = gaps.value.reshape(variance.shape) / np.where(whole > 0, whole, 1)
+    tails = np.broadcast_to(statistics.tails(scores)[:, None], variance.shape)
+    freedom = np.full(variance.shape, float(judge.NEIGHBOURS))
+    return judge.Offset(*(part.reshape(gaps.value.shape) for part in (variance, freedom, tails)))
 
 
 def until_narrow(ours, rival):
@@ -86,11 +161,12 @@ def decide(ours, twin, rival, stopping=False):
     """Verdicts of studies: (studies, FAMILY, blocks) are cells, a further axis makes claims."""
     blocks = until_narrow(ours, rival) if stopping else np.full(ours.shape[:-1], ours.shape[-1])
     gaps, logs = estimate(twin, ours, blocks), estimate(rival, ours, blocks)
-    variance, freedom = offsets(gaps)
-    if ours.ndim == 4:
-        gaps, logs = statistics.mean(gaps), statistics.mean(logs)
-        variance, freedom = variance.mean(axis=-1) / ours.shape[2], freedom.mean(axis=-1)
-    logs, noise = statistics.plus(logs, variance, freedom), statistics.reach(gaps)
+    parts = [gaps, logs, offsets(gaps)]
+    if ours.ndim == 3:
+        parts = [type(part)(*(values[..., None] for values in part)) for part in parts]
+    gaps, logs, offset = parts
+    noise = statistics.reach(statistics.mean(gaps))
+    logs = judge.over_cells(logs, offset, proving=True)
     p_holm = statistics.holm(statistics.p_value(logs, noise))
     return statistics.verdicts(logs.value, noise, p_holm)
 

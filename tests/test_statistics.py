@@ -46,10 +46,11 @@ def decided(value, noise, error=0.001, freedom=9.0):
 
 
 def test_p_is_that_of_the_nearer_question():
-    # P(T > 20) and P(T > 4) at nine degrees of freedom, as scipy.stats.t gives them.
-    assert decided(0.03, 0.0) == (pytest.approx(4 * 4.539760650e-09), "better")
-    assert decided(-0.03, 0.0) == (pytest.approx(4 * 4.539760650e-09), "worse")
-    assert decided(0.006, 0.0) == (pytest.approx(2 * 0.001555214155), "no difference")
+    # P(T > 20), P(T > 40) and P(T > 4) at nine degrees of freedom, as scipy.stats.t gives them.
+    beyond = 4.539760650e-09 + 9.491499225e-12
+    assert decided(0.03, 0.0) == (pytest.approx(beyond), "better")
+    assert decided(-0.03, 0.0) == (pytest.approx(beyond), "worse")
+    assert decided(0.006, 0.0) == (pytest.approx(0.001555214155), "no difference")
     assert decided(0.01, 0.0) == (1.0, "undecided")
 
 
@@ -109,14 +110,59 @@ def test_the_variance_is_that_of_a_drawn_bootstrap(blocks):
     assert statistics.log_median(values).variance == pytest.approx(middles.var(), rel=0.02)
 
 
+def test_bounds_are_asked_one_side_at_a_time():
+    # P(T > 20) and P(T > -20).
+    assert statistics.above(KNOWN, 0.01) == pytest.approx(4.539760650e-09)
+    assert statistics.below(KNOWN, 0.01) == pytest.approx(1)
+    assert statistics.below(KNOWN, 0.05) == pytest.approx(4.539760650e-09)
+    assert statistics.above(KNOWN, 0.03) == statistics.below(KNOWN, 0.03) == 0.5
+
+
 def test_offsets_are_what_gaps_show_beyond_their_own_uncertainty():
     rng = np.random.default_rng(8)
     gaps = rng.normal(0, math.hypot(0.02, 0.01), 100_000)
     full = np.full_like(gaps, 0.01**2)
-    variance, freedom = statistics.spread(statistics.Estimate(gaps, full, full))
+    variance = statistics.between(statistics.Estimate(gaps, full, full))
     assert math.sqrt(variance) == pytest.approx(0.02, rel=0.01)
-    assert freedom == 100_000
-    assert statistics.spread(statistics.Estimate(gaps, 100 * full, full))[0] == 0
+    assert statistics.between(statistics.Estimate(gaps, 100 * full, full)) == 0
+    assert statistics.between(statistics.Estimate(0 * gaps, 0 * full, full)) == 0
+
+
+def test_a_few_noisy_gaps_do_not_hide_the_offsets_of_the_others():
+    """Their variances, subtracted in a plain mean, would leave nothing."""
+    rng = np.random.default_rng(9)
+    own = np.where(np.arange(2000) % 20 == 0, 0.05**2, 0.001**2)
+    gaps = rng.normal(0, np.sqrt(0.005**2 + own), (50, 2000))
+    found = np.sqrt(statistics.between(statistics.Estimate(gaps, np.tile(own, (50, 1)), own)))
+    assert found.mean() == pytest.approx(0.005, rel=0.02)
+    assert found.std() < 0.0002
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(1e-5, 0.05)), min_size=2, max_size=20),
+    st.floats(0.1, 10),
+)
+def test_the_variance_of_offsets_solves_its_equation_and_scales(pairs, factor):
+    gaps, errors = np.array(pairs).T
+    found = statistics.between(statistics.Estimate(gaps, errors**2, errors))
+    over = (gaps**2 / (found + errors**2)).mean()
+    assert over == pytest.approx(1, rel=1e-6) if found > 0 else over <= 1 + 1e-9
+    scaled = statistics.Estimate(factor * gaps, (factor * errors) ** 2, errors)
+    assert statistics.between(scaled) == pytest.approx(factor**2 * found, rel=1e-4, abs=1e-12)
+
+
+@pytest.mark.parametrize("freedom", [3.0, 5.0, 8.0, 30.0])
+def test_the_tails_are_found_at_any_scale(freedom):
+    scores = np.random.default_rng(3).standard_t(freedom, (40, 4000))
+    found = statistics.tails(np.concatenate([scores, 7 * scores]))
+    assert (found[:40] == found[40:]).all()
+    assert 1 / np.median(found) == pytest.approx(1 / freedom, abs=0.03)
+
+
+def test_the_tails_of_few_scores_are_not_guessed_from_them():
+    scores = np.random.default_rng(4).normal(size=statistics.FEWEST_SCORES - 1)
+    assert statistics.tails(scores) == statistics.FEW_TAILS < 30
 
 
 def test_variances_add_and_pool_their_freedom():
@@ -137,6 +183,12 @@ def test_the_interval_of_an_estimate_is_student_s():
     assert found.hi == pytest.approx(math.exp(0.03 + 2.262157 * 0.001))
     assert found.lo == pytest.approx(math.exp(0.03 - 2.262157 * 0.001))
     assert statistics.reach(KNOWN) == pytest.approx(0.03 + 2.262157 * 0.001)
+    surer = statistics.ratio_interval(KNOWN, 0.99)
+    assert surer.hi == pytest.approx(math.exp(0.03 + 3.249836 * 0.001))
+    time = statistics.around(200.0, KNOWN)
+    assert time.value == 200
+    assert time.lo * time.hi == pytest.approx(200**2)
+    assert time.hi == pytest.approx(200 * math.exp(2.262157 * 0.001))
 
 
 @pytest.mark.parametrize("blocks", [5, 6, 8, 9, 12, 15])

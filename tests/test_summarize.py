@@ -2,15 +2,17 @@
 
 import csv
 import json
+import math
 import shutil
 import subprocess
 import sys
 
 import pytest
 import synthetic
+from scipy import stats
 from synthetic import block
 
-from harness import cells, raw, reports
+from harness import cells, judge, raw, reports, statistics
 from harness.command import UserError
 from harness.summarize import summarize
 
@@ -58,14 +60,46 @@ def test_a_row_of_the_summary_is_what_its_blocks_say():
     ours, eager = cells.summary(rivals, CEILINGS)
     floor = 8e9 / 4400e3 + 4e9 / 4000e3
     assert ours["device_us"] == 4000.0
-    assert (ours["ci_lo"], ours["ci_hi"]) == (3990.0, 4010.0)
+    log = statistics.log_median(times)
+    half = stats.t.ppf(0.975, log.freedom) * math.sqrt(log.variance)
+    assert ours["ci_hi"] == pytest.approx(4000 * math.exp(half))
+    assert ours["ci_lo"] == pytest.approx(4000 * math.exp(-half))
+    assert (ours["timed_by"], ours["set"]) == ("graph", "grid")
     assert ours["gbps"] == pytest.approx(12e9 / 4000 / 1e3)
     assert ours["tflops"] == pytest.approx(1e9 / 4000 / 1e6)
     assert ours["floor_us"] == pytest.approx(floor)
     assert ours["pct_sol"] == pytest.approx(100 * floor / 4000)
     assert (ours["bound"], ours["blocks"], ours["size_N"]) == ("memory", 5, 1024)
     assert ours["speedup_vs_torch_eager"] == ours["speedup_vs_torch_eager_lo"] == 2
+    assert ours["speedup_vs_torch_eager_hi"] == 2
     assert eager["speedup_vs_ours"] == 0.5
+
+
+def test_an_interval_holds_the_offsets_of_processes():
+    """Blocks that agree to the last digit are no certainty: another process differs by 2 %."""
+    gaps = [statistics.Estimate(sign * 0.02, 0.0, 9.0) for sign in (1, -1) * 10]
+    known = judge.Offsets([4000.0] * 20, gaps)
+    rivals = cell_of(
+        *(block(i, "ours", 4000.0) for i in range(10)),
+        *(block(i, "torch_eager", 8000.0) for i in range(10)),
+    )
+    ours, _ = cells.summary(rivals, CEILINGS, known)
+    t = stats.t.ppf(0.975, 20)
+    assert ours["speedup_vs_torch_eager_hi"] == pytest.approx(2 * math.exp(t * 0.02))
+    assert ours["speedup_vs_torch_eager_lo"] == pytest.approx(2 * math.exp(-t * 0.02))
+    # One process has half of the variance between two.
+    assert ours["ci_hi"] == pytest.approx(4000 * math.exp(t * 0.02 / math.sqrt(2)))
+    assert ours["ci_lo"] == pytest.approx(4000 * math.exp(-t * 0.02 / math.sqrt(2)))
+
+
+def test_times_by_events_are_named_whatever_else_befell_the_row():
+    events = "events: no graph, the host is in it"
+    rivals = cell_of(
+        *(block(i, "ours", 4000.0) for i in range(6)),
+        *(block(i, "liger", 4000.0, reason=events if i == 3 else "") for i in range(6)),
+    )
+    ours, liger = cells.summary(rivals, CEILINGS)
+    assert (ours["timed_by"], liger["timed_by"]) == ("graph", "events")
 
 
 def test_compute_bounds_a_cell_whose_arithmetic_takes_longer():
@@ -152,7 +186,7 @@ def test_readings_are_medians_and_absent_ones_stay_empty():
 def test_times_are_not_rounded_and_the_least_is_the_least():
     times = [3.125, 3.25, 3.0625, 3.1875, 3.09375]
     (row,) = cells.summary(cell_of(*(block(i, "ours", t) for i, t in enumerate(times))), {})
-    assert (row["device_us"], row["ci_lo"], row["ci_hi"]) == (3.125, 3.0625, 3.25)
+    assert row["device_us"] == 3.125
 
 
 def test_flags_and_sizes_come_from_the_name_of_the_case(measured):
@@ -184,8 +218,12 @@ def test_every_cell_is_compared_with_every_baseline_that_has_a_time(measured):
 
 
 def test_every_claim_names_its_cells(measured):
-    rows = rows_of(measured, "claims")
+    claims = rows_of(measured, "claims")
+    rows = [row for row in claims if row["against"] == "each"]
     assert len({(row["op"], row["pass"], row["baseline"]) for row in rows}) == len(rows)
+    best = [row for row in claims if row["against"] == "best"]
+    pairs = {(row["op"], row["pass"]) for row in rows}
+    assert {(row["op"], row["pass"]) for row in best} == pairs and len(best) == len(pairs)
     verdicts = rows_of(measured, "verdicts")
     assert sum(int(row["cells"]) for row in rows) == len(verdicts)
     flash = next(row for row in rows if row["baseline"] == "sdpa_flash")
