@@ -43,6 +43,7 @@ capabilities: $(READY)
 
 headline:
 	cp results/study/figures/headline.svg docs/
+	$(BIN)/python paper/readme.py --run results/study --out README.md
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv

@@ -39,10 +39,15 @@ class Run:
     def of(
         cls, study: Mapping[str, tuple[list[dict], dict]], ceilings: Mapping[str, dict]
     ) -> "Run":
-        """study: raw rows and sidecar by op; ceilings: GB/s and TFLOP/s by quantity, by op."""
+        """study: raw rows and sidecar by op; ceilings: GB/s and TFLOP/s by quantity, by op.
+
+        Drawn shapes are left out: each run draws its own.
+        """
         counted, summary, every = {}, {}, {}
         for op, (rows, _) in study.items():
             for key, rivals in cells.group(rows).items():
+                if next(iter(rivals.values())).set != cells.GRID:
+                    continue
                 counted[key] = cells.counted(rivals, ceilings[op])
                 every[key] = rivals
         known = judge.known(claims.noise(counted))
@@ -196,7 +201,7 @@ def outcome(old: str, new: str) -> str:
 
 
 def _claim(row: Mapping) -> tuple:
-    return row["op"], row["pass"], row["baseline"]
+    return row["op"], row["pass"], row["baseline"], row["timed_by"]
 
 
 def _timed(run: Run, key: Key) -> bool:

@@ -17,6 +17,7 @@ from harness import (
     cells,
     claims,
     datasheets,
+    environment,
     judge,
     kernl,
     ledger,
@@ -29,13 +30,16 @@ from harness.command import UserError, read_json, run, whole_file
 from harness.load import OURS
 
 TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
+BASELINES = Path(__file__).parents[1] / "baselines"
+# What every user of the kernels has: PyTorch, and Triton's tutorials.
+PLAIN = {"torch", "triton"}
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
 SUMMARY_VALUES = (
     "flags,set,timed_by,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
     "power_w,sm_mhz,temp_c,gbps,tflops,floor_us,bound,pct_sol"
 )
 VERDICTS = (
-    "op,family,case,dtype,pass,set,bound,mib,baseline,timed_by,ratio,ci_lo,ci_hi,noise,offset,p,"
+    "op,family,case,dtype,pass,set,flags,bound,mib,baseline,library,outside,timed_by,ratio,ci_lo,ci_hi,noise,offset,p,"
     "p_holm,verdict,note"
 )
 CLAIMS = (
@@ -171,12 +175,27 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
 
 
 def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Iterator[dict]:
-    """Verdicts with what bounds their cell and the MiB that it moves, as the summary says."""
+    """Verdicts with what bounds their cell and the MiB that it moves, as the summary says; and with
+    the library of the baseline, and how many libraries beside PyTorch and Triton the op has.
+    """
+    verdicts = list(verdicts)
     ours = {tuple(row[name] for name in cells.KEY): row for row in summary if row["impl"] == OURS}
+    library = {name: _library(name) for name in {row["baseline"] for row in verdicts}}
+    found: dict[str, set[str]] = {}
+    for row in verdicts:
+        found.setdefault(row["op"], set()).add(library[row["baseline"]])
     for verdict in verdicts:
         row = ours[tuple(verdict[name] for name in cells.KEY)]
         moved = row["gbps"] * row["device_us"] * 1e3 / 2**20
-        yield dict(verdict) | {"bound": row.get("bound", ""), "mib": moved}
+        about = {"bound": row.get("bound", ""), "mib": moved, "flags": row["flags"]}
+        about["library"] = library[verdict["baseline"]]
+        yield dict(verdict) | about | {"outside": len(found[verdict["op"]] - PLAIN)}
+
+
+def _library(impl: str) -> str:
+    """The distribution of a baseline; its own name where this tree has no such file."""
+    path = BASELINES / f"{impl}.py"
+    return environment.distribution(path) if path.is_file() else impl
 
 
 def _took(row: Mapping) -> str:

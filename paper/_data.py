@@ -16,6 +16,8 @@ import pandas as pd
 
 OURS = "ours"
 TWIN = "ours_twin"
+GRAPH, EVENTS = "graph", "events"
+CELL = ["op", "case", "dtype", "pass"]
 # Columns that stay text even where they look like numbers; "" where the file holds nothing.
 TEXT = (
     *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
@@ -26,6 +28,7 @@ TEXT = (
     *("pass", "dtype", "mode", "kernels", "float32_precision", "accumulates", "timed_by"),
     *("settings", "wide", "board", "harness_sha256"),
     *("feature", "kernl", "ours", "part"),
+    *("set", "against", "kind", "truth"),
 )
 
 
@@ -62,6 +65,26 @@ def summary(folder: Path) -> pd.DataFrame:
     """summary.csv without the A/A twin, which measures the noise and is no rival."""
     frame = read(folder, "summary")
     return frame[frame["impl"] != TWIN]
+
+
+def compared(folder: Path, shapes: str = "grid") -> pd.DataFrame:
+    """The verdicts on cells whose times are both of CUDA graphs; shapes: "grid" or "drawn".
+
+    What events timed holds work of the host as well, so it stands in no mean beside these.
+    """
+    frame = read(folder, "verdicts")
+    return frame[(frame["timed_by"] == GRAPH) & (frame["set"] == shapes)]
+
+
+def fastest(folder: Path, shapes: str = "grid") -> pd.DataFrame:
+    """Of each cell the verdict against its fastest baseline, the cell furthest behind first."""
+    return compared(folder, shapes).sort_values("ratio", kind="stable").drop_duplicates(CELL)
+
+
+def claims(folder: Path, against: str = "each") -> pd.DataFrame:
+    """The claims against "each" baseline, those on times by events included, or the "best"."""
+    frame = read(folder, "claims")
+    return frame[frame["against"] == against].reset_index(drop=True)
 
 
 def kernels(folder: Path) -> pd.DataFrame:

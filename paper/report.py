@@ -88,7 +88,6 @@ nav a { margin-right: 1rem; }
 
 
 VERDICTS = ("better", "no difference", "worse", "undecided")
-CELL = ["op", "case", "dtype", "pass"]
 # A table of more rows than this is folded.
 MOST_ROWS = 60
 FASTEST = (
@@ -197,12 +196,11 @@ def _drawn(folder: Path) -> list[str]:
 
 
 def _speedups(folder: Path) -> pd.DataFrame:
-    return _ratios(folder, _data.read(folder, "verdicts"), ["op", "pass", "baseline"])
+    return _ratios(folder, _data.compared(folder), ["op", "pass", "baseline"])
 
 
 def _fastest(folder: Path) -> pd.DataFrame:
-    verdicts = _data.read(folder, "verdicts").sort_values("ratio")
-    fastest = verdicts.drop_duplicates(CELL)
+    fastest = _data.fastest(folder)
     names = ["case", "dtype", "baseline"]
     worst = fastest.drop_duplicates(["op", "pass"])[["op", "pass", *names]]
     return _ratios(folder, fastest, ["op", "pass"]).merge(worst, on=["op", "pass"])

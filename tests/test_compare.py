@@ -138,6 +138,30 @@ def test_a_cell_of_ours_that_lost_its_time_is_a_regression(old, again, tmp_path)
         assert "lost: ok, now crashed CUDA error: misaligned address" in done.stdout
 
 
+def test_shapes_that_were_drawn_for_one_run_are_not_missing_in_the_other(old, again):
+    rows, sidecar = summarize.measurements(old)[OP]
+    drawn = [row | {"set": "drawn", "case": f"{row['case']}1"} for row in rows[:200]]
+    runs = [
+        changes.Run.of({OP: (found, sidecar)}, {OP: summarize.limits(sidecar)})
+        for found in ([*rows, *drawn], rows)
+    ]
+    assert runs[0].summary == runs[1].summary
+    assert {row["verdict"] for row in changes.cell_rows(*runs)} == {"same"}
+
+
+def test_a_claim_on_times_by_events_is_compared_with_its_like(old):
+    """Half of the cells by events: two claims of one op, pass and baseline."""
+    rows, sidecar = summarize.measurements(old)[OP]
+    events = "events: the host takes part"
+    for row in rows:
+        if row["impl"] == "torch_eager" and row["dtype"] == "float16" and row["device_us"]:
+            row |= {"device_us": 3 * row["device_us"], "reason": events}
+    run = changes.Run.of({OP: (rows, sidecar)}, {OP: summarize.limits(sidecar)})
+    found = [row for row in changes.claim_rows(run, run) if row["baseline"] == "torch_eager"]
+    assert len(found) == 4
+    assert all(row["old_ratio"] == row["new_ratio"] for row in found)
+
+
 def test_missing_cells_are_listed_and_leave_it_undecided(old, again, tmp_path):
     fewer = [row for row in again if row["case"] != "M4096-N256"]
     new = write(tmp_path / "new", fewer)

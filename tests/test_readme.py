@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from harness import raw, summarize
 
@@ -27,17 +30,40 @@ def test_the_graph_is_that_of_the_rules():
     assert edges(block[1]) == drawn
 
 
-def test_the_headline_is_that_of_the_recorded_run(tmp_path):
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """The recorded run, summarized as a replay is."""
+    folder = tmp_path_factory.mktemp("replayed")
     for op in sorted(path.stem for path in (RECORDED / "raw").glob("*.csv")):
         rows, sidecar = raw.read(RECORDED / "raw" / f"{op}.csv", "record it")
         assert {row["op"] for row in rows} == {op}
-        copy = tmp_path / "raw" / f"{op}.csv"
+        copy = folder / "raw" / f"{op}.csv"
         copy.parent.mkdir(exist_ok=True)
         copy.write_bytes((RECORDED / "raw" / f"{op}.csv").read_bytes())
         copy.with_suffix(".json").write_text(json.dumps(sidecar | {"mode": "replayed"}))
-    (tmp_path / "environment.json").write_text(json.dumps(sidecar["environment"]))
-    summarize.summarize(tmp_path, RECORDED)
+    (folder / "environment.json").write_text(json.dumps(sidecar["environment"]))
+    summarize.summarize(folder, RECORDED)
+    return folder
+
+
+def test_the_headline_is_that_of_the_recorded_run(replayed, tmp_path):
     script = ROOT / "paper/figures/headline.py"
-    command = [sys.executable, script, "--run", tmp_path, "--out", tmp_path / "headline.pdf"]
+    command = [sys.executable, script, "--run", replayed, "--out", tmp_path / "headline.pdf"]
     subprocess.run(command, check=True)
     assert (tmp_path / "headline.svg").read_bytes() == (ROOT / "docs/headline.svg").read_bytes()
+
+
+def test_the_numbers_are_those_of_the_recorded_run(replayed, tmp_path):
+    copy = shutil.copy(ROOT / "README.md", tmp_path)
+    command = [sys.executable, ROOT / "paper/readme.py", "--run", replayed, "--out", copy]
+    subprocess.run(command, check=True)
+    assert Path(copy).read_text() == (ROOT / "README.md").read_text(), "make headline"
+
+
+def test_a_readme_without_markers_is_refused_and_left(replayed, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("# Tilewright\n")
+    command = [sys.executable, ROOT / "paper/readme.py", "--run", replayed, "--out", readme]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, readme.read_text()) == (2, "# Tilewright\n")
+    assert "lacks the lines" in done.stderr and len(done.stderr.splitlines()) == 1

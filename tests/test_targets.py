@@ -21,6 +21,7 @@ MISSED = r"\textbf{missed}"
 
 def row(impl, us, op="add", case="N8", mib=64, **more):
     same = {"op": op, "family": "vector", "case": case, "dtype": "bfloat16", "pass": "forward"}
+    same |= {"set": "grid", "timed_by": "graph"}
     same |= {"impl": impl, "device_us": us, "call_us": us + 5, "peak_mem_bytes": 100}
     return same | {"status": "ok", "gbps": mib * MIB / us / 1e3, "size_N": 8} | more
 
@@ -109,6 +110,8 @@ def test_less_is_better_for_times_and_shares_of_eager(table):
 
 def test_shares_of_ceilings_and_of_rivals(table):
     rows = [row("ours", 20.0), row("lib", 10.0), row("torch_eager", 50.0), row("ours_twin", 1.0)]
+    # Neither what events timed nor a drawn shape is the best rival, or stands among the cells.
+    rows += [row("hosted", 5.0, timed_by="events"), row("ours", 9.0, case="N7", set="drawn")]
     names = ("copy_share", "write_share", "peer_ratio", "eager_ratio")
     lines = table([target(quantity=name, must="1", aim="") for name in names], rows)
     assert [line[5] for line in lines] == ["0.839", "1.678", "0.500", "2.50"]

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _data import OURS, natural, whole_file
+from _data import EVENTS, OURS, natural, whole_file
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
@@ -40,6 +40,12 @@ HOLES = {
     "throttled": "|",
     "impossible": "_",
 }
+# What events timed: a ring around its mark, since the host's work is in it.
+RING = {
+    "marker": "o", "markersize": 7.5, "markerfacecolor": "none", "markeredgecolor": "#333333",
+    "markeredgewidth": 0.6, "linestyle": "none", "zorder": 5,
+}  # fmt: skip
+BY_EVENTS = "timed by events, host included"
 STYLE = {
     "font.size": 7.5,
     "axes.titlesize": 7.5,
@@ -138,7 +144,7 @@ def family(
     ratios: the columns `down` and `across` of further panels, which show the time of each baseline
     over that of ours along the same curves.
     """
-    rows = _offered(rows)
+    rows = _offered(rows[rows["set"] == "grid"])
     if rows.empty:
         nothing(out, "This run holds no rows for this figure.")
         return
@@ -256,6 +262,8 @@ def _rates(
                 ends = [curve[rate] * curve["device_us"] / curve[end] for end in ("ci_hi", "ci_lo")]
                 width = 1.6 if impl == OURS else 1.1
                 _curve(axes, curve["x"], curve[rate], ends, width, styles[impl])
+                host = curve[curve["timed_by"] == EVENTS]
+                axes.plot(host["x"], host[rate], **RING)
             untimed = cells[cells["status"] != "ok"]
             for status, found in untimed.groupby("status"):
                 axes.plot(
@@ -274,7 +282,8 @@ def _ratios(figure: Figure, styles: Mapping[str, dict], panels: Mapping, label: 
     for axes, rows in _panels(figure, panels, label, "baseline / ours", "all"):
         axes.axhline(1, color=OURS_COLOUR, linewidth=1.2)
         against = "speedup_vs_ours"
-        timed = rows[rows[against].notna() & (rows["status"] == "ok")]
+        graph = rows["timed_by"] != EVENTS
+        timed = rows[rows[against].notna() & (rows["status"] == "ok") & graph]
         for impl, cells in timed.groupby("impl"):
             ends = [1 / cells[f"{against}{end}"] for end in ("_hi", "_lo")]
             _curve(axes, cells["x"], 1 / cells[against], ends, 1.1, styles[impl])
@@ -317,6 +326,8 @@ def _lone(
             row = cells[cells["impl"] == impl].iloc[0]
             if row["status"] == "ok":
                 axes.plot(row[rate], line, **(styles[impl] | {"ms": 4, "linestyle": "none"}))
+                if row["timed_by"] == EVENTS:
+                    axes.plot(row[rate], line, **RING)
                 continue
             mark = _mark(row["status"], styles[impl]["color"])
             holes += 1
@@ -344,6 +355,8 @@ def _legend(figure: Figure, styles: Mapping[str, dict], rows: pd.DataFrame) -> N
     if rows["sol"].notna().any():
         limit = {"color": "#333333", "linestyle": "--", "linewidth": 0.8}
         handles.append(mpl.lines.Line2D([], [], label="speed of light", **limit))
+    if (rows["timed_by"] == EVENTS).any():
+        handles.append(mpl.lines.Line2D([], [], label=BY_EVENTS, **RING))
     for status in sorted(set(rows["status"]) - {"ok"}):
         handles.append(mpl.lines.Line2D([], [], label=status, **_mark(status, "#333333")))
     columns = math.ceil(len(handles) / math.ceil(len(handles) / LEGEND_COLUMNS))

@@ -2,11 +2,10 @@
 
 import _figure
 import numpy as np
-from _data import rank, read, run
+from _data import fastest, rank, run
 from matplotlib import pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-CELL = ["op", "case", "dtype", "pass"]
 FORWARD, BACKWARD, TRAINING = "forward", "backward, or both in one call", "forward and backward"
 ALL = "all cells"
 RANGE, CELLS = "#8a8a8a", "#555555"
@@ -14,17 +13,16 @@ LINE = 0.165
 
 
 def main(arguments):
-    verdicts = read(arguments.run, "verdicts")
-    if verdicts.empty:
+    found = fastest(arguments.run)
+    if found.empty:
         _figure.nothing(arguments.out, "This run compares ours with no baseline.")
         return
-    fastest = verdicts.sort_values("ratio").drop_duplicates(CELL)
     place = rank(arguments.run)
-    ops = fastest.drop_duplicates("op").sort_values(
+    ops = found.drop_duplicates("op").sort_values(
         ["family", "op"], key=lambda names: names.map(lambda name: (place.get(name, 0), name))
     )
-    titles = _titles(fastest)
-    present = {title: fastest[titles == title] for title in (FORWARD, BACKWARD, TRAINING)}
+    titles = _titles(found)
+    present = {title: found[titles == title] for title in (FORWARD, BACKWARD, TRAINING)}
     shown = {title: cells for title, cells in present.items() if len(cells)}
     with plt.rc_context(_figure.STYLE):
         size = (_figure.WIDTH, LINE * (len(ops) + 1) + 0.75)
@@ -38,7 +36,7 @@ def main(arguments):
             for line in _borders(ops["family"]):
                 axes.axhline(line, color="#dddddd", linewidth=0.6)
             _dress(axes, title)
-        panels[0][0].set_xlim(fastest["ratio"].min() / 1.05, fastest["ratio"].max() * 1.05)
+        panels[0][0].set_xlim(found["ratio"].min() / 1.05, found["ratio"].max() * 1.05)
         for axes in panels[0][1:]:
             axes.sharex(panels[0][0])
         panels[0][0].set_yticks(range(len(ops) + 1), [ALL, *ops["op"]])

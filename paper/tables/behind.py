@@ -1,9 +1,8 @@
 """The large cells that memory bounds in which a baseline is clearly faster, one a line."""
 
 import _table
-from _data import changed, natural, rank, read, run
+from _data import changed, fastest, natural, rank, run
 
-CELL = ["op", "case", "dtype", "pass"]
 LARGE_MIB, BEHIND = 64, 0.95
 CAPTION = (
     f"Cells that memory bounds and that move {LARGE_MIB}\\,MiB or more in which the fastest "
@@ -13,10 +12,9 @@ CAPTION = (
 
 
 def main(arguments):
-    verdicts = read(arguments.run, "verdicts")
-    fastest = verdicts.sort_values("ratio").drop_duplicates(CELL)
-    large = (fastest["bound"] == "memory") & (fastest["mib"] >= LARGE_MIB)
-    found = fastest[large & (fastest["ratio"] < BEHIND)]
+    cells = fastest(arguments.run)
+    large = (cells["bound"] == "memory") & (cells["mib"] >= LARGE_MIB)
+    found = cells[large & (cells["ratio"] < BEHIND)]
     if found.empty:
         _table.save(arguments.out, f"No such cell has a ratio under {BEHIND}.\n")
         return

@@ -2,10 +2,9 @@
 
 import _table
 import numpy as np
-from _data import natural, rank, read, run
+from _data import fastest, natural, rank, run
 
 VERDICTS = ("better", "no difference", "worse", "undecided")
-CELL = ["op", "case", "dtype", "pass"]
 LARGE_MIB = 64
 HEAD = (
     r"& & & & \multicolumn{4}{c}{verdicts} & \multicolumn{3}{c}{cell furthest behind}",
@@ -17,20 +16,19 @@ COLUMNS = "llS[table-format=3.0]S[table-format=2.3]*{4}{S[table-format=3.0]}S[ta
 
 
 def main(arguments):
-    verdicts = read(arguments.run, "verdicts")
-    fastest = verdicts.sort_values("ratio").drop_duplicates(CELL)
+    found = fastest(arguments.run)
     place = rank(arguments.run)
     groups = sorted(
-        fastest.groupby(["family", "op", "pass"]),
+        found.groupby(["family", "op", "pass"]),
         key=lambda group: (place[group[0][0]], group[0][1], natural(group[0][2])),
     )
     rows, last = [], None
     for (_, op, direction), cells in groups:
         rows.append(["" if op == last else _table.code(op), direction, *_figures(cells)])
         last = op
-    memory = fastest[fastest["bound"] == "memory"]
+    memory = found[found["bound"] == "memory"]
     large = memory[memory["mib"] >= LARGE_MIB]
-    sums = {"all": fastest, "bound by memory": memory, f"of these, {LARGE_MIB} MiB or more": large}
+    sums = {"all": found, "bound by memory": memory, f"of these, {LARGE_MIB} MiB or more": large}
     rows.append([r"\midrule"])
     for title, cells in sums.items():
         if len(cells):

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import _table
 import numpy as np
-from _data import OURS, changed, natural, rank, read, run, summary
+from _data import CELL, OURS, changed, compared, natural, rank, run, summary
 
 PAPER = Path(__file__).parents[1]
-CELL = ["op", "case", "dtype", "pass"]
 # Up to this much to either side of one, a mean is called level.
 LEVEL = 0.01
 PASSES = {"forward": "Forward", "backward": "Backward", "both": "Forward and backward in one call"}
@@ -21,8 +20,8 @@ def main(arguments):
     drawn = {path.stem for path in (PAPER / "figures").glob("[!_]*.py")}
     families = list(rank(arguments.run))
     first = next((family for family in families if family in drawn), "others")
-    verdicts, own = read(arguments.run, "verdicts"), summary(arguments.run)
-    own = own[(own["impl"] == OURS) & (own["status"] == "ok")]
+    verdicts, own = compared(arguments.run), summary(arguments.run)
+    own = own[(own["impl"] == OURS) & (own["status"] == "ok") & (own["set"] == "grid")]
     lines, since = [], changed(arguments.run)
     for family in families:
         figure = family if family in drawn else "others"
@@ -37,11 +36,11 @@ def main(arguments):
             "}",
             r"\remembertitle",
         ]
-        compared, timed = (rows[rows["family"] == family] for rows in (verdicts, own))
+        against, timed = (rows[rows["family"] == family] for rows in (verdicts, own))
         if len(timed):
             passes = sorted(timed["pass"].unique(), key=natural)
             lines.append(r"\paragraph{Measured.}")
-            lines += [_measured(name, compared, timed[timed["pass"] == name]) for name in passes]
+            lines += [_measured(name, against, timed[timed["pass"] == name]) for name in passes]
             lines += _since(sorted(since & set(timed["op"])), timed["op"].nunique())
         if figure != "others":
             lines.append(_float(figure, r"\familytitle", first))
@@ -50,10 +49,10 @@ def main(arguments):
     _table.save(arguments.out, "\n".join([*lines, ""]))
 
 
-def _measured(direction, compared, timed):
+def _measured(direction, against, timed):
     """What a pass shows: where ours stands to the fastest baselines, eager PyTorch, the floor."""
-    compared = compared[compared["pass"] == direction].sort_values("ratio")
-    fastest = compared.drop_duplicates(CELL)
+    against = against[against["pass"] == direction].sort_values("ratio")
+    fastest = against.drop_duplicates(CELL)
     title, light = PASSES[direction], timed["pct_sol"]
     reached = (
         rf"Speed of light: \SI{{{light.median():.0f}}}{{\percent}} in the median cell, "
@@ -72,7 +71,7 @@ def _measured(direction, compared, timed):
         f"in the geometric mean, {ratios.min():.2f} to {ratios.max():.2f} in single cells. "
         f"Ours takes {', '.join(counts)}; it stands worst "
         f"against {_table.code(worst['baseline'])} in {named} {worst['dtype']}.",
-        _by_baseline(compared),
+        _by_baseline(against),
     ]
     return " ".join(filter(None, [*parts, reached]))
 
@@ -83,9 +82,9 @@ def _since(ops, number):
     return [f"The code{names} has changed since these times were taken."] * bool(ops)
 
 
-def _by_baseline(compared):
+def _by_baseline(against):
     """The mean against each baseline, over the cells that both have, the fastest first."""
-    means = {name: _mean(cells) for name, cells in compared.groupby("baseline")}
+    means = {name: _mean(cells) for name, cells in against.groupby("baseline")}
     if len(means) < 2:
         return ""
     listed = _table.listed(

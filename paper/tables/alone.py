@@ -1,0 +1,45 @@
+r"""What ops add in which nobody but PyTorch and the tutorials competes: `\alonesentence`.
+
+An op that no other library has is an easy one to lead in, and may lift the mean over all cells.
+"""
+
+import _table
+import numpy as np
+from _data import fastest, run
+
+# From this mean on an op is named by itself.
+FAR = 1.25
+
+
+def main(arguments):
+    found = fastest(arguments.run)
+    alone = found[found["outside"] == 0]
+    # TeX takes the space behind a name for its end, so that the sentence brings one along.
+    text = _sentence(found, alone) + " " if 0 < len(alone) < len(found) else ""
+    _table.save(arguments.out, rf"\newcommand{{\alonesentence}}{{{text}}}" + "\n")
+
+
+def _sentence(found, alone):
+    means = {op: _mean(cells) for op, cells in alone.groupby("op")}
+    parts = [
+        f"In {len(means)}~operations the only rivals are PyTorch's and the tutorials'; without "
+        f"their {len(alone)}~cells the mean over all is {_mean(found.drop(alone.index)):.3f}."
+    ]
+    far = sorted((op for op in means if means[op] >= FAR), key=means.get, reverse=True)
+    if far:
+        rest = found[~found["op"].isin(far)]
+        named = _table.listed(f"{_table.code(op)} ({means[op]:.2f})" for op in far)
+        many = "one of them stands" if len(far) == 1 else f"{len(far)}~of them stand"
+        parts.append(
+            f"Far ahead {many}, {named}: without {'it' if len(far) == 1 else 'these'} the mean is "
+            f"{_mean(rest):.3f}, with {'it' if len(far) == 1 else 'them'} {_mean(found):.3f}."
+        )
+    return " ".join(parts)
+
+
+def _mean(cells):
+    return np.exp(np.log(cells["ratio"]).mean())
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
