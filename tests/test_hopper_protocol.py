@@ -20,8 +20,9 @@ from hopper_trace import Step, traced
 from kernels import _linear_hopper as hopper
 
 SLOTS = hopper.SLOTS.value
-# Tiles of rows, of classes, steps of a tile, programs; `suits` asks for more steps than slots.
-SHAPES = [(2, 2, SLOTS + 1, 2), (1, 1, 2 * SLOTS + 3, 1)]
+# Tiles of rows, of classes, steps of a tile, programs; `suits` asks for more steps than slots. Of
+# the first a program has two tiles, of other rows and other classes.
+SHAPES = [(3, 2, SLOTS + 1, 4), (1, 1, 2 * SLOTS + 3, 1)]
 
 
 class FaultError(AssertionError):
