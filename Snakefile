@@ -3,9 +3,10 @@
 import sys
 from pathlib import Path
 
+from snakemake.logging import logger
 from snakemake.utils import min_version
 
-from harness import discover
+from harness import discover, progress
 from harness.command import UserError
 
 min_version("9.0")
@@ -23,8 +24,8 @@ try:
 except UserError as error:
     sys.exit(f"tilewright: {error}")
 
-# The commands run with the Python that runs Snakemake, be its environment activated or not.
-shell.prefix(f"{study.variables}; PATH='{Path(sys.executable).parent}':$PATH; ")
+shell.prefix(study.variables)
+logger.addFilter(progress.Words(Path(study.run)))
 
 
 pathvars:
@@ -53,8 +54,4 @@ include: "workflow/rules/measure.smk"
 include: "workflow/rules/summarize.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/paper.smk"
-
-
-onerror:
-    # The messages of the failed commands once more, where nothing drowns them.
-    shell("grep -A1 --no-group-separator '^tilewright: ' {log:q} | grep -v '^=' >&2 || true")
+include: "workflow/rules/messages.smk"

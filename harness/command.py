@@ -12,6 +12,8 @@ from pathlib import Path
 
 # The exit code of a fault of software (sysexits.h).
 FAULT = 70
+# That of a program that SIGPIPE ends, as the shell has it.
+CLOSED = 141
 
 
 class UserError(Exception):
@@ -25,11 +27,17 @@ def run(main: Callable[[], int | None]) -> None:
     traceback and ends with FAULT, which no command gives as its verdict: 1 would be one.
     """
     try:
-        sys.exit(main() or 0)
+        code = main() or 0
+        sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(130)
     except UserError as error:
         sys.exit(_complain(str(error)))
+    except BrokenPipeError:
+        # Who reads the output has read enough; what is left in its buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CLOSED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         sys.exit(_complain(f"{where}{error.strerror or error}"))

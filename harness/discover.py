@@ -8,7 +8,9 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ OURS = "ours"
 # Every error is judged by that of PyTorch in the same dtype.
 YARDSTICK = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
+# As `harness.manifest` has it, which reads more than file names.
+MANIFEST = "manifest.json"
 # How each mode of `tuning` tells the kernels, which know nothing of a configuration.
 TUNED = {
     "replay": "unset TILEWRIGHT_TUNED",
@@ -89,9 +93,19 @@ class Study:
     def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
         """The study that `config`, merged from `files`, describes; UserError where it is wrong."""
         settings.check(root, config, files)
+        for folder in ("kernels", "baselines"):
+            for stem in stems(root, folder):
+                if not stem.isidentifier():
+                    raise UserError(
+                        f"{folder}/{stem}.py: no module can have this name; rename the file to"
+                        " letters, digits and underscores"
+                    )
         every_op, every_baseline = ops(root), stems(root, "baselines")
         chosen = settings.select("ops", sorted(every_op), config, files)
         libraries = settings.select("baselines", every_baseline, config, files)
+        for stem in libraries:
+            environment.distribution(root / f"baselines/{stem}.py")
+        settings.exist(["timing", "energy_impls"], [OURS, *every_baseline], config, files)
         offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
         rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
         families = {op: every_op[op] for op in chosen}
@@ -99,7 +113,17 @@ class Study:
         if not study.measures:
             why = "no GPU is visible: a replay" if config["measure"] == "auto" else "a replay"
             measured.refuse(root / study.run, why)
+            study.check_recorded(files)
         return study
+
+    def check_recorded(self, files: list[str]) -> None:
+        """Raises UserError where `recorded` names no recorded run."""
+        folder = self.config["recorded"]
+        if not (self.root / folder / MANIFEST).is_file():
+            runs = self.root.glob(f"results/recorded/*/{MANIFEST}")
+            known = ", ".join(sorted(f"results/recorded/{path.parent.name}" for path in runs))
+            problem = f"{folder!r} is no recorded run, it has no {MANIFEST}; there are: {known}"
+            settings.refuse(["recorded"], problem, self.config, files)
 
     @property
     def run(self) -> str:
@@ -168,10 +192,10 @@ class Study:
     @property
     def timing(self) -> str:
         """The keys of `timing` as options of `harness.measure`."""
-        timing = self.config["timing"] | {
-            "energy_impls": ",".join(self.config["timing"]["energy_impls"]) or "''"
-        }
-        return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in timing.items())
+        timing = self.config["timing"]
+        timing = timing | {"energy_impls": ",".join(timing["energy_impls"])}
+        options = ((f"--{key.replace('_', '-')}", str(value)) for key, value in timing.items())
+        return shlex.join(word for option in options for word in option)
 
     def impls(self, op: str) -> list[str]:
         return [OURS, *self.rivals[op]]
@@ -181,6 +205,11 @@ class Study:
 
     def stems(self, folder: str) -> list[str]:
         return stems(self.root, folder)
+
+    @property
+    def drawn(self) -> list[str]:
+        """The families that have a figure of their own."""
+        return [name for name in self.stems("paper/figures") if name in self.stems("kernels")]
 
     def sources(self, *starts: str) -> list[str]:
         return sources(self.root, *starts)
@@ -220,7 +249,11 @@ class Study:
         """The shell commands that set, for all jobs, what is read from the environment."""
         tuned = TUNED[self.config["tuning"]].format(run=self.run)
         config = f"export TILEWRIGHT_CONFIG_SHA256={self.config_sha256}"
-        return f"unset PYTHONDONTWRITEBYTECODE; {config}; {tuned}"
+        # The commands run with the Python that runs Snakemake, be its environment activated or not.
+        path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+        commands = f"unset PYTHONDONTWRITEBYTECODE; {config}; {tuned}; {path}; "
+        # Snakemake formats what it is given.
+        return commands.replace("{", "{{").replace("}", "}}")
 
     def tune_inputs(self, wildcards) -> list[str]:
         return self.sources("harness/tune.py", f"kernels/{wildcards.family}.py")

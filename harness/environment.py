@@ -129,8 +129,10 @@ def libraries(root: Path) -> list[str]:
 
 def distribution(path: Path) -> str:
     """The distribution that a baseline file names; UserError where it names none."""
-    if name := literal(path.parent, path.name, "LIBRARY", None):
-        return name
+    root, name = path.parents[1], f"{path.parent.name}/{path.name}"
+    found = literal(root, name, "LIBRARY", None)
+    if isinstance(found, str) and found:
+        return found
     raise UserError(f"baselines/{path.name}: has no LIBRARY; name the distribution in it")
 
 

@@ -29,6 +29,13 @@ FILLED = (*TEXT[:-1], "block", "order", "bytes_read", "bytes_written", "flops")
 TIMED = ("ok", "throttled", "impossible")
 SIDECAR = {"op": str, "run_id": str, "mode": str, "rows": int, "csv_sha256": str}
 SIDECAR |= {"environment": dict, "environment_sha256": str, "ceilings": list}
+SIDECAR |= {"date": str, "commit": str, "dirty": bool}
+# What a sidecar may lack, and of these the figures.
+OPTIONAL = {"overhead": dict, "schedule": dict, "autotuned": dict}
+SPENT = ("total_s", "timed_s", "first_s", "share")
+MODES = ("measured", "replayed")
+# No counter of a run is larger.
+LARGEST = 2**63
 CEILING = {"quantity": str, "unit": str, "value": (int, float), "source": str}
 
 
@@ -107,7 +114,8 @@ def _number(name: str, text: str) -> int | float | None:
         value = kind(text)
     except ValueError:
         raise ValueError(f"{name} is {text!r}, no number") from None
-    if not math.isfinite(value) or value < 0 or (value == 0 and name in TIMES):
+    high = LARGEST if kind is int else math.inf
+    if not 0 <= value < high or (value == 0 and name in TIMES):
         raise ValueError(f"{name} is {text}, no measurement")
     return value
 
@@ -128,9 +136,7 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
     rows = parse(text, str(path), remedy)
     beside = path.with_suffix(".json")
     sidecar = read_json(beside, remedy)
-    _kinds(SIDECAR, sidecar, str(beside), remedy)
-    for ceiling in sidecar["ceilings"]:
-        _kinds(CEILING, ceiling, f"{beside}: ceilings", remedy)
+    _check(sidecar, str(beside), remedy)
     if sidecar["rows"] != len(rows):
         said = sidecar["rows"]
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
@@ -139,6 +145,30 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
     if sidecar["environment_sha256"] != environment_sha256(sidecar["environment"]):
         raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
     return rows, sidecar
+
+
+def _check(sidecar: dict, where: str, remedy: str) -> None:
+    """Raises UserError where a sidecar lacks what readers ask for, or has it of another kind."""
+    told = {key: kind for key, kind in OPTIONAL.items() if key in sidecar}
+    _kinds(SIDECAR | told, sidecar, where, remedy)
+    spent = {key: sidecar.get("overhead", {}).get(key) for key in SPENT}
+    gpu = sidecar["environment"].get("gpu")
+    for holds, key, value in (
+        (sidecar["mode"] in MODES, "mode", sidecar["mode"]),
+        (gpu is None or isinstance(gpu, dict), "environment.gpu", gpu),
+        (all(value is None or _finite(value) for value in spent.values()), "overhead", spent),
+    ):
+        if not holds:
+            raise UserError(f"{where}: {key!r} cannot be {value!r}; {remedy}")
+    for ceiling in sidecar["ceilings"]:
+        _kinds(CEILING, ceiling, f"{where}: ceilings", remedy)
+        if not _finite(ceiling["value"]) or ceiling["value"] <= 0:
+            problem = f"{ceiling['quantity']!r} cannot be {ceiling['value']!r}"
+            raise UserError(f"{where}: ceilings: {problem}; {remedy}")
+
+
+def _finite(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _kinds(wanted: Mapping[str, type], found: object, where: str, remedy: str) -> None:

@@ -1,6 +1,7 @@
 """The configuration, checked before any job exists; each mistake is one line with its remedy."""
 
 import difflib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,20 @@ import yaml
 from harness.command import UserError
 
 SCHEMA = "workflow/schemas/config.schema.yaml"
+# JSON's own rules let 1.0 pass for an integer, and YAML has numbers that are none.
+TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
+    {
+        "integer": lambda _, value: type(value) is int,
+        "number": lambda _, value: type(value) in (int, float) and math.isfinite(value),
+    }
+)
+Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=TYPES)
 
 
 def check(root: Path, config: Mapping, files: Sequence[str]) -> None:
     """Raises UserError for the first mistake in `config`, which was merged from `files`."""
     schema = yaml.safe_load((root / SCHEMA).read_text(encoding="utf-8"))
-    errors = jsonschema.Draft202012Validator(schema).iter_errors(config)
+    errors = Validator(schema).iter_errors(config)
     for error in sorted(errors, key=lambda error: [str(part) for part in error.path]):
         raise UserError(_explain(schema, error, config, files))
 
@@ -26,11 +35,20 @@ def select(key: str, names: Sequence[str], config: Mapping, files: Sequence[str]
     wish = config[key]
     if wish == "all":
         return list(names)
-    for name in wish:
-        if name not in names:
-            problem = f"{key}: {name!r} does not exist; {_hint(name, names)}"
-            raise UserError(f"{_origin([key], config, files)}: {problem}")
+    exist([key], names, config, files)
     return [name for name in names if name in wish]
+
+
+def exist(path: Sequence[str], names: Sequence[str], config: Mapping, files: Sequence[str]) -> None:
+    """Raises UserError where the list at `path` of the configuration has a name not in `names`."""
+    for name in _value(config, path):
+        if name not in names:
+            refuse(path, f"{name!r} does not exist; {_hint(name, names)}", config, files)
+
+
+def refuse(path: Sequence[str], problem: str, config: Mapping, files: Sequence[str]) -> None:
+    """Raises the UserError about the value at `path` of the configuration."""
+    raise UserError(f"{_origin(path, config, files)}: {_dotted(path)}: {problem}")
 
 
 def _explain(
@@ -51,7 +69,15 @@ def _explain(
     for key in path:
         schema = schema["properties"][key]
     meaning = schema["description"]
+    if twice := _twice(error.instance):
+        return f"{where}: {_dotted(path)}: {twice[0]!r} is given twice; leave one out"
     return f"{where}: {_dotted(path)}: {error.instance!r} does not fit; expected {meaning}"
+
+
+def _twice(value: object) -> list:
+    """The entries of a list that stand in it more than once."""
+    entries = value if isinstance(value, list) else []
+    return [entry for number, entry in enumerate(entries) if entry in entries[:number]]
 
 
 def _dotted(path: Sequence[str]) -> str:

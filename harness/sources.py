@@ -100,10 +100,17 @@ def self_tuned(root: Path, op: str, impls: Iterable[str]) -> list[str]:
 
 
 def literal(root: Path, path: str, name: str, default: object) -> object:
-    """What a file assigns to a name at module level; `default` where it does not."""
+    """What a file assigns to a name at module level; `default` where it does not.
+
+    UserError where it is no literal: nothing is imported to compute it.
+    """
     for node in parsed(root, path).body:
         if isinstance(node, ast.Assign) and [_name(target) for target in node.targets] == [name]:
-            return ast.literal_eval(node.value)
+            try:
+                return ast.literal_eval(node.value)
+            except ValueError:
+                where = f"{path}:{node.lineno}"
+                raise UserError(f"{where}: {name} is computed; write it as a literal") from None
     return default
 
 

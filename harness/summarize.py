@@ -128,7 +128,8 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     _write(folder / "datasheets.csv", DATASHEETS, datasheets.rows())
     overhead = reports.overhead(rows, sidecars)
     _write(folder / "overhead.csv", OVERHEAD, overhead)
-    return _took(overhead[-1])
+    replayed = all(car["mode"] == "replayed" for car in sidecars.values())
+    return ("of the recorded run, " if replayed else "") + _took(overhead[-1])
 
 
 def measurements(

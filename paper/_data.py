@@ -18,6 +18,20 @@ OURS = "ours"
 TWIN = "ours_twin"
 GRAPH, EVENTS = "graph", "events"
 CELL = ["op", "case", "dtype", "pass"]
+# The title of a figure for which a run has no rows; the report leaves it out.
+EMPTY = "no rows for this figure"
+# The columns without which a file is not what its name says.
+FIRST = {
+    "summary": ("op", "family", "case", "dtype", "pass", "impl", "status", "device_us"),
+    "verdicts": ("op", "case", "dtype", "pass", "baseline", "ratio", "verdict"),
+    "claims": ("op", "pass", "baseline", "ratio", "verdict"),
+    "verification": ("op", "impl", "mode", "cells", "passed", "status"),
+    "runs": ("run_id", "mode", "date", "commit", "ops"),
+    "ir": ("file", "kernel", "stage"),
+    "resources": ("file", "kernel"),
+    "environment": ("run_id", "key", "value"),
+    "survey": ("library", "kernel", "role"),
+}
 # Columns that stay text even where they look like numbers; "" where the file holds nothing.
 TEXT = (
     *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
@@ -51,13 +65,16 @@ def run(main: Callable[[argparse.Namespace], None], description: str) -> None:
 def read(folder: Path, name: str) -> pd.DataFrame:
     """One CSV file of a run."""
     path = folder / f"{name}.csv"
+    again = "remove it and run the study again"
     try:
         text = dict.fromkeys((*TEXT, *(["value"] if name == "environment" else [])), str)
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
     except FileNotFoundError:
         raise PaperError(f"{path}: missing; run the summarize stage first") from None
     except ValueError as error:
-        raise PaperError(f"{path}: not readable as CSV ({error}); summarize again") from None
+        raise PaperError(f"{path}: not readable as CSV ({error}); {again}") from None
+    if absent := [column for column in FIRST.get(name, ()) if column not in frame]:
+        raise PaperError(f"{path}: has no column {absent[0]!r}; {again}")
     return frame.assign(**{column: frame[column].fillna("") for column in text if column in frame})
 
 

@@ -99,7 +99,15 @@ def compile_tex(run: Path) -> Path:
         "FORCE_SOURCE_DATE": "1",
         "max_print_line": "1000",
     }
-    command = ["latexmk", "-pdf", "-halt-on-error", "-interaction=nonstopmode", "-file-line-error"]
+    # No settings of a user's own, which may name another engine or another place.
+    command = [
+        "latexmk",
+        "-norc",
+        "-pdf",
+        "-halt-on-error",
+        "-interaction=nonstopmode",
+        "-file-line-error",
+    ]
     done = subprocess.run(
         [*command, "-outdir=.", str(PAPER.resolve() / "main.tex")],
         cwd=scratch,

@@ -88,6 +88,8 @@ nav a { margin-right: 1rem; }
 
 
 VERDICTS = ("better", "no difference", "worse", "undecided")
+# Figures that sections of their own show, or the families.
+SHOWN = ("headline", "survey", "capabilities", "others")
 # A table of more rows than this is folded.
 MOST_ROWS = 60
 FASTEST = (
@@ -139,6 +141,7 @@ def main(arguments) -> None:
             FASTEST,
         ),
         _section("families", "Families", None, _figures(folder, _drawn(folder))),
+        *_more(folder),
         _section("claims", "Claims", _claims(folder), note=CLAIMS),
         _section("speedup", "Speedups", _speedups(folder), note=SPEEDUP),
         _section("holes", "Cells without a time", _holes(folder), note=HOLES),
@@ -181,10 +184,11 @@ def _figures(folder: Path, names: list[str]) -> list[dict]:
     for name in names:
         path = folder / "figures" / f"{name}.svg"
         try:
-            data = base64.b64encode(path.read_bytes()).decode()
+            svg = path.read_bytes()
         except FileNotFoundError:
             raise _data.PaperError(f"{path}: missing; run the figure stage first") from None
-        found.append({"name": name.replace("_", " "), "data": data})
+        data = base64.b64encode(svg).decode()
+        found.append({"name": name.replace("_", " "), "data": data, "svg": svg})
     return found
 
 
@@ -193,6 +197,16 @@ def _drawn(folder: Path) -> list[str]:
     own = {path.stem for path in (folder / "figures").glob("*.svg")}
     names = [family if family in own else "others" for family in _data.rank(folder)]
     return list(dict.fromkeys(names))
+
+
+def _more(folder: Path) -> list[dict]:
+    """A section of the figures that no other section shows, where there are any with rows."""
+    scripts = Path(__file__).with_name("figures").glob("[!_]*.py")
+    shown = {*SHOWN, *_drawn(folder)}
+    names = sorted(path.stem for path in scripts if path.stem not in shown)
+    found = [figure for name in names for figure in _figures(folder, [name])]
+    found = [figure for figure in found if _data.EMPTY.encode() not in figure["svg"]]
+    return [_section("more", "More figures", None, found)] if found else []
 
 
 def _speedups(folder: Path) -> pd.DataFrame:

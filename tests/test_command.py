@@ -54,3 +54,11 @@ def test_a_full_disk_is_a_message_that_names_the_file(tmp_path):
     assert done.returncode == 2
     assert done.stderr == f"tilewright: {path}: File too large\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_who_has_read_enough_is_no_fault():
+    script = "from harness import command; command.run(lambda: print('line\\n' * 100_000))"
+    call = f'"{sys.executable}" -c "{script}" | head -1; echo ${{PIPESTATUS[0]}}'
+    done = subprocess.run(["bash", "-c", call], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["line", str(command.CLOSED)]
+    assert done.stderr == ""

@@ -1,5 +1,7 @@
 """Who follows a guide to the letter has a tree whose tests pass."""
 
+# ruff: noqa: F811, a fixture is an argument by the name under which it is imported
+
 import os
 import re
 import shutil
@@ -8,10 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_workflow import copied
+import synthetic
+from test_workflow import MEASURE, copied, finished, finished_once, jobs  # noqa: F401, fixtures
+
+from harness.summarize import summarize
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCK = re.compile(r"`([\w/]+\.py)`:\n\n```python\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"`([\w/]+\.(?:py|tex))`:\n\n```\w+\n(.*?)```", re.DOTALL)
 
 
 def followed(folder, guide):
@@ -22,8 +27,13 @@ def followed(folder, guide):
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder / name)
-    (folder / "results").mkdir()
+    shutil.rmtree(folder / "results/recorded")
     (folder / "results/recorded").symlink_to(ROOT / "results/recorded")
+    return written(folder, guide)
+
+
+def written(folder, guide):
+    """Writes the code of a guide into a tree; the names of the files."""
     blocks = BLOCK.findall((ROOT / "docs" / guide).read_text())
     for name, code in blocks:
         path = folder / name
@@ -96,3 +106,26 @@ def test_a_baseline_that_was_added_is_a_skipped_row(tmp_path):
     planned = run(tmp_path, *plan)
     assert planned.returncode == 0, planned.stderr
     assert "Verify softmax of example" in planned.stdout + planned.stderr
+
+
+def test_a_figure_that_was_added_is_one_job_and_shows_in_the_documents(finished, tmp_path_factory):
+    names = ["paper/figures/power.py", "paper/sections/appendix.tex"]
+    assert written(finished, "add-a-figure.md") == names
+    documents = {"Typeset results/study/paper.pdf", "Write results/study/report.html"}
+    assert jobs(finished, *MEASURE) == {"Draw figure power"} | documents
+    made = synthetic.write_run(tmp_path_factory.mktemp("run"), ("dot", "softmax"))
+    summarize(made, made)
+    figures, drawn = made / "figures", ("power", "headline", "softmax", "matmul")
+    for name in drawn:
+        out = ("--run", str(made), "--out", str(figures / f"{name}.pdf"))
+        done = run(finished, "python", f"paper/figures/{name}.py", *out)
+        assert done.returncode == 0, done.stderr
+    for path in (finished / "paper/figures").glob("[!_]*.py"):
+        if path.stem not in drawn:
+            # Of a family without rows, as that of matmul.
+            shutil.copy(figures / "matmul.svg", figures / f"{path.stem}.svg")
+    done = run(finished, "python", "paper/report.py", "--run", str(made), "--out", "r.html")
+    assert done.returncode == 0, done.stderr
+    text = (finished / "r.html").read_text()
+    more = text.partition('id="more"')[2].partition("<h2")[0]
+    assert re.findall("<figcaption>(.*?)</figcaption>", more) == ["power"]

@@ -248,6 +248,10 @@ def test_an_untold_overhead_is_empty_and_not_nothing(tmp_path):
     del told["autotuned"], told["schedule"]
     path.write_text(json.dumps(told | {"overhead": {}}))
     assert summarize(folder, folder) == "measuring took 100 s, overhead 20 %"
+    replayed, recorded = folder / "replayed", folder / "recorded"
+    synthetic.write_run(replayed, ("dot",), "replayed", recorded)
+    said = summarize(replayed, recorded)
+    assert said == "of the recorded run, measuring took 100 s, overhead 20 %"
     rows = {row["op"]: row for row in rows_of(folder, "overhead")}
     assert (rows["dot"]["total_s"], rows["dot"]["share"]) == ("", "")
     assert (rows["dot"]["self_tuned"], rows["all"]["self_tuned"]) == ("0", "1")

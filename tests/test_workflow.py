@@ -23,8 +23,11 @@ from harness.command import UserError
 
 ROOT = Path(__file__).parents[1]
 CODE = ("workflow", "profiles", "config", "harness", "kernels", "baselines", "paper")
+RECORDED = "results/recorded/h200"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
+
+TIMING = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["timing"]
 
 KERNEL = """
 from kernels._contract import Op, case
@@ -64,6 +67,9 @@ def copied(folder):
     for name in CODE:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Snakefile", folder)
+    # A recorded run of nothing: whatever is replayed finds out that it is not there.
+    (folder / RECORDED).mkdir(parents=True)
+    (folder / RECORDED / "manifest.json").write_text('{"files": {}}')
     return folder
 
 
@@ -148,7 +154,7 @@ def test_a_kernel_file_adds_its_own_jobs(finished):
 
 
 def test_a_kernel_file_adds_its_own_jobs_where_times_are_replayed(tree):
-    (tree / "results/recorded/h200/raw").mkdir(parents=True)
+    (tree / "results/recorded/h200/raw").mkdir()
     (tree / "results/recorded/h200/raw/softmax.csv").touch()
     before = jobs(tree, *REPLAY)
     assert {job for job in before if job.startswith("Replay")} == {
@@ -339,6 +345,22 @@ def study(folder, **changes):
             "verify.baseline_s: -1 does not fit; expected null",
         ),
         ({"timing": {"blocks": 2}}, "unknown key timing.blocks; did you mean"),
+        ({"seed": 1.0}, "seed: 1.0 does not fit; expected fresh"),
+        ({"run": "a\n"}, r"run: 'a\\n' does not fit"),
+        ({"run": "x" * 300}, "run: 'x+' does not fit; expected a folder name of up to 100"),
+        ({"recorded": "results/{x}"}, "recorded: 'results/{x}' does not fit; .* without braces"),
+        ({"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .* recorded/h200"),
+        ({"recorded": "config/config.yaml"}, "recorded: 'config/config.yaml' is no recorded run"),
+        ({"verify": {"sweep_s": float("nan"), "baseline_s": 1}}, "verify.sweep_s: nan does not"),
+        ({"verify": {"sweep_s": float("inf"), "baseline_s": 1}}, "verify.sweep_s: inf does not"),
+        ({"ops": ["softmax", "softmax"]}, "ops: 'softmax' is given twice; leave one out"),
+        ({"dtypes": ["float32", "float32"]}, "dtypes: 'float32' is given twice"),
+        (
+            {"timing": TIMING | {"energy_impls": ["ours", "$(touch pwned)"]}},
+            r"timing.energy_impls: '\$\(touch pwned\)' does not exist; there are",
+        ),
+        ({"timing": TIMING | {"energy_impls": ["torch_egaer"]}}, "did you mean 'torch_eager'"),
+        ({"timing": TIMING | {"interval": float("nan")}}, "timing.interval: nan does not fit"),
     ],
 )
 def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
@@ -395,7 +417,7 @@ def test_a_mistake_ends_the_command_without_a_traceback(tree, line, message):
 
 def test_snakemake_finds_nothing_to_improve(tree):
     # Some of its rules look at inputs that exist only where a run is recorded.
-    shutil.copytree(ROOT / "results" / "recorded", tree / "results" / "recorded")
+    shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
     done = snakemake(tree, "--lint")
     assert done.returncode == 0, done.stderr
 
@@ -408,9 +430,9 @@ def test_a_mistake_on_the_command_line_is_named(tree):
 
 def test_the_message_of_a_failed_command_stands_at_the_end(tree):
     raw = "results/study/raw/dot.csv"
-    done = snakemake(tree, raw, "--config", "measure=False", "recorded=nowhere")
+    done = snakemake(tree, raw, *REPLAY)
     assert done.returncode != 0
-    assert "\ntilewright: nowhere/raw/dot.csv: missing; " in "\n".join(
+    assert f"\ntilewright: {RECORDED}/raw/dot.csv: manifest.json does not list it; " in "\n".join(
         done.stderr.splitlines()[-6:]
     )
     assert "grep:" not in done.stderr
@@ -438,3 +460,61 @@ def test_an_op_has_one_file(tree):
     shutil.copy(tree / "kernels" / "softmax.py", tree / "kernels" / "softmax_again.py")
     with pytest.raises(UserError, match="'softmax' is also in softmax"):
         discover.ops(tree)
+
+
+def test_a_record_that_is_none_is_named_before_any_job(tree):
+    before = {path for path in tree.rglob("*") if "__pycache__" not in path.parts}
+    for record in ("nowhere", "; touch pwned; true"):
+        done = snakemake(tree, "--config", f"recorded={record}", "measure=False")
+        assert done.returncode != 0
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("tilewright: ")]
+        assert f"--config: recorded: {record!r} is no recorded run" in line
+        assert len(done.stderr.splitlines()) <= 4
+    left = {path for path in tree.rglob("*") if "__pycache__" not in path.parts} - before
+    assert not {path for path in left if ".snakemake" not in path.parts}
+
+
+@pytest.mark.parametrize("name", ["my rec", "a;touch pwned;", "it's"])
+def test_the_name_of_a_record_is_one_word_to_the_shell(tree, name):
+    shutil.move(tree / RECORDED, tree / name)
+    done = snakemake(tree, "results/study/raw/dot.csv", *REPLAY, f"recorded={name}")
+    assert f"tilewright: {name}/raw/dot.csv: manifest.json does not list it" in done.stderr
+    assert not (tree / "pwned").exists()
+
+
+def test_the_name_of_a_folder_means_nothing_to_the_shell_or_to_snakemake(tmp_path):
+    tree = copied(tmp_path / 'it\'s {b} "it"')
+    place = tree / "bin"
+    place.mkdir()
+    (place / "python").symlink_to(sys.executable)
+    code = "import sys; sys.executable = sys.argv.pop(1); from snakemake.cli import main; main()"
+    command = [sys.executable, "-c", code, str(place / "python"), "results/study/raw/dot.csv"]
+    done = subprocess.run(
+        [*command, *REPLAY],
+        cwd=tree,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert "manifest.json does not list it" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def softmax(x):\n    return x\n", "baselines/odd.py: has no LIBRARY; name"),
+        ('LIBRARY = "a" + "b"\n', "baselines/odd.py:1: LIBRARY is computed; write it as a literal"),
+        ("LIBRARY = 3\n", "baselines/odd.py: has no LIBRARY"),
+    ],
+)
+def test_a_baseline_without_a_library_is_named_before_any_job(tmp_path, text, problem):
+    for name in ("workflow", "config", "kernels", "baselines"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "baselines" / "odd.py").write_text(text)
+    file = str(ROOT / "config" / "config.yaml")
+    config = yaml.safe_load(Path(file).read_text()) | {"measure": True}
+    with pytest.raises(UserError, match=problem):
+        discover.Study.load(tmp_path, config, [file])
+    (tmp_path / "baselines" / "odd.py").rename(tmp_path / "baselines" / "odd-one.py")
+    with pytest.raises(UserError, match=r"baselines/odd-one\.py: no module can have this name"):
+        discover.Study.load(tmp_path, config, [file])

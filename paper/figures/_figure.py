@@ -11,12 +11,15 @@ import matplotlib as mpl
 import pandas as pd
 
 sys.path.append(str(Path(__file__).parents[1]))
-from _data import EVENTS, OURS, natural, whole_file
+from _data import EMPTY, EVENTS, OURS, natural, whole_file
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+# What a user or a machine prefers must not show in a figure of the paper.
+mpl.rcdefaults()
 
 WIDTH = 6.3
 OURS_COLOUR, OURS_MARKER = "#c8102e", "o"
@@ -95,8 +98,12 @@ def in_order(impls: Iterable[str]) -> list[str]:
     return sorted(set(impls), key=lambda impl: (impl != OURS, impl))
 
 
-def save(figure: Figure, out: Path) -> None:
-    """Writes the PDF and the SVG beside it, without dates: the same data gives the same bytes."""
+def save(figure: Figure, out: Path, title: str = "") -> None:
+    """Writes the PDF and the SVG beside it, without dates: the same data gives the same bytes.
+
+    title: of the documents, which readers of the figure do not see.
+    """
+    named = {"Title": title} if title else {}
     # The layout differs in its last bits from run to run, and names in the SVG depend on them.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
@@ -105,8 +112,8 @@ def save(figure: Figure, out: Path) -> None:
     for axes in figure.axes:
         axes.set_position([round(edge, 4) for edge in axes.get_position().bounds])
     for path, metadata in (
-        (out.with_suffix(".pdf"), {"CreationDate": None}),
-        (out.with_suffix(".svg"), {"Date": None}),
+        (out.with_suffix(".pdf"), named | {"CreationDate": None}),
+        (out.with_suffix(".svg"), named | {"Date": None}),
     ):
         with whole_file(path) as temporary:
             figure.savefig(temporary, format=path.suffix[1:], metadata=metadata)
@@ -118,7 +125,7 @@ def nothing(out: Path, message: str) -> None:
     with plt.rc_context(STYLE):
         figure = plt.figure(figsize=(WIDTH, 0.5))
         figure.text(0.5, 0.5, message, ha="center", va="center")
-        save(figure, out)
+        save(figure, out, EMPTY)
 
 
 def family(

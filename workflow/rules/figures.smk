@@ -14,7 +14,7 @@ rule figure:
     params:
         run=subpath(output[0], ancestor=2),
         # Which families have a figure of their own decides what some scripts show.
-        drawn=study.stems("paper/figures"),
+        drawn=study.drawn,
     message:
         "Draw figure {wildcards.name}"
     shell:
@@ -36,7 +36,7 @@ rule table:
     params:
         run=subpath(output[0], ancestor=2),
         # Which families have a figure of their own decides what some scripts show.
-        drawn=study.stems("paper/figures"),
+        drawn=study.drawn,
     message:
         "Set table {wildcards.name}"
     shell:

@@ -62,7 +62,7 @@ else:
         message:
             "Replay {wildcards.op} from {params.recorded}"
         shell:
-            "python -m harness.replay --op {wildcards.op} --recorded {params.recorded}"
+            "python -m harness.replay --op {wildcards.op} --recorded {params.recorded:q}"
             " --out {output.csv} > {log} 2>&1"
 
 

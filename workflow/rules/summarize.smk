@@ -41,5 +41,5 @@ rule summarize:
     message:
         "Summarize"
     shell:
-        "python -m harness.summarize --run {params.run} --recorded {params.recorded}"
+        "python -m harness.summarize --run {params.run} --recorded {params.recorded:q}"
         " --ops {params.ops} > {log} 2>&1 && cat {log}"
