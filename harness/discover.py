@@ -150,6 +150,11 @@ class Study:
         return [op for op in self.ops if self._recorded(f"raw/{op}.csv")] or list(self.ops)
 
     @property
+    def untimed(self) -> list[str]:
+        """The ops that are built and verified, and of which this run has no times."""
+        return [op for op in self.ops if op not in self.shown]
+
+    @property
     def config_sha256(self) -> str:
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
 

@@ -25,12 +25,14 @@ from harness import (
     rates,
     raw,
     reports,
+    sources,
 )
 from harness.command import UserError, read_json, run, whole_file
 from harness.load import OURS
 
-TUNED = Path(__file__).parents[1] / "kernels" / "tuned"
-BASELINES = Path(__file__).parents[1] / "baselines"
+ROOT = Path(__file__).resolve().parents[1]
+TUNED = ROOT / "kernels" / "tuned"
+BASELINES = ROOT / "baselines"
 # What every user of the kernels has: PyTorch, and Triton's tutorials.
 PLAIN = {"torch", "triton"}
 SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
@@ -77,23 +79,32 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--recorded", type=Path, required=True, help="folder of the recorded run")
     parser.add_argument("--ops", nargs="+", help="leave out what the folder holds beside these")
+    parser.add_argument("--untimed", nargs="*", default=[], help="ops that are verified only")
     arguments = parser.parse_args()
-    print(summarize(arguments.run, arguments.recorded, arguments.ops))
+    print(summarize(arguments.run, arguments.recorded, arguments.ops, arguments.untimed))
 
 
-def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) -> str:
+def summarize(
+    folder: Path, recorded: Path, ops: Sequence[str] | None = None, untimed: Sequence[str] = ()
+) -> str:
     """Writes the CSV files into `folder`; says what measuring took.
 
-    Raises UserError where the folder holds no measurement.
+    untimed: ops whose reports and builds are shown without times. Raises UserError where the folder
+    holds no measurement.
     """
     study = measurements(folder, ops)
     rows = {op: rows for op, (rows, _) in study.items()}
     sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
+    if not any(rows.values()):
+        raise UserError(f"{folder}/raw: no op has a cell; widen dtypes, passes or ops")
     _write_cells(folder, study)
     families = {op: found[0]["family"] for op, found in rows.items() if found}
+    silent = {op for op in (*rows, *untimed) if op not in families}
+    families |= {op: stem for op, stem in sources.ops(ROOT).items() if op in silent}
     if replayed := [op for op, car in sidecars.items() if car["mode"] == "replayed"]:
         manifest.check(recorded, replayed, {families[op] for op in replayed if op in families})
-    found = reports.verified(reports.folders(folder, recorded, sidecars))
+    here = [folder / "verify" / op for op in untimed if op not in sidecars]
+    found = reports.verified([*reports.folders(folder, recorded, sidecars), *here])
     _write(folder / "verification.csv", VERIFICATION, reports.verification(found, families))
     _write(folder / "capabilities.csv", CAPABILITIES, capabilities.rows(found, families))
     _write(folder / "gaps.csv", GAPS, capabilities.gaps(found, families))
@@ -116,13 +127,13 @@ def summarize(folder: Path, recorded: Path, ops: Sequence[str] | None = None) ->
     tables = {path.name: _json(path) for path in sorted(Path(tuned).glob("*.json")) if tuned}
     tuning = reports.tuning(tables, builds, {row["gpu"] for row in shown})
     _write(folder / "tuning.csv", TUNING, tuning)
-    here = _json(folder / "environment.json")
+    machine = _json(folder / "environment.json")
     environments = {
         car["run_id"]: car["environment"]
         | {key: car[key] for key in ("environment_sha256",) if key in car}
         for car in sidecars.values()
     }
-    environments.setdefault(here["run_id"], here)
+    environments.setdefault(machine["run_id"], machine)
     _write(folder / "environment.csv", ENVIRONMENT, reports.environment(environments))
     _write(folder / "shown_ceilings.csv", CEILINGS, reports.ceilings(sidecars))
     _write(folder / "datasheets.csv", DATASHEETS, datasheets.rows())

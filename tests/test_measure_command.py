@@ -99,7 +99,7 @@ def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):
     ("changes", "problem"),
     [
         ({"op": "nonesuch"}, "kernels/: no file declares an op 'nonesuch'"),
-        ({"passes": "sideways"}, "op scale: no case .* passes sideways"),
+        ({"passes": "sideways"}, "--passes: 'sideways' is none of forward, backward, both"),
         ({"ceilings": "none.csv"}, "none.csv: missing; make it with python -m harness.ceilings"),
     ],
 )
@@ -108,6 +108,16 @@ def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
     with pytest.raises(UserError, match=problem):
         measure.main()
     assert not (tmp_path / "raw").exists()
+
+
+def test_an_op_that_the_configuration_leaves_nothing_of_has_files_without_rows(command, tmp_path):
+    # scale has this pass, but no case of its sweep in this dtype is among the first.
+    job = command("ours", "slow", dtypes="float32")
+    _, said = job.communicate()
+    assert job.returncode == 0, said
+    assert "scale: left out, no case of its sweep in dtypes float32" in said
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert (rows, sidecar["rows"], sidecar["mode"]) == ([], 0, "measured")
 
 
 def test_the_machine_is_described_anew_only_where_it_has_changed(command, tmp_path):

@@ -21,7 +21,8 @@ def main(arguments):
     overhead = read(arguments.run, "overhead").set_index("op")
     place = rank(arguments.run)
     family = rows.drop_duplicates("op").set_index("op")["family"]
-    ops = sorted(set(overhead.index) - {ALL}, key=lambda op: (place[family[op]], op))
+    # An op that no pass of the configuration concerns has no cell.
+    ops = sorted(set(overhead.index) & set(family.index), key=lambda op: (place[family[op]], op))
     lines = [_line(_table.code(op), overhead.loc[op], gaps[own["op"] == op]) for op in ops]
     if ALL in overhead.index:
         lines += [[r"\midrule"], _line(ALL, overhead.loc[ALL], gaps)]

@@ -38,8 +38,9 @@ rule summarize:
         run=subpath(output[0], parent=True),
         recorded=config["recorded"],
         ops=study.shown,
+        untimed=study.untimed,
     message:
         "Summarize"
     shell:
         "python -m harness.summarize --run {params.run} --recorded {params.recorded:q}"
-        " --ops {params.ops} > {log} 2>&1 && cat {log}"
+        " --ops {params.ops} --untimed {params.untimed} > {log} 2>&1 && cat {log}"
