@@ -3,6 +3,8 @@
 #     --env TILEWRIGHT_IMAGE=$(docker image inspect --format '{{.Id}}' tilewright) tilewright
 # docker cp study:/tilewright/results/study results/image
 # Without --gpus it replays the recorded run. No step needs the network once the image is built.
+# The base is named by its tag, which its owner may move: who must have the same bytes names a digest
+# (--build-arg BASE_IMAGE=nvidia/cuda@sha256:...). Only flash-attn 2 needs the compiler of a devel base.
 ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
 FROM ${BASE_IMAGE}
 
@@ -37,14 +39,25 @@ RUN .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-deps \
  && ln -s /tilewright/.venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib .venv/cuda12
 
 COPY --chown=tilewright . .
+# Whoever runs it (--user) may write what a study writes; the code stays as it is.
+RUN install -d -m 1777 .snakemake results/study && chmod 1777 . results
 
-# The image holds no history; this is its commit, with "-dirty" behind it where files differed. Its
-# own digest it cannot hold: whoever runs it may state it, else the record says what it is built on.
+# The image holds no history; this is its commit, with "-dirty" behind it where files differed, and
+# the address of its source where whoever builds it states one. Its own digest it cannot hold: whoever
+# runs it may state it, else the record says what it is built on.
 ARG TILEWRIGHT_COMMIT=""
+ARG TILEWRIGHT_SOURCE=""
 ARG BASE_IMAGE
+LABEL org.opencontainers.image.title="Tilewright" \
+      org.opencontainers.image.description="Triton kernels, proved, timed and reported" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.revision="${TILEWRIGHT_COMMIT}" \
+      org.opencontainers.image.source="${TILEWRIGHT_SOURCE}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
+# An empty entry of LD_LIBRARY_PATH would be the current folder.
 ENV TILEWRIGHT_COMMIT=${TILEWRIGHT_COMMIT} TILEWRIGHT_IMAGE="built on ${BASE_IMAGE}" \
     PATH=/tilewright/.venv/bin:${PATH} \
-    LD_LIBRARY_PATH=/tilewright/.venv/cuda12:${LD_LIBRARY_PATH}
+    LD_LIBRARY_PATH=/tilewright/.venv/cuda12${LD_LIBRARY_PATH:+:${LD_LIBRARY_PATH}}
 
-ENTRYPOINT ["snakemake"]
+ENTRYPOINT ["requirements/start.sh"]
 CMD ["--cores", "all"]

@@ -5,6 +5,10 @@ LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-
 	--override overrides.txt
 # A set-up without bytecode makes every later import slow.
 unexport PYTHONDONTWRITEBYTECODE
+# Snakemake, Triton and PyTorch keep their caches there.
+ifeq ($(shell test -n "$$HOME" && test -w "$$HOME" && echo yes),)
+export HOME := $(CURDIR)/.home
+endif
 
 .PHONY: study smoke paper report test mutants lint image record tuned capabilities headline lock setup peers latex clean
 
@@ -50,6 +54,7 @@ lock: $(READY)
 	cd requirements && for set in study cuda peers flash-attn mutants; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
 
 setup: $(READY) latex
+	@requirements/setup.sh check .venv
 
 peers: $(READY)
 	$(BIN)/python -m pip install --require-hashes --no-deps -r requirements/peers.txt

@@ -95,7 +95,8 @@ def _origin(path: Sequence[str | int], config: Mapping, files: Sequence[str]) ->
     for file in reversed(files):
         given = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
         try:
-            if _value(given, path) == _value(config, path):
+            # By what they look like: a NaN is not equal to itself.
+            if repr(_value(given, path)) == repr(_value(config, path)):
                 return os.path.relpath(file)
         except (KeyError, IndexError, TypeError):
             continue

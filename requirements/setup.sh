@@ -1,6 +1,7 @@
 #!/bin/sh
-# Sets a machine up: `setup.sh python FOLDER` makes the virtual environment, `setup.sh latex` sees to
-# the LaTeX packages of the paper.
+# Sets a machine up: `setup.sh python FOLDER` makes the virtual environment, `setup.sh check FOLDER`
+# says where it is of another Python than PYTHON names, `setup.sh latex` sees to the LaTeX packages
+# of the paper.
 set -eu
 here=$(dirname "$0")
 packages="texlive-latex-recommended texlive-pictures texlive-latex-extra texlive-science latexmk"
@@ -29,6 +30,15 @@ set_up_python() {
     fi
 }
 
+# An environment that is there stays: to make it anew takes minutes, and is for its owner to decide.
+check_python() {
+    version='import sys; print("%d.%d" % sys.version_info[:2])'
+    wanted=$("${PYTHON:-python3}" -c "$version" 2>/dev/null) || return 0
+    found=$("$1/bin/python" -c "$version" 2>/dev/null) || return 0
+    test -z "${PYTHON:-}" || test "$wanted" = "$found" ||
+        complain "$1 is of Python $found and stays; for $wanted run: rm -rf $1 && make setup PYTHON=$PYTHON"
+}
+
 has_latex() {
     command -v latexmk >/dev/null && command -v pdflatex >/dev/null &&
         kpsewhich booktabs.sty tikz.sty cleveref.sty siunitx.sty >/dev/null
@@ -46,6 +56,7 @@ set_up_latex() {
 
 case "${1:-} ${2:-}" in
     "python "?*) set_up_python "$2" ;;
+    "check "?*) check_python "$2" ;;
     "latex ") set_up_latex ;;
-    *) complain "usage: setup.sh python FOLDER | setup.sh latex" && exit 2 ;;
+    *) complain "usage: setup.sh python FOLDER | setup.sh check FOLDER | setup.sh latex" && exit 2 ;;
 esac

@@ -61,6 +61,12 @@ def test_no_file_names_a_machine_or_a_registry():
     assert not found
 
 
+def test_no_checkout_changes_the_ends_of_lines():
+    call = ["git", "-C", str(ROOT), "check-attr", "text", *map(str, tracked())]
+    listed = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert listed and all(line.endswith(": text: unset") for line in listed)
+
+
 def test_locks_hold_hashes_and_no_index():
     for source in (ROOT / "requirements").glob("*.in"):
         text = source.with_suffix(".txt").read_text()

@@ -27,6 +27,7 @@ RECORDED = "results/recorded/h200"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
 
+REPLAYED = {"measure": False}
 TIMING = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["timing"]
 
 KERNEL = """
@@ -349,8 +350,8 @@ def study(folder, **changes):
         ({"run": "a\n"}, r"run: 'a\\n' does not fit"),
         ({"run": "x" * 300}, "run: 'x+' does not fit; expected a folder name of up to 100"),
         ({"recorded": "results/{x}"}, "recorded: 'results/{x}' does not fit; .* without braces"),
-        ({"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .* recorded/h200"),
-        ({"recorded": "config/config.yaml"}, "recorded: 'config/config.yaml' is no recorded run"),
+        (REPLAYED | {"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .*/h200"),
+        (REPLAYED | {"recorded": "config"}, "recorded: 'config' is no recorded run"),
         ({"verify": {"sweep_s": float("nan"), "baseline_s": 1}}, "verify.sweep_s: nan does not"),
         ({"verify": {"sweep_s": float("inf"), "baseline_s": 1}}, "verify.sweep_s: inf does not"),
         ({"ops": ["softmax", "softmax"]}, "ops: 'softmax' is given twice; leave one out"),
@@ -448,6 +449,30 @@ def test_set_up_names_what_it_lacks(tmp_path):
     assert done.stderr.startswith("tilewright: no-such-python is missing or not Python 3.11")
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(("version", "named", "lines"), [("3.9", 1, 1), ("3.9", 0, 0), ("", 1, 0)])
+def test_an_environment_of_another_python_than_named_is_told(tmp_path, version, named, lines):
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    here = ".".join(map(str, sys.version_info[:2]))
+    python.write_text(f"#!/bin/sh\necho {version or here}\n")
+    python.chmod(0o755)
+    call = [str(ROOT / "requirements" / "setup.sh"), "check", str(tmp_path)]
+    wanted = os.environ | {"PYTHON": sys.executable if named else ""}
+    done = subprocess.run(call, env=wanted, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert len(done.stderr.splitlines()) == lines
+    assert (
+        not lines or f"{tmp_path} is of Python 3.9 and stays; for {here} run: rm -rf" in done.stderr
+    )
+
+
+def test_caches_have_a_place_where_the_home_folder_is_not_writable(tmp_path):
+    call = ["make", "-s", "-C", str(ROOT), "--eval", "where: ; @echo $$HOME", "where"]
+    for home, found in (("/nowhere/at/all", ROOT / ".home"), (str(tmp_path), tmp_path)):
+        said = subprocess.run(call, env=os.environ | {"HOME": home}, capture_output=True, text=True)
+        assert f"{found}" in said.stdout.splitlines(), said
 
 
 def test_a_broken_kernel_file_is_named(tree):
