@@ -15,7 +15,12 @@ class Kept:
     """A copy of all bytes under some tensors; those that lie in one storage count once."""
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()):
-        memories = {poison.start(tensor): poison.memory(tensor) for tensor in tensors}
+        # Tensors without elements all lie at the address 0, which is nobody's memory.
+        memories = {
+            poison.start(tensor): poison.memory(tensor)
+            for tensor in tensors
+            if tensor.untyped_storage().nbytes()
+        }
         self._pairs = {start: (memory, memory.clone()) for start, memory in memories.items()}
 
     @property

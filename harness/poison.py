@@ -154,20 +154,39 @@ class FreeMemory:
         self._before = self._counts()
 
     def overrun(self, results: Iterable[torch.Tensor]) -> str:
-        """What was written behind a result of the call since then; "" where nothing is proved."""
+        """What was written behind a result of the call since then; "" where nothing is proved.
+
+        Proof takes a call that allocated its results and nothing else. So the allocations since
+        then are counted by the allocator, and the results by the blocks that hold them: a block
+        that was free before the call. A result without elements has no block, results that share
+        one count once, and one that lay there before the call, or in a graph's private pool, is
+        not of the call. If the two counts differ, the call had a workspace, which may have left
+        its own bytes behind a result.
+        """
         calls, segments = (
             now - before for now, before in zip(self._counts(), self._before, strict=True)
         )
-        sizes = {start(tensor): tensor.untyped_storage().nbytes() for tensor in results}
-        if calls != len(sizes) or segments:
+        if segments:
             return ""
-        snapshot = torch.cuda.memory_snapshot()
-        for size, (address, gap) in behind(snapshot, torch.cuda.current_device(), sizes):
+        snapshot, device = torch.cuda.memory_snapshot(), torch.cuda.current_device()
+        held = [start(tensor) for tensor in results if tensor.untyped_storage().nbytes()]
+        sizes = {
+            address: block["requested_size"]
+            for address, block in _blocks(snapshot, device)
+            if any(address <= one < address + block["size"] for one in held)
+            and self._was_free(address, block["size"])
+        }
+        if calls != len(sizes):
+            return ""
+        for size, (address, gap) in behind(snapshot, device, sizes):
             for first, length in self._known(address, gap):
                 # On the host, since a kernel that compares would itself take free memory.
                 if not (_at(first, length).cpu() == NAN_BYTE).all():
                     return f"writes past the end of an output of {size} bytes"
         return ""
+
+    def _was_free(self, address: int, size: int) -> bool:
+        return any(at <= address and address + size <= at + length for at, length in self._filled)
 
     def _known(self, address: int, size: int) -> Blocks:
         """The parts of some bytes that were filled: what was freed since then holds what it held,
@@ -194,7 +213,7 @@ def free_blocks(snapshot: list[dict], device: int) -> Blocks:
 def behind(snapshot: list[dict], device: int, sizes: dict[int, int]) -> list[tuple[int, tuple]]:
     """The size of each allocation, and address and size of the unused bytes that follow it.
 
-    sizes: bytes in use by the address of the allocation.
+    sizes: bytes that were asked for, by the address of the allocation.
     """
     blocks = list(_blocks(snapshot, device))
     following = [*blocks[1:], (0, {"state": "none", "size": 0})]

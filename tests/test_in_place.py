@@ -209,3 +209,8 @@ def test_memory_behind_results_is_looked_at_where_they_are_allocations_of_the_ca
 
 def test_ours_computes_nothing_in_place():
     assert not load.in_place("swiglu", load.OURS) and not load.in_place("swiglu", "torch_eager")
+
+
+def test_a_tensor_without_elements_lies_in_nobodys_memory():
+    kept = Kept([torch.empty(0, 4), torch.ones(2)])
+    assert kept.holds(torch.ones(0)) is False and kept.nbytes == 8

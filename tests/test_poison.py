@@ -109,7 +109,7 @@ def test_results_are_wiped_but_not_in_the_memory_of_inputs():
 
 
 def block(size, state):
-    return {"size": size, "state": state}
+    return {"size": size, "requested_size": size, "state": state}
 
 
 SNAPSHOT = [
@@ -152,65 +152,266 @@ def test_behind_a_result_lies_what_rounding_left_and_the_free_block_that_follows
     assert poison.behind(SNAPSHOT, 0, {11_536: 1024, 70_000: 5}) == []
 
 
+class Heap:
+    """Memory in place of a GPU's and an allocator as PyTorch's: blocks of multiples of 512 bytes,
+    the first that fits, split and merged; its counters, and its snapshot of one segment.
+
+    private: an address from which on the memory is a private pool's.
+    """
+
+    STEP = 512
+
+    def __init__(self, size=16384, private=None):
+        self.memory = torch.zeros(size + self.STEP, dtype=torch.uint8)
+        aligned = -self.memory.data_ptr() % self.STEP
+        self.memory = self.memory[aligned:][:size]
+        self.base, self.size, self.counted = self.memory.data_ptr(), size, 7
+        self.private = size if private is None else private
+        self.segments, self.used = 1, {}
+
+    def map_anew(self):
+        """Gives what is free back to the driver and gets it again, at the same address."""
+        self.segments += 1
+        for offset, size in self._gaps(0, self.private):
+            self.memory[offset : offset + size] = 0
+
+    def allocate(self, size, private=False):
+        """A tensor of so many bytes; one without bytes is no allocation and lies at 0."""
+        if not size:
+            return torch.empty(0, dtype=torch.uint8)
+        self.counted += 1
+        whole = -(-size // self.STEP) * self.STEP
+        first, last = (self.private, self.size) if private else (0, self.private)
+        starts = (offset for offset, free in self._gaps(first, last) if free >= whole)
+        offset = next(starts)
+        self.used[offset] = size
+        return self.at(offset, size)
+
+    def free(self, tensor):
+        del self.used[tensor.data_ptr() - self.base]
+
+    def at(self, offset, size):
+        """A tensor whose storage is this memory and no more."""
+        part = self.memory[offset : offset + size]
+        return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(part))
+
+    def write(self, tensor, value, beyond=0):
+        offset = tensor.data_ptr() - self.base
+        self.memory[offset : offset + tensor.numel() + beyond] = value
+
+    def snapshot(self):
+        pools = [(0, self.private, (0, 0)), (self.private, self.size, (0, 7))]
+        return [
+            {
+                "device": 0,
+                "address": self.base + first,
+                "segment_pool_id": pool,
+                "blocks": list(self._blocks(first, last)),
+            }
+            for first, last, pool in pools
+            if first < last
+        ]
+
+    def stats(self):
+        return {"allocation.all.allocated": self.counted, "segment.all.allocated": self.segments}
+
+    def view(self, address, size):
+        return self.memory[address - self.base :][:size]
+
+    def _gaps(self, first, last):
+        offset = first
+        for start in [*sorted(one for one in self.used if first <= one < last), last]:
+            yield offset, start - offset
+            offset = start + (-(-self.used.get(start, 0) // self.STEP) * self.STEP)
+
+    def _blocks(self, first, last):
+        for offset, free in self._gaps(first, last):
+            if free:
+                yield block(free, "inactive") | {"requested_size": 0}
+            if size := self.used.get(offset + free):
+                whole = -(-size // self.STEP) * self.STEP
+                yield block(whole, "active_allocated") | {"requested_size": size}
+
+
 @pytest.fixture
-def heap(monkeypatch):
-    """4096 bytes in place of a GPU's, its one segment, and what its allocator counts."""
-    heap = torch.zeros(4096, dtype=torch.uint8)
-    segment = {"device": 0, "address": heap.data_ptr()}
-    stats = {"allocation.all.allocated": 5, "segment.all.allocated": 1}
-    cuda = {
-        "synchronize": lambda: None,
-        "current_device": lambda: 0,
-        "memory_stats": lambda: dict(stats),
-        "memory_snapshot": lambda: [segment],
-    }
-    for name, function in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, function)
-    base = heap.data_ptr()
-    monkeypatch.setattr(poison, "_at", lambda address, size: heap[address - base :][:size])
-    return heap, segment, stats
+def allocator(monkeypatch):
+    """Puts a heap in the place of the GPU's memory and returns it."""
+
+    def put(heap):
+        cuda = {
+            "synchronize": lambda: None,
+            "current_device": lambda: 0,
+            "memory_stats": heap.stats,
+            "memory_snapshot": heap.snapshot,
+        }
+        for name, function in cuda.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+        monkeypatch.setattr(poison, "_at", heap.view)
+        return heap
+
+    return put
 
 
-def aliased(memory):
-    """A tensor whose storage is this memory and no more."""
-    return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(memory))
+def past_the_end(size):
+    return f"writes past the end of an output of {size} bytes"
 
 
 @pytest.mark.parametrize(
-    ("written", "taken", "reason"),
+    ("beyond", "workspace", "reason"),
     [
-        (0, 1, ""),
-        (1, 1, "writes past the end of an output of 1000 bytes"),
+        (0, False, ""),
+        (1, False, past_the_end(1000)),
         # A second allocation may have left its own bytes there.
-        (1, 2, ""),
+        (1, True, ""),
     ],
 )
 def test_bytes_behind_a_result_prove_an_overrun_only_of_a_call_without_workspace(
-    heap, written, taken, reason
+    allocator, beyond, workspace, reason
 ):
-    memory, segment, stats = heap
-    segment["blocks"] = [block(512, "active_allocated"), block(3584, "inactive")]
+    heap = allocator(Heap())
+    heap.allocate(512)
     free = poison.FreeMemory()
-    assert (memory[:512] == 0).all() and (memory[512:] == poison.NAN_BYTE).all()
-    segment["blocks"] = [
-        block(512, "active_allocated"),
-        block(1024, "active_allocated"),
-        block(2560, "inactive"),
-    ]
-    stats["allocation.all.allocated"] += taken
-    memory[512 : 1512 + written] = 7
-    assert free.overrun([aliased(memory[512:1512])]) == reason
+    assert (heap.memory[:512] == 0).all() and (heap.memory[512:] == poison.NAN_BYTE).all()
+    result = heap.allocate(1000)
+    if workspace:
+        heap.free(heap.allocate(100))
+    heap.write(result, 7, beyond)
+    assert free.overrun([result]) == reason
+
+
+def nll_loss(heap):
+    """As PyTorch computes a mean over no rows: two allocations, of which one is freed, written to
+    its last byte; the gradient of no rows is no allocation."""
+    loss, total_weight = heap.allocate(4), heap.allocate(4)
+    for tensor in (loss, total_weight):
+        heap.write(tensor, 7)
+    heap.free(total_weight)
+    return [loss, heap.allocate(0)]
+
+
+def cached_and_workspace(heap, kept):
+    """One result from an earlier call, one of this, and a workspace that ends where that begins."""
+    result, workspace = heap.allocate(1000), heap.allocate(512)
+    heap.write(workspace, 7)
+    heap.free(workspace)
+    return [kept, result]
+
+
+def halves_and_workspace(heap, kept):
+    """Two results in one allocation, each with a storage of its own, and a workspace."""
+    whole, workspace = heap.allocate(1024), heap.allocate(512)
+    heap.write(workspace, 7)
+    heap.free(workspace)
+    offset = whole.data_ptr() - heap.base
+    return [heap.at(offset, 512), heap.at(offset + 512, 512)]
+
+
+def graph_and_workspace(heap, kept):
+    """One result that a graph has written in its private pool, and a workspace."""
+    result, workspace = heap.allocate(500), heap.allocate(512)
+    heap.write(workspace, 7)
+    heap.free(workspace)
+    return [result, heap.at(heap.private, 100)]
+
+
+def part_of_an_allocation(heap, kept):
+    """A result that is the first part of what the library has asked for, and has used."""
+    whole = heap.allocate(900)
+    heap.write(whole, 7)
+    return [heap.at(whole.data_ptr() - heap.base, 100)]
+
+
+def two_workspaces_and_nothing_else(heap, kept):
+    """Results in memory from before the call, as many as there are workspaces."""
+    for workspace in [heap.allocate(512), heap.allocate(512)]:
+        heap.write(workspace, 7)
+        heap.free(workspace)
+    return [kept, heap.at(kept.data_ptr() - heap.base, 10)]
+
+
+def empty_cache(heap, kept):
+    heap.map_anew()
+    return [heap.allocate(100)]
 
 
 @pytest.mark.parametrize(
-    ("written", "reason"), [(0, ""), (1, "writes past the end of an output of 1000 bytes")]
+    "call",
+    [
+        lambda heap, kept: nll_loss(heap),
+        empty_cache,
+        cached_and_workspace,
+        halves_and_workspace,
+        graph_and_workspace,
+        part_of_an_allocation,
+        two_workspaces_and_nothing_else,
+    ],
 )
-def test_what_was_freed_during_the_call_proves_nothing(heap, written, reason):
-    memory, segment, stats = heap
-    segment["blocks"] = [block(1024, "inactive"), block(3072, "active_allocated")]
+def test_who_writes_in_bounds_is_accused_of_nothing(allocator, call):
+    heap = allocator(Heap(private=8192))
+    kept = heap.allocate(300)
     free = poison.FreeMemory()
-    segment["blocks"] = [block(1024, "active_allocated"), block(3072, "inactive")]
-    stats["allocation.all.allocated"] += 1
-    memory[: 1000 + written] = 7
-    assert (memory[1024:] == 0).all()
-    assert free.overrun([aliased(memory[:1000])]) == reason
+    assert free.overrun(call(heap, kept)) == ""
+
+
+def test_an_overrun_beside_an_empty_or_a_shared_result_is_found(allocator):
+    heap = allocator(Heap())
+    kept = heap.allocate(300)
+    free = poison.FreeMemory()
+    result = heap.allocate(1000)
+    heap.write(result, 7, beyond=3)
+    results = [heap.allocate(0), result, heap.at(result.data_ptr() - heap.base, 1000), kept]
+    assert free.overrun(results) == past_the_end(1000)
+
+
+STEPS = st.tuples(
+    st.sampled_from(["result", "workspace", "empty", "kept", "free", "graph", "alias"]),
+    st.integers(1, 1500),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(STEPS, max_size=8))
+def test_no_order_of_allocations_within_bounds_is_an_overrun(steps):
+    heap = Heap(2**17, private=2**16)
+    held, kept, before = [], heap.allocate(300), heap.allocate(700)
+    inner = heap.allocate(200, private=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "memory_stats", heap.stats)
+        patch.setattr(torch.cuda, "memory_snapshot", heap.snapshot)
+        patch.setattr(poison, "_at", heap.view)
+        heap.free(before)
+        free = poison.FreeMemory()
+        results = []
+        for what, size in steps:
+            if what == "empty":
+                results.append(heap.allocate(0))
+            elif what == "kept":
+                results.append(kept)
+            elif what == "graph":
+                results.append(inner)
+            elif what == "free" and held:
+                heap.free(held.pop())
+            elif what == "alias" and results:
+                results.append(results[-1])
+            elif what in ("result", "workspace"):
+                tensor = heap.allocate(size)
+                heap.write(tensor, 7)
+                (results if what == "result" else held).append(tensor)
+        for tensor in held:
+            heap.free(tensor)
+        assert free.overrun(results) == ""
+
+
+@pytest.mark.parametrize(("beyond", "reason"), [(0, ""), (1, past_the_end(1000))])
+def test_what_was_freed_during_the_call_proves_nothing(allocator, beyond, reason):
+    heap = allocator(Heap(4096))
+    first, rest = heap.allocate(1024), heap.allocate(3072)
+    heap.free(first)
+    free = poison.FreeMemory()
+    heap.free(rest)
+    result = heap.allocate(1000)
+    heap.write(result, 7, beyond)
+    assert (heap.memory[1024:] == 0).all()
+    assert free.overrun([result]) == reason
