@@ -8,82 +8,130 @@ import argparse
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import reports
+from harness import hostile, reports, severity
 from harness.command import UserError, run, write_text
 from harness.load import OURS
 from harness.statuses import COLOUR
 from kernels._contract import DTYPES, PASSES
 
-# From the best to the worst; what a library declines is no fault of its other cases.
-WORST = ("ok", "oom", "inaccurate", "hung", "crashed")
 SIGNS = {
     "ok": "●",
     "partly": "◐",
+    "unreached": "◔",
     "unsupported": "○",
-    "inaccurate": "✗",
+    "wrong": "✗",
     "unavailable": "absent",
     "": "·",
 }
+# Statuses of a cell that nothing is known of.
+UNKNOWN = ("unreached", "withdrawn")
 # Letters of a reason in which two must agree to be one, and that are shown.
 ALIKE, SHOWN = 40, 140
 MARKERS = "<!-- capabilities: begin -->", "<!-- capabilities: end -->"
 HEAD = """# What each implementation can do
 
 Written by `make capabilities` from the verification reports of the recorded run; nothing here is
-kept by hand. Three signs stand for float32, float16 and bfloat16, edge cases included:
+kept by hand. A case is *ordinary* or *hostile*. These are hostile, and all others are ordinary, be
+they edge cases or timed:
 
-- ● right in every case
-- ◐ right in every case that it offers; it declines others
+- values of any kind but normal: a hundred times as large, denormal, infinite, one huge among small,
+  all of a row equal
+- rows or a first element off the alignment that an allocation has; entries that share memory
+- tensors of one element or of none
+- whole numbers drawn from a range wider than 2^62
+
+## Ordinary cases
+
+Three signs stand for float32, float16 and bfloat16:
+
+- ● right in every ordinary case
+- ◐ right in every ordinary case that it offers; it declines others, or has no room for them
+- ◔ right in what was reached, with the share of the cases: a time limit left out the others
 - ○ declines every case
-- ✗ wrong, or without a result, in some case (`inaccurate`, `oom`, `hung`, `crashed`)
+- ✗ wrong, crashed or hung in some ordinary case; the gaps below say in which
 - absent: not installed where the run was recorded
 - ·: not verified: its file has no function for this op, or the op no such pass or dtype"""
+
+HOSTILE_HEAD = """## Hostile inputs
+
+Cells that passed, of those that were reached and that the implementation offers. The share that
+was reached stands behind them, if not all were. Few programs meet such inputs, and a library may
+well choose not to serve them: no mark above rests on them. After a crash a new process goes on."""
 
 GAPS_HEAD = """## Gaps
 
 By implementation and status, with the number of cells. Reasons that differ in sizes alone, or far
-behind, stand together; the one of most cells is given, in the words of the library."""
+behind, stand together; the one of most cells is given, in the words of the library. `withdrawn` is
+a recorded verdict that rests on a fault of this project, since mended; the next record judges the
+cell again. Scripts that reproduce what is wrong stand in [findings](findings/README.md)."""
 
 
 def rows(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
     """The rows of capabilities.csv: a row for each op, implementation, pass, dtype and mode.
 
-    found: verification reports; what the time limit left out does not count. `status` is that of
-    the worst cell, `unsupported` where all were declined; the reason is that of its first cell. A
-    report without cells gives one row.
+    found: verification reports. `of` is the number of ordinary cells, `cells` of those that were
+    reached; status, reason and case are those of the worst of these, `unsupported` where all were
+    declined and `unreached` where there is none. The four numbers of hostile cells follow the same
+    rule. A report without cells gives one row.
     """
     for report in found:
         common = _common(report, families)
         groups: dict[tuple[str, str], list[Mapping]] = {}
         for cell in report["cells"]:
-            if cell["status"] != "unreached":
-                groups.setdefault((cell["pass"], cell["dtype"]), []).append(cell)
+            groups.setdefault((cell["pass"], cell["dtype"]), []).append(cell)
         if not report["cells"]:
-            zero = {"cells": 0, "passed": 0, "declined": 0}
-            yield common | zero | {key: report[key] for key in ("status", "reason")}
+            nothing = _counts([], "of", "") | _counts([], "hostile_of", "hostile")
+            yield common | nothing | {key: report[key] for key in ("status", "reason")}
         for (direction, dtype), cells in groups.items():
-            worst = _worst(cells)
+            odd = [cell for cell in cells if hostile.cell(cell)]
+            plain = [cell for cell in cells if cell not in odd]
             yield common | {
                 **{"pass": direction, "dtype": dtype},
-                "cells": len(cells),
-                "passed": sum(cell["status"] == "ok" for cell in cells),
-                "declined": sum(cell["status"] == "unsupported" for cell in cells),
-                **{key: worst[key] for key in ("status", "reason")},
-                "case": "" if worst["status"] == "ok" else worst["case"],
+                **_counts(plain, "of", ""),
+                **_counts(odd, "hostile_of", "hostile"),
+                **_speaks(plain),
             }
 
 
+def _counts(cells: Sequence[Mapping], of: str, prefix: str) -> dict[str, int]:
+    seen = [cell["status"] for cell in cells if cell["status"] not in UNKNOWN]
+    names = [
+        prefix or "cells",
+        *(f"{prefix}_{name}".lstrip("_") for name in ("passed", "declined")),
+    ]
+    numbers = len(seen), seen.count("ok"), seen.count("unsupported")
+    return {of: len(cells), **dict(zip(names, numbers, strict=True))}
+
+
+def _speaks(plain: Sequence[Mapping]) -> dict[str, str]:
+    """Status, reason and case of the worst ordinary cell that was reached."""
+    reached = [cell for cell in plain if cell["status"] not in UNKNOWN]
+    if not reached:
+        return {"status": "unreached", "reason": "no ordinary case was reached", "case": ""}
+    worst = severity.worst(reached)
+    case = "" if worst["status"] == "ok" else worst["case"]
+    return {"status": worst["status"], "reason": worst["reason"], "case": case}
+
+
 def gaps(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
-    """The rows of gaps.csv: how many cells of a pass and dtype have this status for this reason."""
+    """The rows of gaps.csv: how many cells of a pass and dtype have this status for this reason.
+
+    Ordinary and hostile cells are counted apart.
+    """
     for report in found:
         common = _common(report, families)
         if not report["cells"]:
-            yield common | {key: report[key] for key in ("status", "reason")} | {"cells": 0}
-        keys = ("pass", "dtype", "status", "reason")
-        lacking = [cell for cell in report["cells"] if cell["status"] != "ok"]
+            none = {"hostile": False, "cells": 0}
+            yield common | {key: report[key] for key in ("status", "reason")} | none
+        keys = ("pass", "dtype", "hostile", "status", "reason")
+        lacking = [
+            {**cell, "hostile": hostile.cell(cell)}
+            for cell in report["cells"]
+            if cell["status"] != "ok"
+        ]
         counts = Counter(tuple(cell[key] for key in keys) for cell in lacking)
         first = {tuple(cell[key] for key in keys): cell["case"] for cell in reversed(lacking)}
         for key, count in counts.items():
@@ -95,18 +143,8 @@ def _common(report: Mapping, families: Mapping[str, str]) -> dict:
     return same | {"family": families.get(report["op"], "")}
 
 
-def _worst(cells: Sequence[Mapping]) -> Mapping:
-    """The first cell of the worst status, or the first that was declined where no other is."""
-    offered = [cell for cell in cells if cell["status"] != "unsupported"]
-    return max(offered or cells[:1], key=lambda cell: _severity(cell["status"]))
-
-
-def _severity(status: str) -> int:
-    return WORST.index(status) if status in WORST else 0
-
-
 def page(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
-    """The matrix as Markdown: a table for each family, then the gaps by implementation."""
+    """The matrix as Markdown: a table for each family, hostile inputs, then the gaps of each."""
     table = list(rows(found, families))
     parts = [HEAD]
     for family in sorted({row["family"] for row in table}):
@@ -118,47 +156,94 @@ def page(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
             [_named(impl, some), *(_signs(some, impl, *column) for column in columns)]
             for impl in _impls(some)
         ]
-        parts.append(f"## {family}\n\n{_markdown(['implementation', *titles], lines)}")
-    parts.append(f"{GAPS_HEAD}\n\n" + "\n".join(_gap_lines(gaps(found, families))))
+        parts.append(f"### {family}\n\n{_markdown(['implementation', *titles], lines)}")
+    lacking = list(gaps(found, families))
+    parts += [HOSTILE_HEAD, _by_family(table, _score), GAPS_HEAD]
+    for title, odd in (("ordinary cases", False), ("hostile inputs", True)):
+        lines = "\n".join(_gap_lines(row for row in lacking if row["hostile"] == odd))
+        parts.append(f"### Gaps in {title}\n\n{lines}")
     return "\n\n".join([*parts, ""])
 
 
 def short(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
-    """The matrix by implementation and family."""
+    """Both matrices by implementation and family: ordinary cases, then hostile inputs."""
     table = list(rows(found, families))
+    return (
+        f"{_by_family(table, _sign)}\n\nHostile inputs, cells passed of those reached and offered:"
+        f"\n\n{_by_family(table, _score)}"
+    )
+
+
+def _by_family(table: Sequence[Mapping], shown: Callable[[list[Mapping]], str]) -> str:
     names = sorted({row["family"] for row in table})
     lines = [
         [_named(impl, table)]
-        + [_sign([r for r in table if (r["impl"], r["family"]) == (impl, name)]) for name in names]
+        + [shown([r for r in table if (r["impl"], r["family"]) == (impl, name)]) for name in names]
         for impl in _impls(table)
     ]
     return _markdown(["implementation", *names], lines)
 
 
+def _score(some: Sequence[Mapping]) -> str:
+    """Hostile cells passed of those reached and offered, and the share reached if not all."""
+    of, reached, passed, declined = (
+        sum(row[key] for row in some)
+        for key in ("hostile_of", "hostile", "hostile_passed", "hostile_declined")
+    )
+    if not of:
+        return SIGNS[""] if any(row.get("pass") for row in some) else _sign(some)
+    if not reached:
+        return f"{SIGNS['unreached']} 0 %"
+    score = f"{passed}/{reached - declined}" if reached > declined else SIGNS["unsupported"]
+    return score if reached == of else f"{score} ({share(reached, of)})"
+
+
+def share(reached: int, of: int) -> str:
+    """A share in per cent; neither 0 nor 100 unless it is."""
+    percent = round(100 * reached / of)
+    return f"{min(99, max(1, percent)) if 0 < reached < of else percent} %"
+
+
 def _signs(table: Sequence[Mapping], impl: str, op: str, direction: str) -> str:
-    """A sign for each dtype, in their order; none where verification saw nothing of the op."""
+    """A sign for each dtype, in their order, and the share that was reached if not all were; none
+    where verification saw nothing of the op."""
     mine = [row for row in table if (row["impl"], row["op"]) == (impl, op)]
     if not any(row.get("pass") for row in mine):
         return _sign(mine)
     of = {row["dtype"]: row for row in mine if row["pass"] == direction}
-    return "".join(_sign([of[name]] if name in of else []) for name in DTYPES)
+    signs = "".join(SIGNS[state(of[name])] if name in of else SIGNS[""] for name in DTYPES)
+    return signs + _reached(of.values())
 
 
 def _sign(some: Sequence[Mapping]) -> str:
     states = {state(row) for row in some}
-    for worst in ("inaccurate", "partly", "unsupported", "ok", "unavailable"):
+    for worst in ("wrong", "unreached", "partly", "unsupported", "ok", "unavailable"):
         if worst in states:
             # What has one pass alone, or is right in some, is offered in part.
             mixed = worst == "unsupported" and len(states) > 1
-            return SIGNS["partly" if mixed else worst]
+            sign = SIGNS["partly" if mixed else worst]
+            return sign + (_reached(some) if worst == "unreached" else "")
     return SIGNS[""]
 
 
+def _reached(some: Iterable[Mapping]) -> str:
+    """The share of ordinary cells that were reached, after a blank; "" if all were."""
+    numbers = [(row["cells"], row["of"]) for row in some]
+    cells, of = (sum(column) for column in zip(*numbers, strict=True)) if numbers else (0, 0)
+    return f" {share(cells, of)}" if cells < of else ""
+
+
 def state(row: Mapping) -> str:
-    """A row in one word: ok, partly, unsupported, inaccurate (whatever went wrong), unavailable."""
-    if row["status"] == "ok":
-        return "partly" if row["declined"] else "ok"
-    return row["status"] if row["status"] in SIGNS else "inaccurate"
+    """A row in one word: ok, partly, unreached, unsupported, wrong or unavailable."""
+    if row["status"] in ("inaccurate", "hung", "crashed"):
+        return "wrong"
+    if row["status"] == "unavailable" or not row.get("pass"):
+        return row["status"]
+    if row["cells"] < row["of"] or not row["of"]:
+        return "unreached"
+    if row["status"] == "unsupported":
+        return "unsupported"
+    return "ok" if row["passed"] == row["of"] else "partly"
 
 
 def _impls(table: Iterable[Mapping]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import digests, statuses
+from harness import digests, guard, hostile, severity, statuses
 from harness.command import read_json
 from harness.load import OURS
 from harness.raw import TIMED
@@ -14,9 +14,16 @@ FIELDS = ("op", "impl", "impl_version", "mode", "status", "reason", "cells", "co
 
 
 def verified(folders: Iterable[Path]) -> list[dict]:
-    """The reports in folders of ops; by op, ours first, then by implementation and mode."""
+    """The reports in folders of ops; by op, ours first, then by implementation and mode.
+
+    Each cell says whether it is hostile, and verdicts that no longer stand are withdrawn.
+    """
     paths = (path for folder in folders for path in folder.glob("*.json"))
-    reports = [read_json(path, f"remove it and {REMEDY}", FIELDS) for path in paths]
+    read = (read_json(path, f"remove it and {REMEDY}", FIELDS) for path in paths)
+    reports = [guard.standing(report) for report in read]
+    for report in reports:
+        for cell in report["cells"]:
+            cell["hostile"] = hostile.cell(cell)
     return sorted(reports, key=lambda r: (r["op"], r["impl"] != "ours", r["impl"], r["mode"]))
 
 
@@ -47,28 +54,43 @@ def changed(reports: Iterable[Mapping], sidecars: Mapping[str, dict]) -> set[str
 
 
 def verification(reports: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
-    """The rows of verification.csv."""
+    """The rows of verification.csv.
+
+    `cells` and `passed` count all that an implementation offers, `hostile` and `hostile_passed` the
+    hostile ones among them. Status, reason and the worst ratio are of the ordinary cells: nothing
+    is held against a library for what few programs ask for. Of ours they are of all cells.
+    """
     for report in reports:
         offered = [cell for cell in report["cells"] if cell["status"] not in statuses.SILENT]
-        worst, where = _worst(offered)
-        yield {
-            **{
-                key: report[key]
-                for key in ("op", "impl", "impl_version", "mode", "status", "reason")
-            },
+        odd = [cell for cell in offered if hostile.cell(cell)]
+        judged = report["cells"]
+        if report["impl"] != OURS:
+            judged = [cell for cell in judged if not hostile.cell(cell)]
+        telling = [cell for cell in judged if cell["status"] not in statuses.SILENT]
+        worst, where = _worst(telling)
+        same = {key: report[key] for key in ("op", "impl", "impl_version", "mode")}
+        found = severity.overall(judged) if judged else report
+        yield same | {
+            **{key: found[key] for key in ("status", "reason")},
             "family": families.get(report["op"], ""),
             "cells": len(offered),
-            "passed": sum(cell["status"] == "ok" for cell in offered),
+            "passed": _passed(offered),
+            "hostile": len(odd),
+            "hostile_passed": _passed(odd),
             "unreached": sum(cell["status"] == "unreached" for cell in report["cells"]),
             "worst_ratio": worst,
             "worst_case": where,
         }
 
 
+def _passed(cells: Iterable[Mapping]) -> int:
+    return sum(cell["status"] == "ok" for cell in cells)
+
+
 def _worst(offered: Sequence[Mapping]) -> tuple[float | str, str]:
     """The largest ratio of error over bound, and its cell."""
     found = [
-        (tensor["ratio"], f"{cell['case']} {cell['dtype']} {cell['pass']}")
+        (tensor["ratio"], severity.name(cell))
         for cell in offered
         for tensor in cell["tensors"]
         if tensor["ratio"] is not None

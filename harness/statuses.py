@@ -15,9 +15,10 @@ STATUSES = (
     "throttled",
     "impossible",
 )
-# Of a verification only: a cell that the library declines, and one that no time was left for. They
-# tell nothing of how an implementation computes.
-SILENT = ("unsupported", "unreached")
+# Of a verification only: a cell that the library declines, one that no time was left for, and one
+# whose recorded verdict the project no longer stands by. They tell nothing of how an implementation
+# computes.
+SILENT = ("unsupported", "unreached", "withdrawn")
 REASON_LENGTH = 240
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -49,12 +49,14 @@ CLAIMS = (
     "verdict,note"
 )
 VERIFICATION = (
-    "op,family,impl,impl_version,mode,cells,passed,unreached,worst_ratio,worst_case,status,reason"
+    "op,family,impl,impl_version,mode,cells,passed,hostile,hostile_passed,unreached,worst_ratio,"
+    "worst_case,status,reason"
 )
 CAPABILITIES = (
-    "op,family,impl,impl_version,pass,dtype,mode,cells,passed,declined,status,reason,case"
+    "op,family,impl,impl_version,pass,dtype,mode,of,cells,passed,declined,hostile_of,hostile,"
+    "hostile_passed,hostile_declined,status,reason,case"
 )
-GAPS = "op,family,impl,impl_version,pass,dtype,mode,status,reason,cells,case"
+GAPS = "op,family,impl,impl_version,pass,dtype,mode,hostile,status,reason,cells,case"
 LEDGER = (
     "op,family,impl,impl_version,pass,dtype,mode,case,input_bytes,output_bytes,saved_bytes,"
     "workspace_bytes,overwritten_bytes,launches,memory_ops,copies,casts,float32_precision,"

@@ -48,6 +48,7 @@ class Bench:
     ) -> dict:
         """Chooses the device and the units, `most` cases of each kind ("edge", "sweep").
 
+        Of a baseline the hostile edge cases come after the others, since its time may be limited.
         Returns the device, the rows of each unit as they stand before it has run, and what the file
         of the implementation declares for the ledger.
         """
@@ -60,6 +61,8 @@ class Bench:
             for dtype in self.op.dtypes_of(case)
             if dtype in dtypes and passes
         ]
+        if not self.ours:
+            chosen.sort(key=lambda unit: unit[0] == "edge" and unit[1].hostile)
         self.units = [(case, dtype) for _, case, dtype in chosen]
         judged = self.op.judged(self.ours)
         self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
@@ -131,7 +134,7 @@ def _fault(error: Exception, ours: bool) -> dict[str, str]:
 
 def _blank(kind: str, case: Case, dtype: str, direction: str, judged: str) -> dict:
     cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
-    cell |= {"judged": judged, "status": "ok", "reason": ""}
+    cell |= {"hostile": case.hostile, "judged": judged, "status": "ok", "reason": ""}
     return cell | {"tensors": [], "deterministic": None}
 
 

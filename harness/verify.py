@@ -4,9 +4,10 @@ A child process runs the cells, so that one which kills or hangs its process bec
 inputs come from a seed that is drawn anew for each run and stands in the report. With a
 GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
 the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
-wrong is a row of the paper, not an error. One that compiles each shape anew may be given limits,
-one for the edge cases and one for what will be timed, which comes first: the cells that it has not
-reached by then are `unreached`, which says nothing of it.
+wrong is a row of the paper, not an error. One that compiles each shape anew may be given limits:
+for what will be timed, which comes first; for the ordinary edge cases, on which its mark rests;
+and for the hostile ones. The cells that it has not reached by then are `unreached`, which says
+nothing of it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from harness import choices, digests, environment, ledger, nvml, sources, statuses
+from harness import choices, digests, environment, guard, ledger, nvml, severity, sources
 from harness.command import UserError, fresh_seed, run, seed, write_json
 from harness.process import LOST, START_S, Worker
 from kernels._contract import DTYPES, PASSES
@@ -28,8 +29,6 @@ from kernels._contract import DTYPES, PASSES
 ROOT = Path(__file__).resolve().parents[1]
 BENCH = "harness.verifier"
 OURS = ("ours", "ours_twin")
-# From the best to the worst; a report's status is that of its worst cell, of those that tell.
-SEVERITY = ("ok", "unsupported", "unreached", "oom", "inaccurate", "hung", "crashed")
 # Beside other verifications; of those whose memory ran out one at a time; beside none.
 ATTEMPTS = ("shared", "in turn", "alone")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
@@ -68,7 +67,8 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
             units = {n: cells for n, cells in units.items() if n not in crowded}
     cells = [cell for number in sorted(units) for cell in units[number]]
     report = {name: vars(arguments)[name] for name in ("op", "impl", "seed")}
-    return report | {"mode": mode} | _overall(cells) | facts | {"cells": cells}
+    report |= {"mode": mode, "guard": guard.GUARD} | severity.overall(cells)
+    return report | facts | {"cells": cells}
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                     continue
                 began = time.monotonic()
                 answer = _ask(worker, limit_s, "check", unit=number)
-                spent_s[blanks[0]["kind"]] += time.monotonic() - began
+                spent_s[_class(blanks[0])] += time.monotonic() - began
                 if answer["status"] == "unsupported":
                     raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
                 lost = {key: answer[key] for key in ("status", "reason") if key in answer}
@@ -143,6 +143,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                     break
             else:
                 facts = {key: plan[key] for key in ("impl_version", "device")}
+                facts["spent_s"] = {name: round(s, 1) for name, s in spent_s.items()}
                 look = partial(_ask, worker, limit_s, "ledger")
                 return facts | {"ledger": ledger.take(units, plan.get("declared", {}), look)}, units
 
@@ -160,20 +161,27 @@ def _installed(impl: str) -> str:
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:
-    """The rows of a unit that the time limit of its kind leaves out; [] where it is to run."""
-    kind = blanks[0]["kind"]
-    limit_s = arguments.sweep_s if kind == "sweep" else arguments.baseline_s
-    if arguments.impl in OURS or limit_s is None or spent_s[kind] < limit_s:
+    """The rows of a unit that the time limit of its class leaves out; [] where it is to run."""
+    name = _class(blanks[0])
+    limit_s = vars(arguments)[f"{name}_s"]
+    if arguments.impl in OURS or limit_s is None or spent_s[name] < limit_s:
         return []
     reason = f"time limit of {limit_s:g} s"
     return [blank | {"status": "unreached", "reason": reason} for blank in blanks]
+
+
+def _class(cell: dict) -> str:
+    """By which limit a cell is bound: that of the sweep, of ordinary or of hostile edge cases."""
+    if cell["kind"] == "sweep":
+        return "sweep"
+    return "hostile" if cell["hostile"] else "ordinary"
 
 
 def summary(report: dict) -> str:
     """One line for each cell that is not ok, and a last one with the count and the verdict."""
     name = f"verify {report['op']} {report['impl']} ({report['mode']})"
     lines = [
-        f"{name}: {_cell_name(cell)}: {cell['status']}: {cell['reason']}"
+        f"{name}: {severity.name(cell)}: {cell['status']}: {cell['reason']}"
         for cell in report["cells"]
         if cell["status"] not in ("ok", "unreached")
     ]
@@ -216,26 +224,6 @@ def _plan(arguments: argparse.Namespace, mode: str) -> dict:
     }
 
 
-def _overall(cells: list[dict]) -> dict[str, str]:
-    if not cells:
-        return {"status": "unsupported", "reason": "no case in these dtypes and passes"}
-    offered = [cell for cell in cells if cell["status"] not in statuses.SILENT]
-    worst = max(offered or cells, key=lambda cell: (SEVERITY.index(cell["status"]), _ratio(cell)))
-    if worst["status"] == "ok":
-        return {"status": "ok", "reason": ""}
-    return {"status": worst["status"], "reason": f"{_cell_name(worst)}: {worst['reason']}"}
-
-
-def _ratio(cell: dict) -> float:
-    """The worst ratio of a cell; null stands for one that is not finite."""
-    ratios = [tensor["ratio"] for tensor in cell["tensors"]]
-    return float("inf") if None in ratios else max(ratios, default=0.0)
-
-
-def _cell_name(cell: dict) -> str:
-    return f"{cell['case']} {cell['dtype']} {cell['pass']}"
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="harness.verify", description=__doc__.split("\n")[0])
     parser.add_argument("--op", required=True)
@@ -249,8 +237,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
     parser.add_argument("--choices", type=Path, help="folder of what the library chose alone")
     limited = "seconds after which a baseline begins no further {}; none where left out"
-    parser.add_argument("--baseline-s", type=float, help=limited.format("edge case"))
     parser.add_argument("--sweep-s", type=float, help=limited.format("case of its sweep"))
+    parser.add_argument("--ordinary-s", type=float, help=limited.format("ordinary edge case"))
+    parser.add_argument("--hostile-s", type=float, help=limited.format("hostile one"))
     arguments = parser.parse_args()
     for key in ("dtypes", "passes"):
         # Blanks or commas: a list of the configuration, or one word of a command line.

@@ -13,6 +13,8 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 OFFSETS = {"offset": 1, "offset2": 2, "offset4": 4, "offset8": 8}
 LAYOUTS = ("", "padded", "strided", "transposed", "expanded", *OFFSETS)
 VALUES = ("", "large", "equal", "spike", "inf", "infinities", "denormal")
+# Flags of a hostile case: whole numbers from a range wider than 2**62.
+EXTREME = ("wide",)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,19 @@ class Case:
     def name(self) -> str:
         sizes = [f"{letter}{size}" for letter, size in self.sizes.items()]
         return "-".join([*sizes, *self.flags, *filter(None, (self.layout, self.values))])
+
+    @property
+    def hostile(self) -> bool:
+        """Whether the case tests what few programs ask for, so that a failure condemns no library.
+
+        Hostile are values of any kind but normal; rows or a first element off the alignment that
+        an allocation has, and memory that entries share; tensors of one element or none; and
+        extreme flags. Every other case is ordinary.
+        """
+        sizes = self.sizes.values()
+        degenerate = min(sizes, default=2) == 0 or max(sizes, default=2) == 1
+        odd = self.layout in ("padded", "expanded", *OFFSETS)
+        return bool(self.values) or odd or degenerate or not set(EXTREME).isdisjoint(self.flags)
 
 
 def case(*flags: str, layout: str = "", values: str = "", dtypes=(), **sizes: int) -> Case:

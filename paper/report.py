@@ -112,11 +112,14 @@ OVERHEAD = (
     "Wall time of measuring; the share is what was neither timed work nor its warm-up or flush."
 )
 HOLES = "What has no time that counts, and why. The figures mark these cells."
-VERIFICATION = "Cells passed, and the largest error as a share of the bound allowed to it."
+VERIFICATION = (
+    "Cells passed, in all and of hostile inputs, and the largest error as a share of the bound "
+    "allowed to it. Error and status are of ordinary cells, and of ours of all."
+)
 RESOURCES = "What the compiler made of each default configuration; shared memory in KiB."
 OFFERS = (
     "What verification saw of each op, pass and dtype (float32, float16, bfloat16 side by side); "
-    "below, the cells that were declined or wrong, and why."
+    "below, the cells that were declined or wrong, and why, ordinary ones before hostile inputs."
 )
 LEDGER = (
     "What else is in the time of each implementation, as observed in one call; empty where it was "
@@ -245,7 +248,7 @@ def _holes(folder: Path) -> pd.DataFrame:
 
 def _gaps(folder: Path) -> pd.DataFrame:
     rows = _data.settled(_data.read(folder, "gaps"))
-    keys = ["impl", "op", "status", "reason"]
+    keys = ["hostile", "impl", "op", "status", "reason"]
     return rows.groupby(keys)["cells"].sum().reset_index()
 
 
@@ -273,7 +276,10 @@ def _remarks(folder: Path) -> pd.DataFrame:
 
 
 def _verification(folder: Path) -> pd.DataFrame:
-    columns = "op impl impl_version mode passed cells worst_ratio worst_case status reason"
+    columns = (
+        "op impl impl_version mode passed cells hostile_passed hostile worst_ratio worst_case"
+        " status reason"
+    )
     return _data.read(folder, "verification")[columns.split()]
 
 

@@ -33,30 +33,95 @@ def row_of(*cells):
         (["ok", "ok"], "ok", 2, 0, "ok"),
         (["unsupported", "ok"], "ok", 1, 1, "partly"),
         (["unsupported", "unsupported"], "unsupported", 0, 2, "unsupported"),
-        (["ok", "unsupported", "inaccurate", "crashed"], "crashed", 1, 1, "inaccurate"),
-        (["oom", "inaccurate", "ok"], "inaccurate", 1, 0, "inaccurate"),
-        (["ok", "unreached"], "ok", 1, 0, "ok"),
-        (["unreached", "unsupported"], "unsupported", 0, 1, "unsupported"),
+        (["ok", "unsupported", "inaccurate", "crashed"], "crashed", 1, 1, "wrong"),
+        (["ok", "inaccurate", "unreached"], "inaccurate", 1, 0, "wrong"),
+        (["ok", "hung"], "hung", 1, 0, "wrong"),
+        (["oom", "inaccurate", "ok"], "inaccurate", 1, 0, "wrong"),
+        (["oom", "ok"], "oom", 1, 0, "partly"),
+        (["ok", "unreached"], "ok", 1, 0, "unreached"),
+        (["ok", "withdrawn"], "ok", 1, 0, "unreached"),
+        (["unreached", "unsupported"], "unsupported", 0, 1, "unreached"),
+        (["unreached", "unreached"], "unreached", 0, 0, "unreached"),
     ],
 )
 def test_the_worst_cell_speaks_for_a_pass_and_dtype(statuses, status, passed, declined, state):
-    row = row_of(*(cell(f"N{i}", one, reason=one) for i, one in enumerate(statuses)))
+    row = row_of(*(cell(f"N{i + 2}", one, reason=one) for i, one in enumerate(statuses)))
     assert (row["status"], row["passed"], row["declined"]) == (status, passed, declined)
-    assert row["cells"] == sum(one != "unreached" for one in statuses)
+    assert row["cells"] == sum(one not in capabilities.UNKNOWN for one in statuses)
+    assert row["of"] == len(statuses)
     assert capabilities.state(row) == state
-    if status != "ok":
-        assert (row["case"], row["reason"]) == (f"N{statuses.index(status)}", status)
+    if status not in ("ok", "unreached"):
+        assert (row["case"], row["reason"]) == (f"N{statuses.index(status) + 2}", status)
     assert set(row) <= set(summarize.CAPABILITIES.split(","))
 
 
-def test_what_the_time_limit_left_out_is_no_capability_but_a_gap():
-    left = report("add", "lib", cell("N1"), cell("N2", "unreached", "float32", reason="limit"))
-    assert [row["dtype"] for row in capabilities.rows([left], FAMILIES)] == ["float16"]
+@pytest.mark.parametrize("status", ["inaccurate", "crashed", "hung", "oom", "unreached"])
+def test_no_mark_rests_on_a_hostile_case(status):
+    hostile = [cell("N9-denormal", status, reason="odd"), cell("N0", "unsupported"), cell("N1")]
+    row = row_of(cell("N9"), *hostile)
+    assert capabilities.state(row) == "ok"
+    assert (row["of"], row["cells"], row["passed"], row["status"]) == (1, 1, 1, "ok")
+    reached = 3 - (status == "unreached")
+    numbers = [row[f"hostile{name}"] for name in ("_of", "", "_passed", "_declined")]
+    assert numbers == [3, reached, 1, 1]
+
+
+def test_a_case_is_what_its_cell_says_else_what_its_name_says():
+    said = cell("N9", "inaccurate") | {"hostile": True}
+    assert capabilities.state(row_of(cell("N8"), said)) == "ok"
+    assert capabilities.state(row_of(cell("N8"), cell("N9", "inaccurate"))) == "wrong"
+
+
+MANY = [f"N{n}-inf" for n in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "short", "page", "score"),
+    [
+        (["N2", "N3-large"], "●", "·●·", "1/1"),
+        (["N2", "N3 unreached", "N4 unreached"], "◔ 33 %", "·◔· 33 %", "·"),
+        (["N2", "N3 unsupported", "N4-inf unsupported"], "◐", "·◐·", "○"),
+        (["N2 unreached", "N4-inf unreached"], "◔ 0 %", "·◔· 0 %", "◔ 0 %"),
+        (["N2 inaccurate", "N3 unreached"], "✗", "·✗· 50 %", "·"),
+        (["N2", "N4-inf", "N4-spike inaccurate", "N4-large unreached"], "●", "·●·", "1/2 (67 %)"),
+        (
+            ["N2", *(f"N{n}-inf" for n in range(400)), "N9-large unreached"],
+            "●",
+            "·●·",
+            "400/400 (99 %)",
+        ),
+    ],
+)
+def test_a_mark_for_all_is_given_where_all_was_reached(cells, short, page, score):
+    found = [report("add", "lib", *(cell(*one.split()) for one in cells))]
+    ordinary, hostile = capabilities.short(found, FAMILIES).split("Hostile inputs")
+    assert f"| `lib` 1.0 | {short} |" in ordinary
+    assert f"| `lib` 1.0 | {score} |" in hostile
+    assert f"| `lib` 1.0 | {page} |" in capabilities.page(found, FAMILIES)
+
+
+def test_gaps_in_hostile_inputs_stand_apart():
+    cells = [
+        cell("N2"),
+        cell("N2-large", "inaccurate", reason="far"),
+        cell("N3", "oom", reason="m"),
+    ]
+    page = capabilities.page([report("add", "lib", *cells)], FAMILIES)
+    ordinary, hostile = page.split("### Gaps in hostile inputs")
+    assert "- `lib` oom: m: add forward float16 (1)" in ordinary.split("### Gaps in ordinary")[1]
+    assert "inaccurate" not in ordinary.split("### Gaps in ordinary")[1]
+    assert "- `lib` inaccurate: far: add forward float16 (1)" in hostile
+
+
+def test_what_the_time_limit_left_out_is_a_gap():
+    left = report("add", "lib", cell("N2"), cell("N3", "unreached", "float32", reason="limit"))
+    states = {row["dtype"]: row["status"] for row in capabilities.rows([left], FAMILIES)}
+    assert states == {"float16": "ok", "float32": "unreached"}
     assert [row["reason"] for row in capabilities.gaps([left], FAMILIES)] == ["limit"]
 
 
 def test_passes_and_dtypes_have_rows_of_their_own():
-    cells = [cell("N1"), cell("N1", dtype="float32"), cell("N1", direction="backward")]
+    cells = [cell("N8"), cell("N8", dtype="float32"), cell("N8", direction="backward")]
     rows = capabilities.rows([report("add", "lib", *cells)], FAMILIES)
     places = {(row["pass"], row["dtype"]) for row in rows}
     assert places == {("forward", "float16"), ("forward", "float32"), ("backward", "float16")}
@@ -71,7 +136,7 @@ def test_an_absent_library_says_why():
 
 
 def test_gaps_count_the_cells_of_each_reason():
-    cells = [cell("N1"), cell("N2", "inaccurate", reason="a"), cell("N3", "inaccurate", reason="b")]
+    cells = [cell("N8"), cell("N2", "inaccurate", reason="a"), cell("N3", "inaccurate", reason="b")]
     cells += [cell("N4", "inaccurate", reason="a"), cell("N5", "unsupported", reason="a")]
     found = list(capabilities.gaps([report("add", "lib", *cells)], FAMILIES))
     counted = {(row["status"], row["reason"]): (row["cells"], row["case"]) for row in found}
@@ -84,8 +149,8 @@ def test_gaps_count_the_cells_of_each_reason():
 
 
 REPORTS = [
-    report("add", "ours", *(cell("N1", dtype=d) for d in ("float32", "float16", "bfloat16"))),
-    report("add", "lib", cell("N1", dtype="float32"), cell("N1", "inaccurate", reason="a*b")),
+    report("add", "ours", *(cell("N8", dtype=d) for d in ("float32", "float16", "bfloat16"))),
+    report("add", "lib", cell("N8", dtype="float32"), cell("N8", "inaccurate", reason="a*b")),
     report("softmax", "absent", status="unavailable", reason="no driver", version=""),
 ]
 
@@ -107,7 +172,7 @@ def test_reasons_that_differ_in_sizes_stand_together():
 
 
 def test_the_short_form_has_a_sign_for_each_family():
-    lines = capabilities.short(REPORTS, FAMILIES).splitlines()
+    lines = capabilities.short(REPORTS, FAMILIES).split("\n\n")[0].splitlines()
     assert lines[0] == "| implementation | softmax | vector |"
     assert lines[2:] == [
         "| `ours` 1.0 | · | ● |",

@@ -20,7 +20,7 @@ import pytest
 from test_measure import ENVIRONMENT, OP, Watch, plan
 from test_workflow import copied, snakemake
 
-from harness import command, digests, lease, measure, verifier
+from harness import command, digests, guard, lease, measure, verifier
 from harness import verify as verification
 from harness.cell import sweep
 from harness.choices import FOLDERS, KEEP
@@ -40,7 +40,9 @@ def double_reference(x):
 
 
 EDGE = (case(N=100), case(N=1000))
+MIXED = (case(N=0), case(N=100, values="large"), case(N=100), case(N=1000))
 DOUBLE = Op("double", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
+MIXED = Op("mixed", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), MIXED, ())
 BROKEN = Op("broken", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
 
 
@@ -54,6 +56,9 @@ def double(x):
     out = torch.empty_like(x)
     _double_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK_N=128)
     return out
+
+
+mixed = double
 
 
 def broken(x):
@@ -105,6 +110,9 @@ LIBRARY = "torch"
 def double(x):
     time.sleep(0.05)
     return x * (2 if x.numel() == 100 else 2.06)
+
+
+mixed = double
 """
 ABSENT = (
     "import a_library_that_is_not_here\n\nLIBRARY = 'nothing'\n\ndef double(x):\n    return x\n"
@@ -200,6 +208,8 @@ def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
     first, second = (verify(tree, "double", "skewed")[1] for _ in range(2))
     assert first["seed"] != second["seed"]
     done, again = verify(tree, "double", "skewed", "--seed", str(first["seed"]))
+    for report in (first, again):
+        assert set(report.pop("spent_s")) == {"ordinary"}
     assert again == first and f"seed {first['seed']}: 2 of 4 cells ok" in done.stdout
 
 
@@ -239,7 +249,7 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, t
 
 
 def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
-    done, report = verify(tree, "double", "slow", "--baseline-s", "0.01")
+    done, report = verify(tree, "double", "slow", "--ordinary-s", "0.01")
     assert done.returncode == 0, done.stderr
     late = ("unreached", "time limit of 0.01 s")
     cells = [(cell["status"], cell["reason"]) for cell in report["cells"]]
@@ -248,8 +258,25 @@ def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
     assert done.stdout.endswith(": 1 of 4 cells ok, 3 not reached; ok\n")
     assert len(done.stdout.splitlines()) == 1
     assert verify(tree, "double", "slow")[1]["status"] == "inaccurate"
-    _, report = verify(tree, "double", "ours", "--baseline-s", "0")
+    limits = ("--ordinary-s", "0", "--hostile-s", "0")
+    _, report = verify(tree, "double", "ours", *limits)
     assert [cell["status"] for cell in report["cells"]] == ["ok"] * 4
+
+
+def test_of_a_baseline_hostile_cases_come_last_and_have_a_limit_of_their_own(tree):
+    one = ("--dtypes", "float32")
+    _, report = verify(tree, "mixed", "slow", *one, "--hostile-s", "0.01")
+    found = [(cell["case"], cell["hostile"], cell["status"]) for cell in report["cells"]]
+    assert found == [
+        ("N100", False, "ok"),
+        ("N1000", False, "inaccurate"),
+        ("N0", True, "ok"),
+        ("N100-large", True, "unreached"),
+    ]
+    assert set(report["spent_s"]) == {"ordinary", "hostile"} and report["guard"] == guard.GUARD
+    # Ours has no limit, so its cases stay in the order of its file.
+    _, report = verify(tree, "mixed", "ours", *one)
+    assert [cell["case"] for cell in report["cells"]] == ["N0", "N100-large", "N100", "N1000"]
 
 
 def test_what_will_be_timed_comes_first(monkeypatch):
@@ -258,6 +285,7 @@ def test_what_will_be_timed_comes_first(monkeypatch):
 
     def ask(worker, limit_s, do, **arguments):
         blank = {"case": "N1", "dtype": "float32", "pass": "forward", "status": "ok", "reason": ""}
+        blank |= {"hostile": True}
         if do == "prepare":
             kinds = arguments["kinds"]
             worker.units = [[blank | {"kind": kind}] for kind in kinds for _ in range(2)]
@@ -270,7 +298,7 @@ def test_what_will_be_timed_comes_first(monkeypatch):
     monkeypatch.setattr(verification.ledger, "take", lambda *_: [])
     monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
     arguments = argparse.Namespace(
-        op="double", impl="slow", baseline_s=5.0, sweep_s=None, cell_timeout_s=60.0,
+        op="double", impl="slow", hostile_s=5.0, sweep_s=None, cell_timeout_s=60.0,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None,
     )  # fmt: skip
     _, units = verification._run(arguments, "gpu", {})
@@ -281,7 +309,7 @@ def test_what_will_be_timed_comes_first(monkeypatch):
     _, units = verification._run(arguments, "gpu", {})
     assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok", "unreached"] * 2
     arguments.sweep_s = 300.0
-    arguments.baseline_s = 25.0
+    arguments.hostile_s = 25.0
     _, units = verification._run(arguments, "gpu", {})
     assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] * 4
     arguments.impl = "ours"

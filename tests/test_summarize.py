@@ -337,11 +337,35 @@ def test_unsupported_cells_are_not_counted_as_failed(measured):
 
 
 def test_cells_that_were_not_reached_are_counted_apart():
-    cell = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
-    cells = [cell | {"status": status} for status in ("ok", "unreached", "unsupported")]
-    report = {"op": "softmax", "impl": "slow", "impl_version": "1", "mode": "gpu", "status": "ok"}
-    (row,) = reports.verification([report | {"reason": "", "cells": cells}], {})
+    row = verified("slow", ("N8", "ok"), ("N8", "unreached"), ("N8", "unsupported"))
     assert (row["cells"], row["passed"], row["unreached"]) == (1, 1, 1)
+
+
+def verified(impl, *cells):
+    """The row of verification.csv for cells of these names, statuses and ratios."""
+    found = [
+        {
+            **{"case": case, "dtype": "float32", "pass": "forward", "status": status},
+            **{"reason": status, "tensors": [{"ratio": one} for one in ratio]},
+        }
+        for case, status, *ratio in cells
+    ]
+    report = {"op": "softmax", "impl": impl, "impl_version": "1", "mode": "gpu", "status": "?"}
+    (row,) = reports.verification([report | {"reason": "", "cells": found}], {})
+    return row
+
+
+def test_hostile_cells_count_apart_and_condemn_nobody_but_ours():
+    cells = [("N8", "ok", 0.25), ("N8-large", "inaccurate", 3.0), ("N0", "ok", 0.5)]
+    row = verified("lib", *cells)
+    assert [row[name] for name in ("cells", "passed", "hostile", "hostile_passed")] == [3, 2, 2, 1]
+    assert (row["status"], row["worst_ratio"]) == ("ok", 0.25)
+    assert row["worst_case"] == "N8 float32 forward"
+    ours = verified("ours", *cells)
+    assert (ours["status"], ours["worst_ratio"]) == ("inaccurate", 3.0)
+    assert ours["reason"] == "N8-large float32 forward: inaccurate"
+    wrong = verified("lib", ("N9", "inaccurate", 2.0), *cells)
+    assert (wrong["status"], wrong["worst_ratio"]) == ("inaccurate", 2.0)
 
 
 def test_resources_flatten_the_instructions(measured):

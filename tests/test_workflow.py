@@ -342,8 +342,8 @@ def study(folder, **changes):
         ({"build": {"archs": [70]}}, "build.archs: 70 does not fit"),
         ({"timing": {"min_blocks": 2, "block_ms": 1}}, "timing.max_blocks is missing"),
         (
-            {"verify": {"sweep_s": 9, "baseline_s": -1}},
-            "verify.baseline_s: -1 does not fit; expected null",
+            {"verify": {"sweep_s": 9, "ordinary_s": None, "hostile_s": -1}},
+            "verify.hostile_s: -1 does not fit; expected null",
         ),
         ({"timing": {"blocks": 2}}, "unknown key timing.blocks; did you mean"),
         ({"seed": 1.0}, "seed: 1.0 does not fit; expected fresh"),
@@ -377,10 +377,10 @@ def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     options = study(tmp_path, timing=timing | {"energy_impls": ["ours", "liger"]}).timing
     assert "--energy-impls ours,liger" in options and "--min-blocks 10" in options
     assert "--energy-impls ''" in study(tmp_path, timing=timing | {"energy_impls": []}).timing
-    limited = study(tmp_path, verify={"sweep_s": 60, "baseline_s": 7.5})
-    assert limited.verify_budget(rival) == "--sweep-s 60 --baseline-s 7.5"
+    limited = study(tmp_path, verify={"sweep_s": 60, "ordinary_s": None, "hostile_s": 7.5})
+    assert limited.verify_budget(rival) == "--sweep-s 60 --hostile-s 7.5"
     assert limited.verify_budget(types.SimpleNamespace(impl="ours")) == ""
-    unlimited = study(tmp_path, verify={"sweep_s": None, "baseline_s": None})
+    unlimited = study(tmp_path, verify=dict.fromkeys(limited.config["verify"]))
     assert unlimited.verify_budget(rival) == ""
 
 

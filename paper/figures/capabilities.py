@@ -1,4 +1,8 @@
-"""What each implementation can do: a mark for each op, pass and dtype, as verification saw it."""
+"""What each implementation can do: a mark for each op, pass and dtype, as verification saw it.
+
+The marks are of ordinary cases. Two columns say how many of these were reached, and how many
+hostile inputs passed.
+"""
 
 import _figure
 from _data import natural, rank, read, run, settled
@@ -9,16 +13,23 @@ PASSES = ("forward", "backward", "both")
 # How far the marks of a cell lie apart, in widths and heights of the cell.
 ACROSS, DOWN = 0.28, 0.27
 GOOD, BAD, SOFT = "#2c6e8f", "#c8102e", "#9a9a9a"
+HALF = {"fillstyle": "bottom", "markerfacecoloralt": "white"}
 LOOKS = {
-    "right in every case": {"marker": "s", "color": GOOD},
+    "right in every ordinary case": {"marker": "s", "color": GOOD},
     "right, other cases declined": {"marker": "s", "markerfacecolor": "white", "color": GOOD},
-    "wrong or no result in a case": {"marker": "X", "color": BAD, "markeredgewidth": 0},
+    "right as far as it was reached": {"marker": "s", "color": GOOD, **HALF},
+    "wrong in an ordinary case": {"marker": "X", "color": BAD, "markeredgewidth": 0},
     "every case declined": {"marker": "_", "color": SOFT},
     "library or GPU absent": {"marker": "o", "markerfacecolor": "white", "color": SOFT},
 }
-OK, PARTLY, WRONG, DECLINED, ABSENT = LOOKS
+OK, PARTLY, REACHED, WRONG, DECLINED, ABSENT = LOOKS
+# Of ordinary cases and of hostile ones: cells in all, reached, passed and declined.
+ORDINARY = ("of", "cells", "passed", "declined")
+HOSTILE = ("hostile_of", "hostile", "hostile_passed", "hostile_declined")
 # In inches; the legend needs the least width.
-ROW, COLUMN, LEFT, LEAST = 0.235, 0.235, 1.45, 4.5
+ROW, COLUMN, LEFT, LEAST = 0.235, 0.235, 2.6, 4.5
+# Where the two columns at the right begin, in columns behind the last op.
+RIGHT = (0.55, 2.35)
 
 
 def main(arguments):
@@ -39,6 +50,12 @@ def main(arguments):
             _cell(axes, ops.index(op), impls.index(impl), rows)
         for look, style in LOOKS.items():
             axes.plot([], [], linestyle="", label=look, **style)
+        style = {"fontsize": "x-small", "va": "center", "clip_on": False}
+        for place, title in zip(RIGHT, ("reached", "hostile passed"), strict=True):
+            axes.text(len(ops) - 1 + place, -0.62, title, rotation=90, **style | {"va": "bottom"})
+        for row, impl in enumerate(impls):
+            for place, text in zip(RIGHT, _numbers(table[table["impl"] == impl]), strict=True):
+                axes.text(len(ops) - 1 + place, row, text, **style)
         axes.set_xticks(range(len(ops)), ops, rotation=90)
         axes.set_yticks(range(len(impls)), titles)
         axes.xaxis.tick_top()
@@ -62,13 +79,33 @@ def _cell(axes, column, row, rows):
         direction = one[rows.columns.get_loc("pass") + 1]
         x = column + ACROSS * (DTYPES.index(one.dtype) - 1)
         y = row + DOWN * (passes.index(direction) - (len(passes) - 1) / 2)
-        axes.plot(x, y, linestyle="", **LOOKS[_look(one.status, one.declined)])
+        axes.plot(x, y, linestyle="", **LOOKS[_look(one)])
 
 
-def _look(status, declined):
-    if status == "ok":
-        return PARTLY if declined else OK
-    return {"unsupported": DECLINED, "unavailable": ABSENT}.get(status, WRONG)
+def _look(row):
+    if row.status in ("inaccurate", "crashed", "hung"):
+        return WRONG
+    if row.status == "unavailable":
+        return ABSENT
+    if row.cells < row.of or not row.of:
+        return REACHED
+    if row.status == "unsupported":
+        return DECLINED
+    return OK if row.passed == row.of else PARTLY
+
+
+def _numbers(rows):
+    """The share of ordinary cells that were reached; hostile cells passed of those offered."""
+    of, reached, _, _ = rows[list(ORDINARY)].sum()
+    hostile, tried, passed, declined = rows[list(HOSTILE)].sum()
+    share = f"{_percent(reached, of)} %" if of else "--"
+    return share, f"{passed:.0f}/{tried - declined:.0f}" if hostile else "--"
+
+
+def _percent(part, whole):
+    """Neither 0 nor 100 unless it is."""
+    percent = round(100 * part / whole)
+    return min(99, max(1, percent)) if 0 < part < whole else percent
 
 
 def _place(table, op, families):

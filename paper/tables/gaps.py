@@ -1,12 +1,16 @@
-"""What implementations decline or get wrong, in how many cells, and the reason that they gave."""
+"""What implementations decline or get wrong, in how many cells, and the reason that they gave.
+
+Ordinary cases come first; hostile inputs have a part of their own.
+"""
 
 import _table
 from _data import OURS, natural, read, run, settled
 
 CAPTION = (
-    "Gaps of the matrix (\\cref{fig:capabilities}): verified cells without a right result, edge "
-    "cases included, by implementation and status. Of several reasons the one of most cells stands "
-    "here. A dash: the library or its hardware was absent, and no cell was tried."
+    "Gaps of the matrix (\\cref{fig:capabilities}): verified cells without a right result, by "
+    "implementation and status. Of several reasons the one of most cells stands here. A dash: the "
+    "library or its hardware was absent, and no cell was tried. Withdrawn: the recorded verdict "
+    "rests on a fault of this project that is mended since."
 )
 LENGTH = 110
 # Rows take several lines, so that fewer fit on a page than of other tables.
@@ -18,6 +22,21 @@ def main(arguments):
     if found.empty:
         _table.save(arguments.out, "Every verified cell of every implementation is right.\n")
         return
+    table = _lines(found[~found["hostile"]])
+    if found["hostile"].any():
+        table += [*_table.heading(6, "Hostile inputs"), *_lines(found[found["hostile"]])]
+    head = ["implementation & status & op & where & {cells} & reason"]
+    columns = (
+        r"ll>{\raggedright\arraybackslash}p{0.24\linewidth}"
+        r">{\raggedright\arraybackslash}p{0.14\linewidth}r"
+        r">{\raggedright\arraybackslash}p{0.29\linewidth}"
+    )
+    text = _table.captioned(columns, head, table, CAPTION, "tab:gaps", FLOAT_ROWS, _table.SMALL)
+    _table.save(arguments.out, text)
+
+
+def _lines(found):
+    """A row for each implementation, status and reason, with the ops that have it."""
     lines: dict[tuple, list] = {}
     for (impl, op, status), rows in found.groupby(["impl", "op", "status"]):
         reason = rows.groupby("reason")["cells"].sum().idxmax()
@@ -30,14 +49,7 @@ def main(arguments):
         name = "" if impl == last else _table.code(impl)
         table.append([name, status, *_where(lines[key]), _reason(reason)])
         last = impl
-    head = ["implementation & status & op & where & {cells} & reason"]
-    columns = (
-        r"ll>{\raggedright\arraybackslash}p{0.24\linewidth}"
-        r">{\raggedright\arraybackslash}p{0.14\linewidth}r"
-        r">{\raggedright\arraybackslash}p{0.29\linewidth}"
-    )
-    text = _table.captioned(columns, head, table, CAPTION, "tab:gaps", FLOAT_ROWS, _table.SMALL)
-    _table.save(arguments.out, text)
+    return table
 
 
 def _where(places):
