@@ -27,9 +27,9 @@ OK, PARTLY, REACHED, WRONG, DECLINED, ABSENT = LOOKS
 ORDINARY = ("of", "cells", "passed", "declined")
 HOSTILE = ("hostile_of", "hostile", "hostile_passed", "hostile_declined")
 # In inches; the legend needs the least width.
-ROW, COLUMN, LEFT, LEAST = 0.235, 0.235, 2.6, 4.5
-# Where the two columns at the right begin, in columns behind the last op.
-RIGHT = (0.55, 2.35)
+ROW, COLUMN, LEFT, LEAST = 0.235, 0.235, 2.6, 5.2
+# Where the two columns at the right end, in points behind the last op.
+RIGHT = (28, 66)
 
 
 def main(arguments):
@@ -50,12 +50,11 @@ def main(arguments):
             _cell(axes, ops.index(op), impls.index(impl), rows)
         for look, style in LOOKS.items():
             axes.plot([], [], linestyle="", label=look, **style)
-        style = {"fontsize": "x-small", "va": "center", "clip_on": False}
         for place, title in zip(RIGHT, ("reached", "hostile passed"), strict=True):
-            axes.text(len(ops) - 1 + place, -0.62, title, rotation=90, **style | {"va": "bottom"})
+            _beside(axes, -0.62, place, title, rotation=90, va="bottom")
         for row, impl in enumerate(impls):
             for place, text in zip(RIGHT, _numbers(table[table["impl"] == impl]), strict=True):
-                axes.text(len(ops) - 1 + place, row, text, **style)
+                _beside(axes, row, place, text, va="center")
         axes.set_xticks(range(len(ops)), ops, rotation=90)
         axes.set_yticks(range(len(impls)), titles)
         axes.xaxis.tick_top()
@@ -65,6 +64,20 @@ def main(arguments):
         axes.set_ylim(len(impls) - 0.5, -0.5)
         figure.legend(loc="outside lower center", ncols=2, handletextpad=0.2, columnspacing=1)
         _figure.save(figure, arguments.out)
+
+
+def _beside(axes, row, place, text, **style):
+    axes.annotate(
+        text,
+        (1, row),
+        xycoords=("axes fraction", "data"),
+        xytext=(place, 0),
+        textcoords="offset points",
+        ha="right",
+        fontsize="x-small",
+        annotation_clip=False,
+        **style,
+    )
 
 
 def _cell(axes, column, row, rows):
@@ -97,9 +110,9 @@ def _look(row):
 def _numbers(rows):
     """The share of ordinary cells that were reached; hostile cells passed of those offered."""
     of, reached, _, _ = rows[list(ORDINARY)].sum()
-    hostile, tried, passed, declined = rows[list(HOSTILE)].sum()
+    _, tried, passed, declined = rows[list(HOSTILE)].sum()
     share = f"{_percent(reached, of)} %" if of else "--"
-    return share, f"{passed:.0f}/{tried - declined:.0f}" if hostile else "--"
+    return share, f"{passed:.0f}/{tried - declined:.0f}" if tried > declined else "--"
 
 
 def _percent(part, whole):
