@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from harness import oracle, tolerance
-from kernels._contract import Cost, Op, Tensor, case
+from kernels._contract import DTYPES, Cost, Op, Tensor, case
 
 
 def no_cost(a_case, direction, itemsize):
@@ -45,3 +46,59 @@ def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
     assert problem.judge(result)["out"].ratio > 1 > problem.judge(result, True)["out"].ratio
     result = {"out": (exact + 2e-3).float()}
     assert problem.judge(result, closely=True)["out"].ratio > 1
+
+
+# One in float64; in float32 it rounds to one, and so does what is computed there with it.
+FACTOR = 1 + 2.0**-40
+
+
+def scaled(x):
+    return x * FACTOR
+
+
+SCALED = Op(
+    "scaled",
+    scaled,
+    {"x": Tensor("N")},
+    no_cost,
+    edge=(),
+    sweep=(),
+    passes=("forward", "backward"),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_oracle_is_computed_in_float64(dtype):
+    problem = oracle.problem(SCALED, case(N=50), dtype, 0, "cpu", scaled)
+    x, (dy,) = problem.tensors["x"].double(), problem.seeds
+    for name, exact in (("out", x * FACTOR), ("dx", dy.double() * FACTOR)):
+        assert problem.oracle[name].dtype == torch.float64
+        assert torch.equal(problem.oracle[name], exact)
+        assert not torch.equal(problem.oracle[name], exact.to(problem.tensors["x"].dtype).double())
+        if dtype == "float32":
+            # What float32 rounds away is seen, so the distance is taken in float64 as well.
+            assert 2.0**-41 < problem.eager[name].max <= torch.finfo(torch.float32).eps
+
+
+def test_eager_beside_the_inputs_is_held_against_float64_too():
+    problem = oracle.problem(SCALED, case(N=50), "float32", 0, "cpu", scaled)
+    exact = dict.fromkeys(problem.eager, tolerance.Distance(0.0, 0.0))
+    problem = dataclasses.replace(problem, eager=exact)
+    for found in problem.without_luck.values():
+        assert 2.0**-41 < found.max <= torch.finfo(torch.float32).eps
+
+
+def test_the_sensitivity_is_of_the_oracle_in_float64():
+    seen = []
+
+    def noting(x):
+        seen.append(x.dtype)
+        return x * FACTOR
+
+    op = dataclasses.replace(SCALED, reference=noting)
+    problem = oracle.problem(op, case(N=50), "float32", 0, "cpu", scaled)
+    seen.clear()
+    half = torch.finfo(torch.float32).eps / 2
+    for found in problem.sensitivity.values():
+        assert half / 4 < found.max <= half * (1 + 1e-6)
+    assert seen == [torch.float64] * oracle.ROUNDINGS
