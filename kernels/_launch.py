@@ -7,17 +7,20 @@ Triton compiled for it. vLLM's and tritonbench's developers report what such a c
 function that looks a call up is written for each kernel, as Triton writes its own binding.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 
 import torch
 from triton.runtime.jit import JITFunction
 
+from kernels import _internals as internals
+from kernels._checks import no_tangent, placed
 from kernels._plan import ALIGNMENT, loosely, tape
 
 # A size is part of what a call is known by; a program that sees ever new sizes starts anew.
 MOST_CALLS = 4096
-POINTER = "_ptr"
+POINTER, DESCRIPTOR = "_ptr", "_desc"
 OPTIONS = ("num_warps", "num_stages")
 
 _run = JITFunction.run
@@ -45,11 +48,78 @@ def starter(_grid, {parameters}, num_warps=None, num_stages=None):
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
-    """Whether a result of these tensors takes part in a backward pass."""
-    for tensor in tensors:
-        if tensor is not None and tensor.requires_grad:
-            return torch.is_grad_enabled()
+    """Whether a result of these tensors takes part in a backward pass.
+
+    What is no tensor is none here: the launcher refuses it by name.
+    """
+    try:
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return torch.is_grad_enabled()
+    except AttributeError:
+        pass
     return False
+
+
+class _Refusing(torch.autograd.Function):
+    """Hands gradients on that hang on further tensors, and refuses to differentiate them."""
+
+    @staticmethod
+    def forward(ctx, name, count, *gradients_and_further):
+        ctx.name = name
+        return tuple(gradient.detach() for gradient in gradients_and_further[:count])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(
+            f"{ctx.name}: its gradient was differentiated again, and no second derivative is "
+            "computed; expected a single backward pass"
+        )
+
+
+def once(backward: Callable) -> Callable:
+    """A backward pass whose gradients cannot be differentiated again: to do so is an error.
+
+    It counts on the tensors that are saved, an output being enough, and on the gradients that it is
+    given: a result depends on the inputs through one of them, or is constant in them. PyTorch's
+    `once_differentiable` raises nothing where only some inputs are asked for, since what it returns
+    is tied to no input: part of a sum would silently count as a constant.
+    """
+    name = backward.__qualname__.partition(".")[0].lstrip("_")
+
+    @functools.wraps(backward)
+    def differentiated(ctx, *grads):
+        # PyTorch refuses second derivatives of a traced graph by itself.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return backward(ctx, *grads)
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        further = [x for x in (*ctx.saved_tensors, *grads) if x is not None and x.requires_grad]
+        if not further:
+            return results
+        several = results if isinstance(results, tuple) else (results,)
+        found = [x for x in several if x is not None]
+        tied = iter(_Refusing.apply(name, len(found), *found, *further))
+        several = tuple(None if x is None else next(tied) for x in several)
+        return several if isinstance(results, tuple) else several[0]
+
+    return differentiated
+
+
+def constant(**tensors: torch.Tensor | None) -> None:
+    """ValueError names a tensor of which a derivative is wanted, by an op that computes none."""
+    for name, tensor in tensors.items():
+        if needs_grad(tensor):
+            raise ValueError(
+                f"{name}: requires a gradient, which this op does not compute; expected a tensor "
+                f"without one, such as {name}.detach()"
+            )
+    no_tangent(**tensors)
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager:
+    """Within the body kernels start on this device, where that is a GPU."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
@@ -59,25 +129,51 @@ def launch(kernel, grid: tuple[int, ...], **arguments) -> None:
     one, and the first parameter, always a tensor, are named `…_ptr`. A number that is new in each
     call, such as a seed, or a tensor in its place, is for a parameter that the kernel's
     `do_not_specialize` names. TypeError where that does not hold; ValueError for a tensor elsewhere
-    than on a GPU, or in the interpreter on a CPU.
+    than on a GPU, or in the interpreter on a CPU, and for one that has no memory of its own.
     """
     # A graph is traced and an interpreter runs the call as it stands; so does who has put another
-    # function in the place of Triton's.
+    # function in the place of Triton's, or watches launches with a hook of Triton's.
     if torch.compiler.is_dynamo_compiling():
         kernel[grid](**arguments)
         return
     fast, started = type(kernel) is JITFunction and JITFunction.run is _run, None
-    if fast and arguments[kernel.arg_names[0]].is_cuda:
+    first = arguments[kernel.arg_names[0]]
+    if fast and first.is_cuda and not internals.watched():
         started = _starter(kernel)(grid, **arguments)
     else:
         _check(kernel, arguments)
-        # Who has put another function in the place of Triton's may have tensors of shapes only.
-        if JITFunction.run is _run:
-            _check_devices("cuda" if fast else "cpu", arguments)
-        kernel[grid](**arguments)
+        readable(kernel, **arguments)
+        with on(first.device):
+            kernel[grid](**arguments)
     if (noting := tape()) is not None:
         values = {name: arguments[name] for name in kernel.arg_names}
         noting.launches.append((grid, values, started))
+
+
+def launch_described(kernel, grid: tuple[int, ...], **arguments) -> None:
+    """As `launch`, for a kernel whose first parameters are tensor descriptors, which Triton looks
+    up anew in each call. Not to be called in a traced graph."""
+    bases = {
+        name.removesuffix(DESCRIPTOR): value.base
+        for name, value in arguments.items()
+        if name.endswith(DESCRIPTOR)
+    }
+    _check(kernel, arguments)
+    readable(kernel, **bases, **arguments)
+    with on(next(iter(bases.values())).device):
+        kernel[grid](**arguments)
+
+
+def readable(kernel, **arguments) -> None:
+    """ValueError names a tensor of memory that a kernel cannot read."""
+    # Who has put another function in the place of Triton's may have tensors of shapes only.
+    if JITFunction.run is not _run:
+        return
+    # The interpreter copies what lies on a GPU.
+    kind = "cuda" if isinstance(kernel, JITFunction) else "cpu"
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            placed(name.removesuffix(POINTER), value, kind)
 
 
 def _starter(kernel: JITFunction) -> Callable:
@@ -91,6 +187,7 @@ def _starter(kernel: JITFunction) -> Callable:
 def _written(kernel: JITFunction) -> Callable:
     """The function that starts the known calls of a kernel, and has Triton start the others."""
     names, lines, keys, values = kernel.arg_names, [], [], []
+    constants = {param.name for param in kernel.params if param.is_constexpr}
     for name in names:
         if name in kernel.do_not_specialize:
             lines.append(f"__{name}_kind, __{name} = _loosely({name})")
@@ -98,12 +195,17 @@ def _written(kernel: JITFunction) -> Callable:
         elif name.endswith(POINTER):
             lines.append(f"__{name} = 0 if {name} is None else {name}.data_ptr()")
             keys.append(f"{name} if {name} is None else {name}.dtype")
-            keys.append(f"__{name} % {ALIGNMENT}")
+            # No address is a key of its own, which nothing is remembered by.
+            keys.append(f"__{name} % {ALIGNMENT} if __{name} or {name} is None else -1")
+        elif name.islower() and not name.startswith("stride") and name not in constants:
+            # Of two scalars that are equal one may be no integer. Triton makes one kernel for all
+            # floats.
+            keys.append(f"None if type({name}) is float else {name}, type({name})")
+            values.append(name)
+            continue
         else:
+            # A size is an integer always.
             keys.append(name)
-            # A size is an integer always; of two scalars that are equal one may be none.
-            if name.islower() and not name.startswith("stride"):
-                keys.append(f"type({name})")
             values.append(name)
             continue
         values.append(f"__{name}")
@@ -116,11 +218,11 @@ def _written(kernel: JITFunction) -> Callable:
     )
     space = {
         "_calls": _calls,
-        "_current_device": torch._C._cuda_getDevice,
+        "_current_device": internals.current_device(),
         "_kernel": id(kernel),
         "_loosely": loosely,
         "_miss": functools.partial(_miss, kernel),
-        "_stream": torch._C._cuda_getCurrentRawStream,
+        "_stream": internals.raw_stream(),
     }
     exec(text, space)
     return space["starter"]
@@ -130,10 +232,14 @@ def _miss(kernel: JITFunction, key: tuple, device: int, grid: tuple, values: tup
     """Has Triton start a call that is not known, or is of another device than the current one."""
     arguments = dict(zip(kernel.arg_names, values, strict=True))
     _check(kernel, arguments)
+    readable(kernel, **arguments)
     given = zip(OPTIONS, options, strict=True)
     arguments |= {name: value for name, value in given if value is not None}
     with torch.cuda.device(device):
-        _remember(key, kernel[grid](**arguments))
+        compiled = kernel[grid](**arguments)
+    addresses = (v.data_ptr() for v in values if isinstance(v, torch.Tensor))
+    if all(addresses):
+        _remember(key, compiled)
 
 
 def _check(kernel, arguments: Mapping[str, object]) -> None:
@@ -145,20 +251,13 @@ def _check(kernel, arguments: Mapping[str, object]) -> None:
             raise TypeError(f"{kernel.fn.__name__}: {name} is a tensor, name it {name}{POINTER}")
 
 
-def _check_devices(kind: str, arguments: Mapping[str, object]) -> None:
-    """ValueError for a tensor of memory that a kernel cannot read: "cuda" of one that was compiled;
-    the interpreter, "cpu", copies what lies on a GPU."""
-    for name, value in arguments.items():
-        if isinstance(value, torch.Tensor) and value.device.type not in (kind, "cuda"):
-            name = name.removesuffix(POINTER)
-            raise ValueError(f"{name}: on {value.device}, expected the memory of a {kind} device")
-
-
 def _remember(key: tuple, compiled) -> None:
     """Keeps what starts a compiled kernel again; not where each start needs memory of its own, or
     where the backend's launcher is another one."""
     starter = compiled.run
     if type(starter).__name__ != "CudaLauncher" or starter.global_scratch_size:
+        return
+    if not internals.launches_in_order(type(starter)):
         return
     if starter.profile_scratch_size:
         return

@@ -1,11 +1,16 @@
 """A call that is known starts the kernel that Triton would start, and no other."""
 
+import math
+
 import pytest
 import torch
 import triton
 import triton.language as tl
+from fake_gpu import GPU, on_gpu
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from harness import nvml
@@ -134,6 +139,63 @@ def test_the_width_of_a_number_is_what_triton_takes_it_for(value):
 
     found = native_specialize_impl(BaseBackend, value, False, False, False)
     assert names[found[0]] == width(value)
+
+
+@pytest.fixture
+def stubbed(monkeypatch):
+    return GPU(monkeypatch)
+
+
+def test_ever_new_floats_start_one_kernel_without_triton(stubbed):
+    for step in (2.5, 1.5, -1.0, math.nan, math.nan, 0.0):
+        fill(on_gpu(100), 3, step)
+    assert len(stubbed.asked) == 1
+    assert [handed[15] for handed in stubbed.begun][:2] == [1.5, -1.0]
+    fill(on_gpu(100), 3, 2)
+    assert len(stubbed.asked) == 2
+
+
+def test_a_bool_has_a_kernel_of_its_own(stubbed):
+    for start in (True, 5, 6, True):
+        fill(on_gpu(100), start, kernel=_seeded_kernel)
+    assert len(stubbed.asked) == 2 and [handed[14] for handed in stubbed.begun] == [6, True]
+
+
+def test_a_tensor_without_an_address_is_refused_though_its_like_is_known(stubbed):
+    fill(on_gpu(100))
+    with FakeTensorMode():
+        fake = torch.empty(100, device="cuda")
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"out: on cuda:0 without an address \(FakeTensor\)"):
+            fill(fake)
+    assert len(stubbed.asked) == 1
+
+
+def test_an_empty_tensor_is_not_what_others_are_known_by(stubbed):
+    fill(on_gpu(0))
+    fill(on_gpu(0))
+    assert len(stubbed.asked) == 2 and not stubbed.begun
+
+
+@pytest.mark.parametrize("place", ["launch_enter_hook", "launch_exit_hook"])
+def test_triton_is_asked_where_its_hooks_watch(stubbed, place):
+    fill(on_gpu(100))
+    hook = getattr(knobs.runtime, place)
+    hook.add(print)
+    try:
+        fill(on_gpu(100))
+    finally:
+        hook.remove(print)
+    assert len(stubbed.asked) == 2 and stubbed.asked == [0, 0]
+    fill(on_gpu(100))
+    assert len(stubbed.begun) == 1
+
+
+def test_a_launcher_of_triton_in_another_order_is_left_to_triton(stubbed, monkeypatch):
+    monkeypatch.setattr(_launch.internals, "launches_in_order", lambda launcher: False)
+    for count in (1, 2):
+        fill(on_gpu(100))
+        assert len(stubbed.asked) == count
 
 
 def test_a_tensor_by_another_name_is_refused():

@@ -5,11 +5,16 @@ a compiled one is, and adds a number to what lies there.
 """
 
 import ctypes
+import math
+import sys
 import threading
 import types
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from harness import nvml, poison
@@ -93,10 +98,15 @@ def test_a_known_call_is_made_without_the_launcher(host):
         lambda x: (x.double(), 1.0),
         lambda x: (torch.zeros(9)[1:], 1.0),
         lambda x: (torch.zeros(16)[::2], 1.0),
-        lambda x: (x, 2.0),
+        lambda x: (x, -1.0),
+        lambda x: (x, 1e-40),
+        lambda x: (x, math.nan),
         lambda x: (x, 1.0, x.clone()),
     ],
-    ids=["length", "shape", "dtype", "alignment", "strides", "number", "presence"],
+    ids=[
+        *("length", "shape", "dtype", "alignment", "strides"),
+        *("sign", "small", "no number", "presence"),
+    ],
 )
 def test_what_decides_a_call_is_part_of_its_key(host, monkeypatch, again):
     launcher = Launcher(plus)
@@ -116,6 +126,25 @@ def test_zeros_of_either_sign_are_told_apart(host):
         result = launcher.call(torch.full((2,), -0.0), zero)
         assert torch.signbit(result).all() == (str(zero) == "-0.0")
     assert launcher.bodies == 2
+
+
+@pytest.mark.parametrize("kind", [(0.5, 1, 3.0, 1e30), (-1.0, -2.5), (math.nan, math.nan)])
+def test_floats_of_one_kind_share_a_plan_that_is_handed_them(host, kind):
+    launcher, x = Launcher(plus), torch.arange(4.0)
+    for number in kind:
+        torch.testing.assert_close(launcher.call(x, number), x + number, equal_nan=True)
+    assert launcher.bodies == 1
+
+
+def test_what_is_made_of_a_float_has_no_plan(host):
+    launcher = Launcher(lambda x, number, other: plus(x, 2 * number, other))
+    for number in (1.0, 2.0, 3.0):
+        assert torch.equal(launcher.call(torch.zeros(4), number), torch.full((4,), 2 * number))
+    assert launcher.bodies == 3
+
+
+def test_a_bool_is_no_seed_and_no_number_of_its_value(host):
+    assert _plan.loosely(True)[0] != _plan.loosely(1)[0] == _plan.loosely(5)[0]
 
 
 def test_a_seed_is_handed_over_and_needs_no_plan_of_its_own(host):
@@ -299,6 +328,152 @@ def test_a_launcher_in_a_launcher_is_part_of_it(host):
     for _ in range(3):
         assert torch.equal(outer.call(x), x + 2.0)
     assert outer.bodies == 1
+
+
+with FakeTensorMode():
+    FAKE = torch.empty(4)
+REFUSED = {
+    "number": (3.0, TypeError, r"x: 3.0, expected a tensor"),
+    "nothing": (None, TypeError, r"x: None, expected a tensor"),
+    "list": ([1.0, 2.0], TypeError, r"x: \[1.0, 2.0\], expected a tensor"),
+    "no address": (
+        FAKE,
+        ValueError,
+        r"x: on cpu without an address \(FakeTensor\), expected a plain tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_no_kernel_can_take_is_refused_each_time(host, wrong):
+    launcher = Launcher(plus)
+    launcher.call(torch.ones(4))
+    value, error, words = REFUSED[wrong]
+    for _ in range(2):
+        with pytest.raises(error, match=words):
+            launcher.call(value)
+    with pytest.raises(TypeError, match=r"other: 'y', expected a tensor"):
+        launcher.call(torch.ones(4), 1.0, "y")
+    assert launcher.bodies == 1
+
+
+def test_what_is_empty_needs_no_address(host):
+    launcher = Launcher(lambda x, number, other: empty(x))
+    for _ in range(2):
+        assert launcher.call(torch.ones(0)).shape == (0,)
+    assert launcher.bodies == 2
+
+
+def test_a_tangent_is_refused_and_not_lost(host):
+    launcher, x = Launcher(plus), torch.ones(4)
+    launcher.call(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones(4))
+        with pytest.raises(ValueError, match=r"x: has a tangent of .* expected"):
+            launcher.call(dual)
+        assert torch.equal(launcher.call(x), x + 1.0)
+    assert torch.equal(launcher.call(x), x + 1.0) and launcher.bodies == 2
+
+
+@pytest.mark.parametrize("shape", [(6,), (2, 3), (1,), ()])
+def test_a_view_to_be_read_with_the_other_sign_is_read_so(host, shape):
+    def kept(x, number, other):
+        out = empty(x)
+        launched(x.contiguous(), out, number)
+        return out
+
+    launcher = Launcher(kept)
+    z = torch.complex(torch.zeros(shape), torch.arange(6.0)[: math.prod(shape)].view(shape) + 1)
+    for _ in range(3):
+        assert torch.equal(launcher.call(z.imag), z.imag + 1.0)
+        assert z.conj().imag.is_neg()
+        assert torch.equal(launcher.call(z.conj().imag), 1.0 - z.imag)
+
+
+@pytest.mark.parametrize("place", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_hook_of_triton_sees_each_launch(host, place):
+    launcher, x = Launcher(plus), torch.arange(4.0)
+    launcher.call(x)
+    hook = getattr(knobs.runtime, place)
+    hook.add(print)
+    try:
+        for count in (2, 3):
+            launcher.call(x)
+            assert launcher.bodies == count
+    finally:
+        hook.remove(print)
+    with knobs.runtime.scope():
+        knobs.runtime.debug = True
+        launcher.call(x)
+        assert launcher.bodies == 4
+    launcher.call(x)
+    assert launcher.bodies == 4
+
+
+class Stepping:
+    """Traces a thread instruction by instruction in one function, and what it calls of its file,
+    and acts before the n-th."""
+
+    def __init__(self, function, number, act):
+        self.code, self.number, self.act, self.seen = function.__code__, number, act, 0
+
+    def __call__(self, frame, event, argument):
+        within = frame.f_code is self.code or (
+            frame.f_back is not None and frame.f_back.f_code is self.code
+        )
+        if not within or frame.f_code.co_filename != self.code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.seen += 1
+            if self.seen == self.number:
+                self.act()
+        return self
+
+
+def raced(number):
+    """Has a thread end its first call before the n-th instruction of this thread's `tape`; how
+    many instructions there were, and the results of this thread's calls."""
+    began, ends = threading.Event(), threading.Event()
+
+    def waiting(x, scale, other):
+        began.set()
+        assert ends.wait(60)
+        return plus(x, scale, other)
+
+    def twice(x, scale, other):
+        middle = empty(x)
+        launched(x, middle, scale)
+        out = empty(x)
+        launched(middle, out, scale)
+        return out
+
+    def end_the_other():
+        ends.set()
+        thread.join()
+
+    slow, launcher = Launcher(waiting), Launcher(twice)
+    thread = threading.Thread(target=lambda: slow.call(torch.ones(4)))
+    thread.start()
+    assert began.wait(60)
+    before, step = sys.gettrace(), Stepping(tape, number, end_the_other)
+    sys.settrace(step)
+    try:
+        first = launcher.call(torch.zeros(4))
+    finally:
+        sys.settrace(before)
+        end_the_other()
+    return step.seen, (first, launcher.call(torch.zeros(4)), launcher.call(torch.zeros(4)))
+
+
+def test_a_tape_misses_nothing_wherever_another_thread_ends_its_own(host):
+    number, instructions = 0, 1
+    while number < instructions:
+        number += 1
+        instructions, results = raced(number)
+        for result in results:
+            assert torch.equal(result, torch.full((4,), 2.0)), f"{number=}"
+    assert number > 10
 
 
 def test_a_thread_notes_its_own_launches_only(host):

@@ -1,0 +1,125 @@
+"""The parts of PyTorch and Triton used here that neither promises to keep.
+
+Each is tried before it is relied on. One that is gone, or does something else, is replaced by the
+public way to the same result, which is slower.
+"""
+
+import functools
+import types
+from collections.abc import Callable
+
+import torch
+from torch.autograd import forward_ad
+from triton import knobs
+
+# The number of the active level of forward-mode differentiation, below zero where there is none.
+forward_mode = forward_ad
+if not isinstance(getattr(forward_ad, "_current_level", None), int):
+    forward_mode = types.SimpleNamespace(_current_level=-1)
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether a tensor carries a derivative of the active level of forward-mode differentiation."""
+    if forward_mode._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+@functools.cache
+def allocates(function: Callable, kind: str) -> bool:
+    """Whether function(shape, stride, dtype) makes a tensor on a device of this kind."""
+    try:
+        made = function((2, 3), (3, 1), torch.float16)
+        found = tuple(made.shape), made.stride(), made.dtype, made.device.type
+    except Exception:
+        return False
+    return found == ((2, 3), (3, 1), torch.float16, kind)
+
+
+def current_device() -> Callable[[], int]:
+    """What returns the index of the current CUDA device."""
+    return getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+
+
+def raw_stream() -> Callable[[int], int]:
+    """What returns the handle of the current stream of the CUDA device with this index."""
+    return getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
+
+
+def _public_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+@functools.cache
+def launches_in_order(launcher: type) -> bool:
+    """Whether a launcher of Triton hands to its compiled part what known calls hand to it."""
+    seen = []
+    probe = object.__new__(launcher)
+    sizes = "num_ctas", "global_scratch_size", "global_scratch_align"
+    sizes += "profile_scratch_size", "profile_scratch_align"
+    vars(probe).update(dict.fromkeys(sizes, 0))
+    vars(probe).update(launch_cooperative_grid="cooperative", launch_pdl="dependent")
+    vars(probe).update(launch=lambda *arguments: seen.append(arguments))
+    before, after = ("x", "y", "z", "stream", "function"), ("metadata", None, None, None, "first")
+    try:
+        probe(*before, *after)
+    except Exception:
+        return False
+    return seen == [(*before, "cooperative", "dependent", None, None, *after)]
+
+
+# Triton keeps these objects and changes them in place. An attribute that somebody sets, such as
+# `debug`, lies in the first; hooks that somebody adds, as profilers do, lie in the other two.
+_unknown = ({"unknown": True}, [], [])
+try:
+    changed, entered, left = (
+        vars(knobs.runtime),
+        knobs.runtime.launch_enter_hook.calls,
+        knobs.runtime.launch_exit_hook.calls,
+    )
+except AttributeError:
+    changed, entered, left = _unknown
+
+
+def watched() -> bool:
+    """Whether a launch has to pass through Triton: for a hook, or for another way to compile."""
+    return bool(changed or entered or left)
+
+
+def graph_is_kept() -> bool:
+    """Within a backward pass: whether its graph may be used again."""
+    ask = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return ask() if ask is not None and _tells_what_is_kept(ask) else True
+
+
+@functools.cache
+def _tells_what_is_kept(ask: Callable[[], bool]) -> bool:
+    answers = []
+
+    class Asking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            answers.append(ask())
+            return grad
+
+    try:
+        with torch.enable_grad():
+            x = torch.zeros((), device="cpu", requires_grad=True)
+            y = Asking.apply(x)
+        for keep in (True, False):
+            torch.autograd.grad(y, x, torch.ones((), device="cpu"), retain_graph=keep)
+    except Exception:
+        return False
+    return answers == [True, False]
+
+
+def saved_tensors_are_seen() -> bool:
+    """Whether hooks are set that are handed the tensors a graph saves from now on."""
+    try:
+        return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    except (AttributeError, TypeError):
+        return True
