@@ -11,6 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels import _internals as internals
+from kernels._checks import integer, number, one_of
 from kernels._device import sm_count
 from kernels._formulas import LN2, LOG2E
 from kernels._launch import launch
@@ -41,16 +43,24 @@ def reference(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
     return loss.sum() / kept.sum() if reduction == "mean" else loss.sum()
 
 
-def check(
-    targets: torch.Tensor,
-    rows: int,
-    classes: int,
+def options_of(
     ignore_index: int,
     label_smoothing: float,
+    z_loss: float,
     reduction: str,
-) -> None:
-    """ValueError or TypeError for targets that do not fit `rows` rows of `classes` logits, and for
-    options out of range. On a CPU the values of the targets are looked at too."""
+    reductions: tuple[str, ...] = REDUCTIONS,
+) -> tuple[int, float, float, str]:
+    """The options, numbers as int and float; TypeError or ValueError names a wrong one."""
+    integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+    label_smoothing = number("label_smoothing", label_smoothing, 0, 1)
+    z_loss = number("z_loss", z_loss)
+    one_of("reduction", reduction, reductions)
+    return ignore_index, label_smoothing, z_loss, reduction
+
+
+def check(targets: torch.Tensor, rows: int, classes: int, ignore_index: int) -> None:
+    """ValueError or TypeError for targets that do not fit `rows` rows of `classes` logits. On a CPU
+    the values of the targets are looked at too."""
     if targets.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"targets: {targets.dtype}, expected int64 or int32")
     # Words are made only where they are wanted: a traced graph has none for a symbolic size.
@@ -58,10 +68,6 @@ def check(
         raise ValueError(f"targets: shape {tuple(targets.shape)}, expected ({rows},)")
     if classes == 0:
         raise ValueError("logits: 0 classes, expected at least one")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing: {label_smoothing}, expected 0 to 1")
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction: {reduction!r}, expected one of {REDUCTIONS}")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         kept = targets[targets != ignore_index]
         outside = kept[(kept < 0) | (kept >= classes)]
@@ -361,23 +367,41 @@ def kept_for_later(dtype: torch.dtype, reduction: str) -> bool:
     return reduction == "mean" and dtype == torch.float16
 
 
+def alone() -> bool:
+    """Whether what a graph saves from now on is seen by nobody but the graph. Asked where it is
+    made: hooks for saved tensors may hand them to anybody."""
+    return not (torch.compiler.is_compiling() or internals.saved_tensors_are_seen())
+
+
 def scaled(
-    x: torch.Tensor, factor: torch.Tensor, count: torch.Tensor | None = None
+    x: torch.Tensor,
+    factor: torch.Tensor,
+    count: torch.Tensor | None = None,
+    *,
+    unseen: bool,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """x times the gradient of the loss, over the count where there is one.
 
-    x: contiguous; factor: a scalar, or one number for each row. x itself, unread where the
-    factor is one, if the graph that holds it is used for the last time; else a new tensor.
+    x: contiguous; factor: a scalar, or one number for each row; unseen: what `alone` said when x
+    was saved; dtype: of the result, by default that of x. x itself, unread where the factor is
+    one, if nobody sees it and the graph that holds it is used for the last time; else a new tensor.
     """
+    dtype = x.dtype if dtype is None else dtype
     # What a graph keeps must stay as it is; a traced graph knows nothing of its use.
-    return _scaled(x, factor, count, torch.compiler.is_compiling() or _graph_is_kept())
+    once = unseen and dtype == x.dtype and not torch.compiler.is_compiling()
+    return _scaled(x, factor, count, dtype, not once or internals.graph_is_kept())
 
 
 @planned
 def _scaled(
-    x: torch.Tensor, factor: torch.Tensor, count: torch.Tensor | None, again: bool
+    x: torch.Tensor,
+    factor: torch.Tensor,
+    count: torch.Tensor | None,
+    dtype: torch.dtype,
+    again: bool,
 ) -> torch.Tensor:
-    out, n = empty(x) if again else x, x.numel()
+    out, n = empty(x, x.shape, dtype) if again else x, x.numel()
     if n:
         if factor.dim():
             rows, length = x.shape
@@ -390,7 +414,3 @@ def _scaled(
             length=length, IN_PLACE=not again, BLOCK_N=SCALED, num_warps=8,
         )  # fmt: skip
     return out
-
-
-def _graph_is_kept() -> bool:
-    return torch._C._autograd._get_current_graph_task_keep_graph()

@@ -1,5 +1,7 @@
 """Views of tensors as the kernels walk them."""
 
+import math
+
 import torch
 
 # The widest access of a thread.
@@ -9,8 +11,14 @@ ACCESS_BYTES = 16
 def rows_of(x: torch.Tensor) -> torch.Tensor:
     """x of shape [..., N] as [M, N], contiguous in N; copies only where the layout forces it."""
     n = x.shape[-1]
-    rows = x.reshape(x.numel() // n if n else 0, n)
+    rows = x.reshape(x.numel() // n if n else math.prod(x.shape[:-1]), n)
     return rows if rows.stride(-1) == 1 or n <= 1 else rows.contiguous()
+
+
+def as_read(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy with the sign with which x is to be read, for a kernel that reads what lies in
+    memory. A graph that is traced sees to it by itself."""
+    return x if torch.compiler.is_compiling() else x.resolve_neg()
 
 
 def describable(x: torch.Tensor) -> bool:

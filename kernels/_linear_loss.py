@@ -1,10 +1,13 @@
 """The losses of logits x wᵀ + b that are in memory at no time: a matmul keeps what its tiles weigh.
 
 Of each row of a tile of logits, while it is in registers, the kernel of the product writes the
-maximum, the sum of exp of what the entries lie below it and, for label smoothing, the plain sum. A
-second kernel joins the tiles of a row as `walk` of kernels/_cross_entropy.py joins its lanes; the
-logit of the target it computes anew, from two rows. FLOPs: 2 M H V and 2 M H. Bytes: x and w, as
-often as they leave the L2 cache, and 8 or 12 for each row of a tile.
+maximum, the sum of exp of what the entries lie below it and, for label smoothing, the plain sum; of
+the tile that has the target of the row also its logit, which in any other order of summation might
+pass the maximum and make the loss negative. A second kernel joins the tiles of a row as `walk` of
+kernels/_cross_entropy.py joins its lanes. After Hopper's kernel, which writes no such logit, it
+computes that one anew, from two rows, and takes the maximum in the place of a greater one.
+FLOPs: 2 M H V, and there 2 M H. Bytes: x and w, as often as they leave the L2 cache, and 8 or 12
+for each row of a tile.
 """
 
 import torch
@@ -17,7 +20,7 @@ from kernels._cross_entropy import row_loss
 from kernels._device import shared_bytes, sm_count
 from kernels._formulas import LOG2E
 from kernels._generation import is_hopper
-from kernels._launch import launch
+from kernels._launch import launch, launch_described, on
 from kernels._layout import describable
 from kernels._tuned import Configs
 
@@ -40,7 +43,7 @@ def choose_tile(v, h):
 
 @triton.jit
 def linear_tiles_kernel(
-    x_desc, weight_desc, bias_ptr, parts_ptr, M, V, H,
+    x_desc, weight_desc, bias_ptr, targets_ptr, parts_ptr, own_ptr, M, V, H,
     SMOOTH: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
@@ -65,6 +68,11 @@ def linear_tiles_kernel(
         if SMOOTH:
             # What the copy engine reads past the last class is zero, and so is the bias there.
             tl.store(part_ptrs + 2 * further, tl.sum(x, 1), mask=mask)
+        targets = tl.load(targets_ptr + offs_m, mask=mask, other=-1)
+        places = targets - tile_n * BLOCK_N
+        here = mask & (places >= 0) & (places < BLOCK_N) & (targets < V)
+        is_own = tl.arange(0, BLOCK_N)[None, :] == places.to(tl.int32)[:, None]
+        tl.store(own_ptr + offs_m, tl.sum(tl.where(is_own, x, 0.0), 1), mask=here)
         if not WHOLE:
             x = tl.where((classes < V)[None, :], x, -float("inf"))
         top = tl.max(x, 1)
@@ -78,7 +86,7 @@ def linear_tiles_kernel(
 
 @triton.jit
 def _join_kernel(
-    parts_ptr, x_ptr, weight_ptr, bias_ptr, targets_ptr, losses_ptr, stride_xm, stride_wv,
+    parts_ptr, own_ptr, x_ptr, weight_ptr, targets_ptr, losses_ptr, stride_xm, stride_wv,
     M, V, H, tiles, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
@@ -87,16 +95,17 @@ def _join_kernel(
     loss = 0.0
     if target != ignore_index:
         inside = (target >= 0) & (target < V)
-        products = tl.zeros((BLOCK_H,), tl.float32)
-        for start in range(0, H, BLOCK_H):
-            offs = start + tl.arange(0, BLOCK_H)
-            mask = (offs < H) & inside
-            x = tl.load(x_ptr + row * stride_xm + offs, mask=mask, other=0.0)
-            weight = tl.load(weight_ptr + target * stride_wv + offs, mask=mask, other=0.0)
-            products += x.to(tl.float32) * weight.to(tl.float32)
-        own = tl.sum(products, 0)
-        if bias_ptr is not None:
-            own += tl.load(bias_ptr + target, mask=inside, other=0.0).to(tl.float32)
+        if own_ptr is not None:
+            own = tl.load(own_ptr + row, mask=inside, other=0.0)
+        else:
+            products = tl.zeros((BLOCK_H,), tl.float32)
+            for start in range(0, H, BLOCK_H):
+                offs = start + tl.arange(0, BLOCK_H)
+                mask = (offs < H) & inside
+                x = tl.load(x_ptr + row * stride_xm + offs, mask=mask, other=0.0)
+                weight = tl.load(weight_ptr + target * stride_wv + offs, mask=mask, other=0.0)
+                products += x.to(tl.float32) * weight.to(tl.float32)
+            own = tl.sum(products, 0)
         own = tl.where(inside, own, float("nan"))
         offs = tl.arange(0, BLOCK_T)
         mask = offs < tiles
@@ -107,6 +116,9 @@ def _join_kernel(
         top = tl.max(tops, 0)
         base = tl.where(top == -float("inf"), 0.0, top)
         total = tl.sum(totals * tl.exp2((tops - base) * LOG2E), 0)
+        # The maximum itself is one of the terms; where its exponent is rounded it is not quite one.
+        total = tl.where(total < 1.0, 1.0, total)
+        own = tl.where(own > top, top, own)
         plain = 0.0
         if SMOOTH:
             plain = tl.sum(tl.load(part_ptrs + 2 * further, mask=mask, other=0.0), 0)
@@ -145,14 +157,33 @@ def write_losses(
 ) -> None:
     """losses: [M], float32, to write to; x: [M, H] and weight: [V, H], which are `suited`;
     targets: [M], and bias: [V] or None, contiguous."""
-    (m, h), v, smooth = x.shape, weight.shape[0], smoothing > 0
+    m, (v, h), smooth = x.shape[0], weight.shape, smoothing > 0
     if bias is None and not smooth and is_hopper(x.device) and hopper.suits(v, h):
-        parts = hopper.write_parts(x, weight, HOPPER_TILES.pick(x.device, v=v, h=h))
+        own = None
+        with on(x.device):
+            parts = hopper.write_parts(x, weight, HOPPER_TILES.pick(x.device, v=v, h=h))
     else:
-        parts = _write_parts(x, weight, bias, smooth)
-    tiles = parts.shape[2]
+        own = torch.empty(m, dtype=torch.float32, device=x.device)
+        parts = _write_parts(own, x, weight, targets, bias, smooth)
+    joined(losses, parts, own, x, weight, targets, ignore_index, smoothing, z_loss)
+
+
+def joined(
+    losses: torch.Tensor,
+    parts: torch.Tensor,
+    own: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+) -> None:
+    """Writes the losses from what the tiles of their rows have, as `_write_parts` has it; own: the
+    logits of the targets, None where they are to be computed of x and weight."""
+    (m, h), v, smooth, tiles = x.shape, weight.shape[0], smoothing > 0, parts.shape[2]
     launch(
-        _join_kernel, (m,), parts_ptr=parts, x_ptr=x, weight_ptr=weight, bias_ptr=bias,
+        _join_kernel, (m,), parts_ptr=parts, own_ptr=own, x_ptr=x, weight_ptr=weight,
         targets_ptr=targets, losses_ptr=losses, stride_xm=x.stride(0), stride_wv=weight.stride(0),
         M=m, V=v, H=h, tiles=tiles, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
         SMOOTH=smooth, BLOCK_T=triton.next_power_of_2(tiles),
@@ -160,18 +191,19 @@ def write_losses(
     )  # fmt: skip
 
 
-def _write_parts(x, weight, bias, smooth):
+def _write_parts(own, x, weight, targets, bias, smooth):
     """Of each row and tile of classes [M, T] the maximum, the sum of exponentials below it and, if
-    `smooth`, the plain sum: float32, [2 or 3, M, T]."""
+    `smooth`, the plain sum: float32, [2 or 3, M, T]. The logit of each target goes to own: [M]."""
     (m, h), v = x.shape, weight.shape[0]
     config = TILES.pick(x.device, v=v, h=h)
     rows, columns, inner = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles = -(-v // columns)
     parts = torch.empty((3 if smooth else 2, m, tiles), dtype=torch.float32, device=x.device)
-    linear_tiles_kernel[(min(sm_count(x.device), -(-m // rows) * tiles),)](
+    launch_described(
+        linear_tiles_kernel, (min(sm_count(x.device), -(-m // rows) * tiles),),
         x_desc=TensorDescriptor.from_tensor(x, [rows, inner]),
         weight_desc=TensorDescriptor.from_tensor(weight, [columns, inner]),
-        bias_ptr=bias, parts_ptr=parts, M=m, V=v, H=h, SMOOTH=smooth, WHOLE=v % columns == 0,
-        **config,
+        bias_ptr=bias, targets_ptr=targets, parts_ptr=parts, own_ptr=own, M=m, V=v, H=h,
+        SMOOTH=smooth, WHOLE=v % columns == 0, **config,
     )  # fmt: skip
     return parts

@@ -39,7 +39,7 @@ from kernels._cross_entropy import (
     taken,
     walk,
 )
-from kernels._launch import launch, needs_grad
+from kernels._launch import launch, needs_grad, once
 from kernels._layout import rows_of
 from kernels._plan import empty, planned
 from kernels._ticket import ticket
@@ -237,7 +237,7 @@ def cross_entropy_fwd(
     `keeps` says so: [2, M], the maximum of each row and what makes a softmax of its weights, and
     how many rows count; both float32.
     """
-    logits, targets = _checked(logits, targets, ignore_index, smoothing, reduction)
+    logits, targets = _checked(logits, targets, ignore_index)
     (m, v), device = logits.shape, logits.device
     losses, out, drawn = _results(logits, reduction)
     rows = empty(logits, (2, m), torch.float32) if keeps else None
@@ -263,7 +263,7 @@ def cross_entropy_fwd_bwd(
     reduction: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss as `cross_entropy_fwd` has it and, for a gradient of one, that of the logits."""
-    logits, targets = _checked(logits, targets, ignore_index, smoothing, reduction)
+    logits, targets = _checked(logits, targets, ignore_index)
     (m, v), device = logits.shape, logits.device
     losses, out, drawn = _results(logits, reduction)
     dlogits = empty(logits)
@@ -283,13 +283,13 @@ def cross_entropy_fwd_bwd(
     return losses if out is None else out, dlogits
 
 
-def _checked(logits, targets, ignore_index, smoothing, reduction):
+def _checked(logits, targets, ignore_index):
     """Both as the kernels read them, contiguous in V and in M."""
     if logits.dim() != 2:
         raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
     floating(logits=logits)
     shared.together(logits, targets=targets)
-    shared.check(targets, *logits.shape, ignore_index, smoothing, reduction)
+    shared.check(targets, *logits.shape, ignore_index)
     return rows_of(logits), targets.contiguous()
 
 
@@ -338,12 +338,18 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, targets, *options):
         loss, dlogits = cross_entropy_fwd_bwd(logits, targets, *options)
-        ctx.save_for_backward(dlogits)
+        # The loss stands for the logits, which need not be kept, where its gradient is asked for
+        # again.
+        ctx.save_for_backward(dlogits, loss)
+        ctx.unseen = shared.alone()
         return loss
 
     @staticmethod
+    @once
     def backward(ctx, dloss):
-        return shared.scaled(*ctx.saved_tensors, dloss), None, None, None, None, None
+        dlogits, _ = ctx.saved_tensors
+        dlogits = shared.scaled(dlogits, dloss, unseen=ctx.unseen)
+        return dlogits, None, None, None, None, None
 
 
 class _LateCrossEntropy(torch.autograd.Function):
@@ -355,6 +361,7 @@ class _LateCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @once
     def backward(ctx, dloss):
         dlogits = cross_entropy_bwd(dloss, *ctx.saved_tensors, *ctx.options)
         return dlogits, None, None, None, None, None
@@ -363,6 +370,7 @@ class _LateCrossEntropy(torch.autograd.Function):
 def cross_entropy(
     logits: torch.Tensor,
     targets: torch.Tensor,
+    *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -375,13 +383,14 @@ def cross_entropy(
     the log of the sum of exponentials, added to each loss. reduction: "mean" over the rows that
     count (NaN without any), "sum" or "none".
 
-    Returns a scalar, or [M] for "none", in the dtype of the logits. Differentiable in the logits,
+    Returns a scalar, or [M] for "none", in the dtype of the logits: a sum in float16 that passes
+    65504 is infinite, as PyTorch's is. Differentiable once in the logits,
     which stay as they are: the gradient is a tensor of their size, which the forward pass writes,
     but of a mean in float16 the backward pass, which then reads the logits again.
     TypeError or ValueError for arguments of another shape, dtype or range. On a GPU a target out
     of range makes the loss and the gradient of its row NaN, as nobody waits to look.
     """
-    options = ignore_index, float(label_smoothing), float(z_loss), reduction
+    options = shared.options_of(ignore_index, label_smoothing, z_loss, reduction)
     if needs_grad(logits):
         late = shared.kept_for_later(logits.dtype, reduction)
         return (_LateCrossEntropy if late else _CrossEntropy).apply(logits, targets, *options)

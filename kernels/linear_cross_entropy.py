@@ -13,7 +13,11 @@ them. Memory beside inputs and gradients: the buffer, an eighth of the logits, o
 LEAST_ROWS rows of them, whichever is most: smaller ones would save little and leave matmuls idle.
 dw is summed over the chunks in its own dtype, each sum formed in float32 inside the matmul: a
 float32 copy would take twice the memory of w, and at most eight chunks round at most eight times.
+Only in float16, for a mean, dw is a float32 copy until the backward pass. There the division by the
+count waits for the gradient of the loss, and float16 may not hold the sum over so many rows.
 """
+
+import functools
 
 import torch
 import triton
@@ -21,7 +25,7 @@ import triton.language as tl
 
 from kernels import _cross_entropy as shared
 from kernels import _linear_loss as tiled
-from kernels._checks import floating
+from kernels._checks import floating, no_tangent, tensors
 from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._cross_entropy import (
     ROW_CONFIGS,
@@ -34,8 +38,8 @@ from kernels._cross_entropy import (
     suits_row,
     walk,
 )
-from kernels._launch import launch, needs_grad
-from kernels._layout import rows_of
+from kernels._launch import launch, needs_grad, once, readable
+from kernels._layout import as_read, rows_of
 from kernels._tuned import Configs
 
 
@@ -106,7 +110,9 @@ LINEAR_CROSS_ENTROPY = Op(
         "sum": {"reduction": "sum"},
     },
 )
-ACCUMULATES = {"linear_cross_entropy": "float32, dw of the chunks in its dtype"}
+ACCUMULATES = {
+    "linear_cross_entropy": "float32, dw of the chunks in its dtype, for a float16 mean in float32"
+}
 
 # dw is rounded, and read and written, once in each chunk.
 MOST_CHUNKS = 8
@@ -178,18 +184,21 @@ def linear_cross_entropy_fwd(
 
     wanted: whether the gradients of x, weight and bias are. Returns the loss in the dtype of x,
     the three gradients, None where not wanted, and the count that they are still to be divided by,
-    if they are.
+    if they are; dw is float32 where there is such a count.
     """
     (m, h), v = x.shape, weight.shape[0]
+    if not torch.compiler.is_compiling():
+        readable(_loss_kernel, x=x, weight=weight, targets=targets, bias=bias)
     kind = {"dtype": x.dtype, "device": x.device}
     losses = torch.empty(m, dtype=torch.float32, device=x.device)
     count = shared.count_kept(targets, ignore_index) if reduction == "mean" else None
     later = count if any(wanted) and shared.kept_for_later(x.dtype, reduction) else None
     dx = torch.empty((m, h), **kind) if wanted[0] else None
-    dw = (torch.empty if m else torch.zeros)((v, h), **kind) if wanted[1] else None
+    sums = {**kind, "dtype": x.dtype if later is None else torch.float32}
+    dw = (torch.empty if m else torch.zeros)((v, h), **sums) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
     if not any(wanted) and tiled.suited(x, weight):
-        options = ignore_index, float(smoothing), float(z_loss)
+        options = ignore_index, smoothing, z_loss
         tiled.write_losses(losses, x, weight, targets, bias, *options)
         return shared.reduced(losses, count, x.dtype), None, None, None, None
     step = _rows_of_chunk(m, v * x.element_size())
@@ -204,17 +213,43 @@ def linear_cross_entropy_fwd(
         _finish(
             logits, targets[first : first + step], losses[first : first + step],
             None if later is not None else count,
-            ignore_index, float(smoothing), float(z_loss), any(wanted),
+            ignore_index, smoothing, z_loss, any(wanted),
         )  # fmt: skip
         if dx is not None:
             torch.mm(logits, weight, out=dx[first : first + step])
-        if dw is not None and first == 0:
-            torch.mm(logits.T, part, out=dw)
-        elif dw is not None:
-            torch.addmm(dw, logits.T, part, out=dw)
+        if dw is not None:
+            _add_product(dw, logits.T, part, first > 0)
         if db is not None:
             db += logits.sum(0, dtype=torch.float32)
     return shared.reduced(losses, count, x.dtype), dx, dw, db, later
+
+
+def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bool) -> None:
+    """dw = a b, or dw + a b if `further`; summed and kept in float32 where that is dw's dtype."""
+    wide = {}
+    if dw.dtype != a.dtype:
+        if not torch.compiler.is_compiling() and _multiplies_wide(a.device, a.dtype):
+            wide = {"out_dtype": dw.dtype}
+        else:
+            a, b = a.to(dw.dtype), b.to(dw.dtype)
+    if further:
+        torch.addmm(dw, a, b, **wide, out=dw)
+    else:
+        torch.mm(a, b, **wide, out=dw)
+
+
+@functools.cache
+def _multiplies_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch writes and adds products of two matrices of this dtype in float32, without a
+    float32 copy of either: its version and its backend decide."""
+    a = torch.full((16, 16), 256.0, dtype=dtype, device=device)
+    out = torch.full((16, 16), torch.nan, dtype=torch.float32, device=device)
+    try:
+        torch.mm(a, a, out_dtype=out.dtype, out=out)
+        torch.addmm(out, a, a, out_dtype=out.dtype, out=out)
+    except (RuntimeError, TypeError):
+        return False
+    return bool((out == 2 * 16 * 256.0**2).all())
 
 
 def _finish(logits, targets, losses, kept, ignore_index, smoothing, z_loss, wants_gradient):
@@ -242,14 +277,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, x, weight, targets, bias, *options):
         wanted = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
         loss, *kept = linear_cross_entropy_fwd(x, weight, targets, bias, *options, wanted)
-        ctx.save_for_backward(*kept)
+        # The loss stands for what it is made of where its gradient is asked for again.
+        ctx.save_for_backward(*kept, loss)
+        ctx.unseen = shared.alone()
         return loss
 
     @staticmethod
+    @once
     def backward(ctx, dloss):
-        dx, dw, db, count = ctx.saved_tensors
-        dx, dw, db = (d if d is None else shared.scaled(d, dloss, count) for d in (dx, dw, db))
-        return dx, dw, None, None if db is None else db.to(dloss.dtype), None, None, None, None
+        *sums, count, _ = ctx.saved_tensors
+        # The loss has the dtype of what the gradients are of.
+        as_wanted = {"unseen": ctx.unseen, "dtype": dloss.dtype}
+        dx, dw, db = (d if d is None else shared.scaled(d, dloss, count, **as_wanted) for d in sums)
+        return dx, dw, None, db, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -257,6 +297,7 @@ def linear_cross_entropy(
     weight: torch.Tensor,
     targets: torch.Tensor,
     bias: torch.Tensor | None = None,
+    *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -269,28 +310,30 @@ def linear_cross_entropy(
     z_loss: the factor of the square of the log of the sum of exponentials, added to each loss.
     reduction: "mean" over the rows that count (NaN without any) or "sum".
 
-    Returns a scalar in the dtype of x. Differentiable in x, weight and bias; the forward pass
+    Returns a scalar in the dtype of x: a sum in float16 that passes 65504 is infinite, as PyTorch's
+    is. Differentiable once, in x, weight and bias; the forward pass
     computes the gradients. TypeError or ValueError for arguments of another shape, dtype or range.
     On a GPU a target out of range makes the loss and the gradients NaN, as nobody waits to look.
     """
+    tensors(x=x, weight=weight, targets=targets, **({} if bias is None else {"bias": bias}))
+    reductions = shared.REDUCTIONS[:2]
+    options = shared.options_of(ignore_index, label_smoothing, z_loss, reduction, reductions)
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
     floating(x=x)
+    no_tangent(x=x, weight=weight, bias=bias)
     shared.together(x, weight=weight, targets=targets, bias=bias)
     m, h = x.shape
     if weight.dim() != 2 or weight.shape[1] != h or weight.dtype != x.dtype:
         found = f"{tuple(weight.shape)} {weight.dtype}"
         raise ValueError(f"weight: {found}, expected (V, {h}) {x.dtype}")
     v = weight.shape[0]
-    if reduction == "none":
-        raise ValueError("reduction: 'none', expected 'mean' or 'sum'")
-    shared.check(targets, m, v, ignore_index, label_smoothing, reduction)
+    shared.check(targets, m, v, ignore_index)
     if bias is not None and (bias.shape != (v,) or bias.dtype != x.dtype):
         found = f"{tuple(bias.shape)} {bias.dtype}"
         raise ValueError(f"bias: {found}, expected ({v},) {x.dtype}")
-    x, targets = rows_of(x), targets.contiguous()
-    bias = bias if bias is None else bias.contiguous()
-    options = ignore_index, label_smoothing, z_loss, reduction
+    x, weight, targets = rows_of(as_read(x)), as_read(weight), targets.contiguous()
+    bias = bias if bias is None else as_read(bias).contiguous()
     if needs_grad(x, weight, bias):
         return _LinearCrossEntropy.apply(x, weight, targets, bias, *options)
     return linear_cross_entropy_fwd(x, weight, targets, bias, *options, (False,) * 3)[0]

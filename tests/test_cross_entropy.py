@@ -138,6 +138,101 @@ def test_the_formulas_have_the_gradients_of_their_differences(chosen):
     )
 
 
+def test_a_large_gradient_of_a_mean_in_float16_is_no_infinity():
+    # 400 rows of about 200 add up to more than float16 holds; their mean is 200.
+    m, v = 400, 64
+    x = (200 + randn(m, 16)).half()
+    targets = torch.zeros(m, dtype=torch.int64, device=DEVICE)
+    ours = (randn(v, 16, seed=2) * 0.001).half().requires_grad_()
+    exact = ours.detach().double().requires_grad_()
+    losses = (
+        linear_cross_entropy(x, ours, targets),
+        F.cross_entropy(x.double() @ exact.T, targets),
+    )
+    for scale in (1.0, 1e-3, 64.0):
+        found, expected = (
+            torch.autograd.grad(loss * scale, weight, retain_graph=True)[0]
+            for loss, weight in zip(losses, (ours, exact), strict=True)
+        )
+        assert found.dtype == torch.float16
+        torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=2e-3 * scale)
+
+
+def test_the_mean_of_another_dtype_keeps_its_gradients_in_it():
+    for dtype, reduction in ((torch.bfloat16, "mean"), (torch.float16, "sum")):
+        x, weight = randn(5, 8, dtype=dtype), randn(40, 8, dtype=dtype).requires_grad_()
+        loss = linear_cross_entropy(x, weight, classes(5, 40), reduction=reduction)
+        assert loss.grad_fn.saved_tensors[1].dtype == dtype
+
+
+@pytest.mark.parametrize("tile", tiled.TILE_CONFIGS[::4])
+def test_the_losses_of_sure_tokens_are_zero_and_none_is_negative(tile, monkeypatch):
+    monkeypatch.setattr(tiled, "sm_count", lambda device: 1)
+    monkeypatch.setitem(tiled.TILES.__dict__, "choose", lambda **key: tile)
+    m, h, v = 130, 72, 300
+    x = randn(m, h, dtype=torch.float16)
+    targets = classes(m, v, ignored=False)
+    weight = 0.01 * randn(v, h, seed=2)
+    # The logit of the target is the square of a row, about 72 times 9.
+    weight[targets] = 9 * x.float()
+    weight = weight.half()
+    assert tiled.suited(x, weight)
+    losses = torch.full((m,), float("nan"), device=DEVICE)
+    tiled.write_losses(losses, x, weight, targets, None, IGNORED, 0.0, 0.0)
+    exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
+    assert (losses >= 0).all() and not losses[exact < 1e-9].any()
+    assert (exact < 1e-9).sum() > m // 2
+    # As where the kernel of the tiles writes no logit of its own: the other order is off.
+    parts = tiled._write_parts(torch.empty_like(losses), x, weight, targets, None, False)
+    tiled.joined(losses, parts, None, x, weight, targets, IGNORED, 0.0, 0.0)
+    assert (losses >= 0).all()
+    close(losses, exact, 1e-3, 640)
+
+
+def test_without_a_column_all_classes_are_alike():
+    for dtype in BOUND:
+        x, weight = randn(5, 0, dtype=dtype), randn(40, 0, dtype=dtype)
+        expected = F.cross_entropy(torch.zeros(5, 40), classes(5, 40, ignored=False))
+        loss = linear_cross_entropy(x, weight.requires_grad_(), classes(5, 40, ignored=False))
+        close(loss, expected.double(), BOUND[dtype])
+        loss.backward()
+        assert weight.grad.shape == (40, 0)
+
+
+class Seen:
+    """Hooks for saved tensors that keep each as it was, beside what the graph is handed."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def pack(self, tensor):
+        self.pairs.append((tensor, tensor.clone()))
+        return tensor
+
+
+@pytest.mark.parametrize("function", [cross_entropy, linear_cross_entropy])
+def test_a_backward_pass_changes_no_tensor_that_hooks_have_seen(function):
+    seen, given = Seen(), [randn(5, 40), randn(30, 40, seed=2)]
+    given = [tensor.requires_grad_() for tensor in given[: 1 + (function is linear_cross_entropy)]]
+    with torch.autograd.graph.saved_tensors_hooks(seen.pack, lambda packed: packed):
+        loss = function(*given, classes(5, 30))
+    (loss * 3).backward()
+    assert seen.pairs
+    for tensor, before in seen.pairs:
+        assert torch.equal(tensor, before)
+
+
+def test_a_sum_in_float16_overflows_as_pytorchs_does():
+    logits = torch.tensor([[10000.0, 0.0]], dtype=torch.float16, device=DEVICE).expand(7, 2)
+    targets = torch.ones(7, dtype=torch.int64, device=DEVICE)
+    for rows in (6, 7):
+        ours = cross_entropy(logits[:rows], targets[:rows], reduction="sum")
+        theirs = F.cross_entropy(logits[:rows], targets[:rows], reduction="sum")
+        # PyTorch adds in float16 on a CPU.
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0)
+        assert ours.isinf() == (rows == 7)
+
+
 @pytest.mark.parametrize("v", [300, 40000, 270000])
 def test_a_graph_that_is_kept_gives_its_gradient_again(v):
     logits, targets = randn(2, v).requires_grad_(), classes(2, v, ignored=False)
@@ -349,7 +444,7 @@ REFUSED_BY_LINEAR = [
     ({"bias": randn(4)}, r"bias: \(4,\) torch.float32, expected \(5,\)"),
     ({"bias": randn(5, dtype=torch.float16)}, r"bias: \(5,\) torch.float16, expected"),
     ({"weight": torch.empty(5, 4, device="meta")}, "weight: on meta, expected"),
-    ({"reduction": "none"}, "reduction: 'none', expected 'mean' or 'sum'"),
+    ({"reduction": "none"}, "reduction: 'none', expected one of"),
 ]
 
 
