@@ -10,6 +10,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
+SIGN = tl.constexpr(-(2**31))
 DENSITY = tl.constexpr(1 / math.sqrt(2 * math.pi))
 # 2 u log2(e) of gelu by tanh is x (GELU_1 + GELU_3 x²).
 GELU_1 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e))
@@ -29,12 +30,16 @@ def reciprocal(x, PRECISE: tl.constexpr):
 
 @triton.jit
 def tanh_of(x, PRECISE: tl.constexpr):
-    """tanh x; near zero by its series, where the quotient cancels."""
-    t = tl.exp2(tl.abs(x) * (-2 * LOG2E))
+    """tanh x, of |x| with the sign of x; near zero by its series, where the quotient cancels."""
+    size = tl.abs(x)
+    t = tl.exp2(size * (-2 * LOG2E))
     far = (1 - t) * reciprocal(1 + t, PRECISE)
     x2 = x * x
-    near = x + x * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
-    return tl.where(x2 < 0.0625, near, tl.where(x < 0, -far, far))
+    near = size + size * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
+    y = tl.where(x2 < 0.0625, near, far)
+    # The sign as a bit: minus zero has it too.
+    bits = y.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & SIGN)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

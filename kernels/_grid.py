@@ -51,11 +51,18 @@ CONFIGS = tuple(
 
 @triton.jit
 def right_of(x, boundary, RIGHT: tl.constexpr):
-    """Whether x lies to the right of a boundary; NaN lies to the right of all."""
+    """Whether x lies to the right of a boundary; of NaN as a boundary nothing does. Of NaN as x the
+    answer is `placed`'s."""
     if RIGHT:
-        return (boundary > x) == 0
+        return x >= boundary
     else:
-        return (boundary >= x) == 0
+        return x > boundary
+
+
+@triton.jit
+def placed(found, x, B):
+    """The place of x: what was found, but for NaN, which comes after all boundaries."""
+    return tl.where(x == x, found, B)
 
 
 @triton.jit
@@ -177,6 +184,7 @@ def _grid_kernel(
             last = found + (width - 1)
             boundary = comparable(tl.load(boundaries_ptr + last, mask=last < end))
             found += tl.where((last < end) & right_of(x, boundary, RIGHT), width, 0)
+        found = placed(found, x, B)
         tl.store(
             out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=offs < N, cache_modifier=".cs"
         )

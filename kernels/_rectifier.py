@@ -39,9 +39,13 @@ def _forward_block(
     x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
     # Of NaN relu hands all of the gradient on and leaky_relu the slope's share, as in PyTorch.
     passes = (x <= 0) == 0 if OP == "relu" else x > 0
-    # A traced graph hands floats over as float64.
-    below = 0.0 if OP == "relu" else tl.cast(slope, tl.float32) * x
-    store_by(y_ptr + offs, tl.where(passes, x, below), mask, POLICY)
+    if OP == "relu":
+        # Minus zero stays what it is.
+        y = tl.where(x < 0, 0.0, x)
+    else:
+        # A traced graph hands floats over as float64.
+        y = tl.where(passes, x, tl.cast(slope, tl.float32) * x)
+    store_by(y_ptr + offs, y, mask, POLICY)
     if flags_ptr is not None:
         words = word_offsets(BLOCK_N)
         flags = packed(passes, BLOCK_N).to(tl.uint8)

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from kernels._checks import floating
+from kernels._checks import floating, number, one_of
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
     EDGE,
@@ -37,7 +37,7 @@ from kernels._elementwise import (
     words_of,
 )
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
-from kernels._launch import launch, needs_grad
+from kernels._launch import launch, needs_grad, once
 from kernels._plan import empty, planned
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
 
@@ -146,7 +146,8 @@ def _gradient(x, grad, OP: tl.constexpr, PRECISE: tl.constexpr):
         return grad * (1 - x * x)
     else:
         grown, shrunk = _half_exp(x, PRECISE), _half_exp(-x, PRECISE)
-        far = (0.5 * grad) * grown * grown - (0.5 * grad) * shrunk * shrunk
+        # Of an infinite gradient each of two terms would be infinite, and their difference NaN.
+        far = (grad * (grown - shrunk)) * (0.5 * (grown + shrunk))
         x2 = x * x
         near = x + x * x2 * (1 / 6 + x2 * (1 / 120 + x2 * (1 / 5040)))
         return tl.where(x2 < 0.25, grad * near, far)
@@ -228,6 +229,7 @@ class _Activation(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx, grad):
         (saved,) = ctx.saved_tensors
         return activation_bwd(ctx.op, saved, grad), None
@@ -242,6 +244,7 @@ class _Rectifier(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx, grad):
         (flags,) = ctx.saved_tensors
         return rectifier_bwd(SLOPE, ctx.op, flags, grad, ctx.slope), None, None
@@ -257,14 +260,17 @@ def relu(x: torch.Tensor) -> torch.Tensor:
     """The greater of x and zero, element by element.
 
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
-    Differentiable, with gradient zero at zero; so are the other activations.
+    Differentiable once, with gradient zero at zero; so are the other activations.
     """
     return _rectifier("relu", x, 0.0)
 
 
 def leaky_relu(x: torch.Tensor, negative_slope: float) -> torch.Tensor:
-    """x where it is positive, else negative_slope times x; x as `relu` takes it."""
-    return _rectifier("leaky_relu", x, float(negative_slope))
+    """x where it is positive, else negative_slope times x; x as `relu` takes it.
+
+    TypeError where negative_slope is no number.
+    """
+    return _rectifier("leaky_relu", x, number("negative_slope", negative_slope))
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -272,8 +278,7 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
     approximate: "none", or "tanh" for the form with tanh; else ValueError.
     """
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f"approximate: {approximate!r}, expected 'none' or 'tanh'")
+    one_of("approximate", approximate, ("none", "tanh"))
     op = "gelu_tanh" if approximate == "tanh" else "gelu"
     return _Activation.apply(x, op) if needs_grad(x) else activation_fwd(op, x)
 

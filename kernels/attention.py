@@ -14,9 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import floating, require, same
+from kernels._checks import flag, floating, require, same, tensors
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes
+from kernels._launch import constant, launch
+from kernels._layout import as_read
 from kernels._tile import store_as
 from kernels._tuned import Configs
 
@@ -139,8 +141,10 @@ def _walk_keys(
                 keep = keep & (offs_m[:, None] >= start + offs_n[None, :])
             scores = tl.where(keep, scores, -float("inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - new_top[:, None])
-        shrink = tl.exp2(top - new_top)
+        # A row that has only seen minus infinity must not subtract it from itself.
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)
+        weights = tl.exp2(scores * scale - base[:, None])
+        shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
         acc = acc * shrink[:, None]
         v = tl.load(v_ptrs, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_ptrs)
@@ -213,56 +217,53 @@ def attention_fwd(q, k, v, causal):
     """q, k, v: [B, H, S, D], contiguous in D. Returns out, contiguous."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() > 0:
-        _launch(q, k, v, out, causal)
+        _start(q, k, v, out, causal)
     return out
 
 
-def _launch(q, k, v, out, causal):
+def _start(q, k, v, out, causal):
     b, h, s, d = q.shape
     if b * h > MOST_HEADS:
         halves = (x.chunk(2, dim=0 if b > 1 else 1) for x in (q, k, v, out))
         for half in zip(*halves, strict=True):
-            _launch(*half, causal)
+            _start(*half, causal)
         return
     config = FORWARD.pick(
         q.device,
         s=s, d=d, itemsize=q.element_size(), causal=causal, shared=shared_bytes(q.device),
     )  # fmt: skip
-    tensors = {"q": q, "k": k, "v": v, "o": out}
+    laid = {"q": q, "k": k, "v": v, "o": out}
     strides = {
         f"stride_{name}{letter}": tensor.stride(axis)
-        for name, tensor in tensors.items()
+        for name, tensor in laid.items()
         for axis, letter in enumerate("bhs")
     }
-    _forward_kernel[(triton.cdiv(s, config["BLOCK_M"]), b * h)](
-        q_ptr=q,
-        k_ptr=k,
-        v_ptr=v,
-        out_ptr=out,
-        **strides,
-        H=h,
-        S=s,
-        scale=LOG2E / math.sqrt(d),
+    launch(
+        _forward_kernel, (triton.cdiv(s, config["BLOCK_M"]), b * h),
+        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, **strides, H=h, S=s, scale=LOG2E / math.sqrt(d),
         CAUSAL=causal,
         # Only float32 has anything to split.
         PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee",
-        BLOCK_D=d,
-        **config,
-    )
+        BLOCK_D=d, **config,
+    )  # fmt: skip
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
 ) -> torch.Tensor:
     """softmax(q kᵀ / sqrt(D) + mask) v for each batch and head, softmax in float32.
 
     q, k, v: [B, H, S, D], one shape and one dtype of float32, float16, bfloat16; D is 16, 32, 64
     or 128. causal: row i sees the keys 0 to i. Returns [B, H, S, D]. TypeError for another dtype;
-    ValueError where shapes, dtypes, devices or D do not fit. Forward only.
+    ValueError where shapes, dtypes, devices or D do not fit, or a gradient is wanted, as there is
+    no backward pass.
     """
+    tensors(q=q, k=k, v=v)
+    flag("causal", causal)
+    constant(q=q, k=k, v=v)
     require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4")
     require(q.shape[-1] in HEAD_DIMS, f"q: head dimension {q.shape[-1]}, expected {HEAD_DIMS}")
     floating(q=q)
     same(q=q, k=k, v=v)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in map(as_read, (q, k, v)))
     return attention_fwd(q, k, v, causal)

@@ -18,9 +18,10 @@ import triton.language as tl
 from torch.nn import functional as F
 
 from kernels._cases import ROW_EDGE
+from kernels._checks import one_of
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
-from kernels._launch import launch, needs_grad
+from kernels._launch import launch, needs_grad, once
 from kernels._layout import ACCESS_BYTES, rows_of
 from kernels._plan import empty, planned
 from kernels._tuned import Configs
@@ -273,6 +274,7 @@ class _Gated(torch.autograd.Function):
         return gated_fwd(gate, up, act)
 
     @staticmethod
+    @once
     def backward(ctx, dy):
         return *gated_bwd(*ctx.saved_tensors, dy, ctx.act), None
 
@@ -289,7 +291,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
     gate, up: [..., N], float32, float16 or bfloat16, else TypeError; ValueError where shape, dtype
     or device of up are not those of gate. Rows may lie apart, as those of a half of a larger
     tensor do. Without up, gate is [..., 2N] and holds both side by side; its gradient is written
-    in one piece. Returns [..., N], contiguous. Differentiable in both.
+    in one piece. Returns [..., N], contiguous. Differentiable once, in both.
     """
     return _gated(gate, up, "silu")
 
@@ -301,6 +303,5 @@ def geglu(
 
     approximate: "tanh", or "none" for the erf form, as in PyTorch; else ValueError.
     """
-    if approximate not in ("tanh", "none"):
-        raise ValueError(f"approximate: {approximate!r}, expected 'tanh' or 'none'")
+    one_of("approximate", approximate, ("tanh", "none"))
     return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu_erf")

@@ -12,8 +12,9 @@ decides. The kernels, and why they are as they are: `_norm_forward.py` and `_nor
 
 import torch
 
+from kernels._checks import number, tensor
 from kernels._contract import PASSES, Op, Tensor, in_turn
-from kernels._launch import needs_grad
+from kernels._launch import needs_grad, once
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import backward_configs, norm_backward
 from kernels._norm_forward import forward_configs, norm_forward
@@ -62,6 +63,7 @@ class _LayerNorm(torch.autograd.Function):
         return y if total is None else (y, total)
 
     @staticmethod
+    @once
     def backward(ctx, dy, ds=None):
         x, weight, bias, stats = ctx.saved_tensors
         dx, dw, db = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds)
@@ -82,7 +84,9 @@ def layer_norm(
     and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
     Differentiable in x, weight, bias and residual.
     """
+    tensor("bias", bias)
+    eps = number("eps", eps)
     if needs_grad(x, weight, bias, residual):
-        return _LayerNorm.apply(x, weight, bias, residual, float(eps))
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, float(eps), False)
+        return _LayerNorm.apply(x, weight, bias, residual, eps)
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, False)
     return y if residual is None else (y, total)

@@ -18,11 +18,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels._checks import floating, require, shaped
+from kernels._checks import MOST_ITEMS, floating, one_of, require, shaped, tensors
 from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._device import float32_dot, shared_bytes, sm_count
 from kernels._formulas import gelu_gate, normal, tanh_of
-from kernels._layout import describable
+from kernels._launch import constant, launch, launch_described
+from kernels._layout import as_read, describable
 from kernels._tile import store_as
 from kernels._tuned import Configs
 
@@ -279,33 +280,25 @@ def matmul_fwd(a, b, bias, activation):
         config = DESCRIPTOR.pick(a.device, **key, sms=sms, activation=activation)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
         tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-        _descriptor_kernel[(min(sms, tiles),)](
+        launch_described(
+            _descriptor_kernel, (min(sms, tiles),),
             a_desc=TensorDescriptor.from_tensor(a, [block_m, block_k]),
             b_desc=TensorDescriptor.from_tensor(
                 stored_b, [block_n, block_k] if transposed else [block_k, block_n]
             ),
             out_desc=TensorDescriptor.from_tensor(out, [block_m, block_n]),
-            B_TRANSPOSED=transposed,
-            **common,
-            **config,
-        )
+            B_TRANSPOSED=transposed, **common, **config,
+        )  # fmt: skip
     else:
         config = POINTER.pick(a.device, **key, itemsize=a.element_size())
         tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
-        _pointer_kernel[(tiles,)](
-            a_ptr=a,
-            b_ptr=b,
-            out_ptr=out,
-            stride_am=a.stride(0),
-            stride_ak=a.stride(1),
-            stride_bk=b.stride(0),
-            stride_bn=b.stride(1),
-            stride_om=out.stride(0),
+        launch(
+            _pointer_kernel, (tiles,), a_ptr=a, b_ptr=b, out_ptr=out,
+            stride_am=a.stride(0), stride_ak=a.stride(1),
+            stride_bk=b.stride(0), stride_bn=b.stride(1), stride_om=out.stride(0),
             # Only float32 has anything to split.
-            PRECISION=float32_dot() if a.dtype == torch.float32 else "ieee",
-            **common,
-            **config,
-        )
+            PRECISION=float32_dot() if a.dtype == torch.float32 else "ieee", **common, **config,
+        )  # fmt: skip
     return out
 
 
@@ -342,8 +335,10 @@ def matmul(
     activation: "none", "relu", "leaky_relu" (slope 0.01), "gelu" (erf form), "gelu_tanh" or "tanh".
     Returns [M, N].
     TypeError for another dtype; ValueError where shapes do not fit, b or bias has another dtype or
-    device than a, or the activation is unknown. Forward only.
+    device than a, the activation is unknown, or a gradient is wanted, as there is no backward pass.
     """
+    tensors(a=a, b=b, **({} if bias is None else {"bias": bias}))
+    constant(a=a, b=b, bias=bias)
     require(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
     require(
         b.dim() == 2 and b.shape[0] == a.shape[1],
@@ -351,10 +346,12 @@ def matmul(
     )
     floating(a=a)
     _alike("b", b, a)
-    require(activation in ACTIVATIONS, f"activation: {activation!r}, expected one of {ACTIVATIONS}")
+    one_of("activation", activation, ACTIVATIONS)
+    for name, size in (("a", a.shape[0]), ("a", a.shape[1]), ("b", b.shape[1])):
+        require(size <= MOST_ITEMS, f"{name}: a size of {size}, expected at most {MOST_ITEMS}")
     if bias is not None:
         shaped("bias", bias, (b.shape[1],))
         _alike("bias", bias, a)
-        bias = bias.contiguous()
+        bias = as_read(bias).contiguous()
     forward = _traced_matmul if torch.compiler.is_compiling() else matmul_fwd
-    return forward(a, b, bias, activation)
+    return forward(as_read(a), as_read(b), bias, activation)

@@ -25,10 +25,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import floating
+from kernels import _checks as checks
+from kernels._checks import flag, floating, integer, shown
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
-from kernels._launch import launch, needs_grad
+from kernels._launch import launch, needs_grad, once
 from kernels._plan import empty, planned
 from kernels._random import (
     boxed,
@@ -293,17 +294,29 @@ def randint(
 
     size: the shape. seed: of 64 bits; a tensor of one int64 is read on its device. dtype: int32 or
     int64. device: of the result where the seed is a number. The sequence of a seed depends on low,
-    high and nothing else but its dtype's range. ValueError for an empty range, bounds that the
-    dtype cannot hold, another dtype, an offset below zero.
+    high and nothing else but its dtype's range. TypeError for a seed, bound, size or offset that is
+    no integer, as a bool is none. ValueError for an empty range, bounds that the dtype cannot hold,
+    another dtype, a size or an offset below zero.
     """
+    low, high, offset = integer("low", low), integer("high", high), integer("offset", offset, 0)
+    size = _shape(size)
     if offset == 0 and isinstance(seed, torch.Tensor):
-        return _begun(seed, low, high, size if isinstance(size, int) else tuple(size), dtype)
+        return _begun(seed, low, high, size, dtype)
     return _drawn(low, high, size, seed, offset, dtype, device)
+
+
+def _shape(size: object) -> tuple[int, ...]:
+    """A size as a shape; TypeError or ValueError where it is none."""
+    if isinstance(size, int):
+        return (integer("size", size, 0),)
+    if not isinstance(size, (tuple, list)):
+        raise TypeError(f"size: {shown(size)}, expected an integer or a tuple of them")
+    return tuple(integer("size", each, 0) for each in size)
 
 
 @planned
 def _begun(
-    seed: torch.Tensor, low: int, high: int, size: int | tuple[int, ...], dtype: torch.dtype
+    seed: torch.Tensor, low: int, high: int, size: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
     # Of ever new offsets each would have a plan of its own.
     return _drawn(low, high, size, seed, 0, dtype, None)
@@ -311,13 +324,11 @@ def _begun(
 
 def _drawn(low, high, size, seed, offset, dtype, device):
     span = high - low
-    if dtype not in BOUNDS:
-        raise ValueError(f"dtype: {dtype}, expected int32 or int64")
+    if not (isinstance(dtype, torch.dtype) and dtype in BOUNDS):
+        raise ValueError(f"dtype: {shown(dtype)}, expected int32 or int64")
     least, most = BOUNDS[dtype]
     if not least <= low < high <= most:
         raise ValueError(f"low, high: {low}, {high}, expected {least} <= low < high <= {most}")
-    if offset < 0:
-        raise ValueError(f"offset: {offset}, expected 0 or more")
     _check(seed)
     if isinstance(seed, torch.Tensor):
         out = empty(seed, size, dtype)
@@ -341,10 +352,10 @@ def _drawn(low, high, size, seed, offset, dtype, device):
 
 
 def _check(seed: int | torch.Tensor) -> None:
-    """ValueError for a seed that is none."""
+    """TypeError or ValueError for a seed that is none, such as the `training` of PyTorch's dropout,
+    which stands in its place there."""
     if not isinstance(seed, torch.Tensor):
-        if not -(2**63) <= seed < 2**63:
-            raise ValueError(f"seed: {seed}, expected a number of 64 bits")
+        integer("seed", seed, -(2**63), 2**63 - 1)
     elif seed.dtype != torch.int64 or seed.numel() != 1:
         raise ValueError(f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
 
@@ -376,6 +387,7 @@ class _Dropout(torch.autograd.Function):
         return _masked(x, dropped, seed)
 
     @staticmethod
+    @once
     def backward(ctx, dy):
         seed = ctx.number if ctx.number is not None else ctx.saved_tensors[0]
         return _masked(dy, ctx.dropped, seed), None, None
@@ -389,11 +401,13 @@ def dropout(
     x: any shape; float32, float16 or bfloat16. p: from 0 to 1, taken to the nearest multiple of
     2**-16; below 1 something is kept. seed: of 64 bits, a number or a tensor of one int64; the same
     seed drops the same entries. training: without it, as where p is 0, x itself is returned.
-    TypeError for another dtype; ValueError for another p, or a seed elsewhere. Returns the shape
-    and dtype of x. Differentiable: only the seed is kept for the backward pass.
+    TypeError for another dtype, a p that is no number, or a seed that is no integer, as a bool is
+    none; ValueError for another p, or a seed elsewhere. Returns the shape and dtype of x.
+    Differentiable once: only the seed is kept for the backward pass.
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"p: {p}, expected a probability from 0 to 1")
+    checks.tensor("x", x)
+    p = checks.number("p", p, 0, 1)
+    flag("training", training)
     _check(seed)
     dropped = _levels(p)
     if not (training and dropped):

@@ -12,8 +12,9 @@ decides. The kernels, and why they are as they are: `_norm_forward.py` and `_nor
 
 import torch
 
+from kernels._checks import number
 from kernels._contract import PASSES, Op, Tensor, in_turn
-from kernels._launch import needs_grad
+from kernels._launch import needs_grad, once
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import backward_configs, norm_backward
 from kernels._norm_backward_twice import RMS_TILE
@@ -63,6 +64,7 @@ class _RMSNorm(torch.autograd.Function):
         return y if total is None else (y, total)
 
     @staticmethod
+    @once
     def backward(ctx, dy, ds=None):
         x, weight, stats = ctx.saved_tensors
         dx, dw, _ = norm_backward(BACKWARD, x, weight, None, stats, dy, ds)
@@ -82,7 +84,8 @@ def rms_norm(
     and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
     Differentiable in x, weight and residual.
     """
+    eps = number("eps", eps)
     if needs_grad(x, weight, residual):
-        return _RMSNorm.apply(x, weight, residual, float(eps))
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, float(eps), False)
+        return _RMSNorm.apply(x, weight, residual, eps)
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, False)
     return y if residual is None else (y, total)

@@ -15,8 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import flag
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
-from kernels._launch import launch, needs_grad
+from kernels._launch import constant, launch, needs_grad, once
 from kernels._layout import ACCESS_BYTES
 from kernels._plan import empty, planned
 from kernels._tuned import Configs
@@ -251,6 +252,7 @@ class _Rotary(torch.autograd.Function):
         return _rotate(q, k, cos, sin, interleaved, False)
 
     @staticmethod
+    @once
     def backward(ctx, dq, dk):
         return *_rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, True), None, None, None
 
@@ -284,6 +286,7 @@ def rotary(
     k: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
+    *,
     interleaved: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turns the first 2R entries of each head of q and k by the angle of its position.
@@ -292,11 +295,12 @@ def rotary(
     cos, sin: [S, R], 0 < 2R <= D. float32, float16 or bfloat16, else TypeError; computed in
     float32. ValueError where shapes, dtypes or devices disagree. interleaved: pairs are neighbours
     (2i, 2i + 1), else entry i belongs to entry R + i. Returns q and k turned, new and contiguous:
-    nothing is written in place. Differentiable in q and k; ValueError where cos or sin requires a
-    gradient.
+    nothing is written in place. Differentiable once, in q and k; ValueError where cos or sin
+    requires a gradient.
     """
+    flag("interleaved", interleaved)
     if needs_grad(cos, sin):
-        raise ValueError("cos, sin: require a gradient, which is not computed; expected constants")
+        constant(cos=cos, sin=sin)
     if needs_grad(q, k):
         return _Rotary.apply(q, k, cos, sin, interleaved)
     return _rotate(q, k, cos, sin, interleaved, False)

@@ -23,10 +23,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import ORDERED, flag, real, tensors
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
-from kernels._grid import MOST_BOUNDARIES, comparable, grid_search, right_of
+from kernels._grid import MOST_BOUNDARIES, comparable, grid_search, placed, right_of
 from kernels._launch import launch
+from kernels._layout import as_read
 from kernels._tuned import Configs
 
 VALUES = 2**16
@@ -123,7 +125,7 @@ def _position(x, boundaries_ptr, B, LEVELS: tl.constexpr, RIGHT: tl.constexpr):
         found += tl.where(right_of(x, boundary, RIGHT), half, 0)
         length -= half
     boundary = comparable(tl.load(boundaries_ptr + found))
-    return found + right_of(x, boundary, RIGHT).to(tl.int32)
+    return placed(found + right_of(x, boundary, RIGHT).to(tl.int32), x, B)
 
 
 @triton.jit
@@ -159,6 +161,7 @@ def _tree_kernel(
             at = 2 * at + right_of(x, comparable(tl.gather(tree, at, 0)), RIGHT).to(tl.int32)
         found = tl.minimum(at - (1 << LEVELS), B - 1)
         found += ((found == B - 1) & right_of(x, last, RIGHT)).to(tl.int32)
+        found = placed(found, x, B)
         tl.store(out_ptr + offs, found.to(out_ptr.dtype.element_ty), mask=offs < N)
         offs += step
 
@@ -195,21 +198,30 @@ TABLE_TILE = {"BLOCK": 256, "num_warps": 4}
 
 
 def bucketize(
-    x: torch.Tensor, boundaries: torch.Tensor, right: bool = False, out_int32: bool = False
+    x: torch.Tensor,
+    boundaries: torch.Tensor,
+    *,
+    right: bool = False,
+    out_int32: bool = False,
 ) -> torch.Tensor:
     """The index i of each x with boundaries[i - 1] < x <= boundaries[i]; with `right`,
-    boundaries[i - 1] <= x < boundaries[i]. NaN comes after all boundaries.
+    boundaries[i - 1] <= x < boundaries[i]. A NaN in x comes after all boundaries.
 
-    x: any shape, any real dtype. boundaries: [B] of the same dtype, ascending, B from 0 to
-    2**31 - 1; unsorted ones give indices without a meaning. Returns the shape of x, int64, or
-    int32 with `out_int32`. ValueError for boundaries of another dtype, device or rank.
+    x: any shape, any real dtype, else TypeError. boundaries: [B] of the same dtype, ascending, NaN
+    last, as torch.sort has them: no number lies to the right of NaN. B from 0 to 2**31 - 1;
+    unsorted ones give indices without a meaning. Returns the shape of x, int64, or int32 with
+    `out_int32`. ValueError for boundaries of another dtype, device or rank.
     """
+    tensors(x=x, boundaries=boundaries)
+    flag("right", right)
+    flag("out_int32", out_int32)
+    real(ORDERED, x=x)
     if boundaries.dim() != 1 or boundaries.dtype != x.dtype or boundaries.device != x.device:
         raise ValueError(
             f"boundaries: shape {tuple(boundaries.shape)} {boundaries.dtype} on "
             f"{boundaries.device}, expected one dimension, {x.dtype} on {x.device} as x"
         )
-    x, boundaries = x.contiguous(), boundaries.contiguous()
+    x, boundaries = as_read(x).contiguous(), as_read(boundaries).contiguous()
     n, count = x.numel(), boundaries.numel()
     dtype = torch.int32 if out_int32 else torch.int64
     if count == 0:

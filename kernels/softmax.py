@@ -18,10 +18,10 @@ import triton
 import triton.language as tl
 
 from kernels._cases import ROW_EDGE, ROW_SWEEP
-from kernels._checks import floating
+from kernels._checks import flag, floating, number, tensors
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import LOG2E
-from kernels._launch import launch, needs_grad
+from kernels._launch import launch, needs_grad, once
 from kernels._layout import rows_of
 from kernels._plan import empty, planned
 from kernels._scores import (
@@ -401,6 +401,7 @@ class _Softmax(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once
     def backward(ctx, dy):
         (y,) = ctx.saved_tensors
         return softmax_bwd(y, dy, *ctx.arguments), None, None, None, None, None
@@ -424,8 +425,10 @@ def softmax(
     dtype of x; differentiable in x. TypeError for another dtype, ValueError for another shape or
     device.
     """
-    scale, heads, queries = float(scale), None, None
+    scale, causal = number("scale", scale), flag("causal", causal)
+    heads = queries = None
     if causal or mask is not None:
+        tensors(x=x, **({} if mask is None else {"mask": mask}))
         _check(x, causal)
         heads, queries = (1, 1, *x.shape[:-1])[-2:]
         if mask is not None and x.numel():

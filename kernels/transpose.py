@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._checks import MOVABLE, real, tensor
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._launch import launch, needs_grad
 from kernels._plan import empty, planned
@@ -192,7 +193,9 @@ MOST_COLUMNS = 65535
 
 @planned
 def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
-    """x: [M, N], contiguous in N, its rows anywhere. Returns [N, M], contiguous."""
+    """x: [M, N], contiguous in N, its rows anywhere; TypeError for its dtype. Returns [N, M],
+    contiguous."""
+    real(MOVABLE, x=x)
     m, n = x.shape
     itemsize = x.element_size()
     out = empty(x, (n, m))
@@ -240,6 +243,7 @@ class _Transpose(torch.autograd.Function):
 def _turned(x: torch.Tensor) -> torch.Tensor:
     if x.stride(1) == 1 or x.shape[1] <= 1:
         return transpose_fwd(x)
+    real(MOVABLE, x=x)
     # Rows that are no runs of memory: a copy, and already in order where x is itself a transpose.
     return x.mT.clone(memory_format=torch.contiguous_format)
 
@@ -247,9 +251,11 @@ def _turned(x: torch.Tensor) -> torch.Tensor:
 def transpose(x: torch.Tensor) -> torch.Tensor:
     """The transpose of a matrix, in memory of its own.
 
-    x: [M, N], any dtype, rows at any distance; ValueError with other than two dimensions. Returns
-    [N, M], contiguous. Differentiable; the gradient is a view of that of the result.
+    x: [M, N], any real dtype, rows at any distance. TypeError for a complex one, ValueError with
+    other than two dimensions. Returns [N, M], contiguous. Differentiable; the gradient is a view of
+    that of the result.
     """
+    tensor("x", x)
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
     return _Transpose.apply(x) if needs_grad(x) else _turned(x)

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._checks import floating, pair
+from kernels._checks import floating, number, pair
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
     EDGE,
@@ -32,7 +32,7 @@ from kernels._elementwise import (
     tiles,
 )
 from kernels._extremum import extremum_bwd, extremum_configs, extremum_cost, extremum_fwd
-from kernels._launch import launch, needs_grad
+from kernels._launch import launch, needs_grad, once
 from kernels._plan import empty, planned
 from kernels._ticket import ticket
 from kernels._tuned import Configs
@@ -299,6 +299,7 @@ class _Scale(torch.autograd.Function):
         return scale_fwd(x, alpha)
 
     @staticmethod
+    @once
     def backward(ctx, grad):
         return scale_fwd(grad, ctx.alpha), None
 
@@ -320,6 +321,7 @@ class _Mul(torch.autograd.Function):
         return vector_fwd("mul", x, y)
 
     @staticmethod
+    @once
     def backward(ctx, grad):
         return vector_bwd("mul", *ctx.saved_tensors, grad, ctx.needs_input_grad)
 
@@ -332,6 +334,7 @@ class _Extremum(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once
     def backward(ctx, grad):
         (flags,) = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
@@ -345,6 +348,7 @@ class _Dot(torch.autograd.Function):
         return dot_fwd(x, y)
 
     @staticmethod
+    @once
     def backward(ctx, grad):
         return vector_bwd("dot", *ctx.saved_tensors, grad, ctx.needs_input_grad)
 
@@ -359,9 +363,9 @@ def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     """alpha times x, element by element, multiplied in float32.
 
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
-    Differentiable in x.
+    TypeError where alpha is no number. Differentiable once, in x.
     """
-    alpha = float(alpha)
+    alpha = number("alpha", alpha)
     return _Scale.apply(x, alpha) if needs_grad(x) else scale_fwd(x, alpha)
 
 
@@ -369,7 +373,7 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x plus y, element by element.
 
     x, y: any shape, the same for both; float32, float16 or bfloat16, else TypeError. ValueError
-    where shapes, dtypes or devices differ. Differentiable, as are mul, maximum, minimum and dot.
+    where shapes, dtypes or devices differ. Differentiable; mul, maximum, minimum and dot are once.
     """
     return _Add.apply(x, y) if needs_grad(x, y) else vector_fwd("add", x, y)
 

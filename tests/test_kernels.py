@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import load, nvml, sources
+from kernels import _checks as checks
 from kernels import attention, layer_norm, matmul, softmax, vector
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -75,10 +76,10 @@ def test_matmul_by_the_identity_changes_nothing(m, k, transposed, dtype):
 def test_attention_rows_are_means_of_the_values(s, causal):
     q, k = randn(1, 2, s, 64, seed=1), randn(1, 2, s, 64, seed=2)
     constant = torch.full((1, 2, s, 64), 3.0, device=DEVICE)
-    close(attention.attention(q, k, constant, causal), constant, torch.float32)
+    close(attention.attention(q, k, constant, causal=causal), constant, torch.float32)
     if causal:
         v = randn(1, 2, s, 64, seed=3)
-        close(attention.attention(q, k, v, True)[:, :, 0], v[:, :, 0], torch.float32)
+        close(attention.attention(q, k, v, causal=True)[:, :, 0], v[:, :, 0], torch.float32)
 
 
 @few
@@ -105,6 +106,19 @@ def test_a_row_of_minus_infinity_is_nan_as_in_pytorch():
     for n in (100, 70000):
         x = torch.full((1, n), -math.inf, device=DEVICE)
         assert softmax.softmax(x).isnan().all()
+
+
+def test_keys_that_score_minus_infinity_by_the_tile_are_as_in_pytorch():
+    q = torch.full((1, 1, 100, 16), 1e20, device=DEVICE)
+    k, v = torch.zeros(1, 1, 100, 16, device=DEVICE), randn(1, 1, 100, 16)
+    k[..., :70, :] = -1e20
+    close(
+        attention.attention(q, k, v),
+        torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        q.dtype,
+    )
+    k[:] = -1e20
+    assert attention.attention(q, k, v).isnan().all()
 
 
 def test_more_dimensions_and_broken_layouts_give_the_same():
@@ -154,6 +168,16 @@ def test_every_op_declares_what_the_house_expects(name):
     names = [case.name for case in (*op.edge, *op.sweep)]
     assert len(set(names)) == len(names)
     assert callable(load.function(name, load.OURS))
+
+
+def test_a_matmul_too_large_for_its_indices_is_refused(monkeypatch):
+    monkeypatch.setattr(matmul, "MOST_ITEMS", 40)
+    for m, n, k in ((41, 2, 2), (2, 41, 2), (2, 2, 41)):
+        with pytest.raises(ValueError, match="a size of 41, expected at most 40"):
+            matmul.matmul(randn(m, k), randn(k, n))
+    close(matmul.matmul(torch.eye(40, device=DEVICE), randn(40, 40)), randn(40, 40), torch.float32)
+    largest = max(c["BLOCK_K"] for c in (*matmul.POINTER.candidates, *matmul.DESCRIPTOR.candidates))
+    assert checks.MOST_ITEMS + largest < 2**31
 
 
 REFUSALS = {

@@ -33,7 +33,7 @@ def agrees(q, k, cos, sin, interleaved):
     before = [t.clone() for t in (q, k)]
     given = [t.detach().requires_grad_() for t in (q, k)]
     exact = [t.detach().double().requires_grad_() for t in (q, k)]
-    outs = rotary(*given, cos, sin, interleaved)
+    outs = rotary(*given, cos, sin, interleaved=interleaved)
     truth = rotary_reference(*exact, cos.double(), sin.double(), interleaved)
     seeds = [randn(*out.shape, dtype=out.dtype, seed=7 + i) for i, out in enumerate(outs)]
     grads = torch.autograd.grad(outs, given, seeds)
@@ -83,7 +83,7 @@ def test_lengths_and_relative_angles_are_kept(interleaved):
     s, d = 12, 32
     cos, sin = angles(s, d // 2)
     one = randn(1, 1, 2, d).expand(1, s, 2, d)
-    q, k = rotary(one, one[:, :, :1], cos, sin, interleaved)
+    q, k = rotary(one, one[:, :, :1], cos, sin, interleaved=interleaved)
     lengths = one[0, :, :, :].norm(dim=-1)
     assert torch.allclose(q[0].norm(dim=-1), lengths, rtol=1e-5)
     # A score depends on the distance of two positions alone.
@@ -97,7 +97,7 @@ def test_lengths_and_relative_angles_are_kept(interleaved):
 def test_backward_turns_back(interleaved):
     q, k = (randn(2, 3, h, 20, seed=h).requires_grad_() for h in (3, 1))
     cos, sin = angles(3, 7)
-    outs = rotary(q, k, cos, sin, interleaved)
+    outs = rotary(q, k, cos, sin, interleaved=interleaved)
     grads = torch.autograd.grad(outs, (q, k), [out.detach() for out in outs])
     assert all(torch.allclose(g, x, atol=1e-6) for g, x in zip(grads, (q, k), strict=True))
 
@@ -156,7 +156,7 @@ REFUSALS = {
     "cos: shape .*2R <= 16": lambda: rotary(Q, K, *angles(3, 9)),
     "sin: shape .*as cos has": lambda: rotary(Q, K, COS, SIN[:, :5]),
     "sin: shape": lambda: rotary(Q, K, COS, SIN[0]),
-    "require a gradient": lambda: rotary(Q, K, COS.clone().requires_grad_(), SIN),
+    "cos: requires a gradient": lambda: rotary(Q, K, COS.clone().requires_grad_(), SIN),
     "q: torch.float64, expected": lambda: rotary(Q.double(), K.double(), COS, SIN),
     "cos: torch.int64, expected": lambda: rotary(Q, K, COS.long(), SIN),
 }

@@ -19,8 +19,11 @@ sides = st.booleans()
 
 
 def agrees(x, boundaries, right, short):
-    found = bucketize(x.to(DEVICE), boundaries.to(DEVICE), right, short).cpu()
-    expected = torch.bucketize(x, boundaries, right=right, out_int32=short)
+    found = bucketize(x.to(DEVICE), boundaries.to(DEVICE), right=right, out_int32=short).cpu()
+    # PyTorch's search goes astray among boundaries that are NaN, beyond which no number lies.
+    numbers = boundaries[boundaries == boundaries]
+    expected = torch.bucketize(x, numbers, right=right, out_int32=short)
+    expected[x != x] = boundaries.numel()
     assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
@@ -156,6 +159,50 @@ def test_the_grid_stays_within_boundaries_that_are_in_no_order(gridded):
     boundaries[::5] = math.nan
     found = bucketize(torch.randn(3000, generator=generator).to(DEVICE), boundaries.to(DEVICE))
     assert found.min() >= 0 and found.max() <= len(boundaries)
+
+
+SEARCHES = {
+    "plain": {},
+    "tree": {"TREE_FROM": 1, "LEAST_TREE": 2},
+    "grid": {"GRID_FROM": 1, "MOST_TREE": 0},
+    "table": {"TABLE_FROM": 1},
+}
+
+
+@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize("nans", [1, 5, 33])
+@pytest.mark.parametrize("path", SEARCHES)
+def test_boundaries_that_are_nan_lie_beyond_every_number(path, nans, right, monkeypatch):
+    for name, value in SEARCHES[path].items():
+        monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(_grid, "LEAST_CELLS", 128)
+    dtype = torch.float16 if path == "table" else torch.float32
+    generator = torch.Generator().manual_seed(nans)
+    drawn = torch.randn(33 - nans, generator=generator).to(dtype)
+    boundaries = torch.cat([drawn, torch.full((nans,), math.nan, dtype=dtype)]).sort().values
+    assert boundaries[-nans:].isnan().all()
+    x = torch.cat([drawn, torch.randn(700, generator=generator).to(dtype)])
+    agrees(torch.cat([x, torch.tensor(SPECIAL, dtype=dtype)]), boundaries, right, False)
+
+
+EVERY_DTYPE = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)
+def test_a_dtype_is_refused_by_name_or_searched(dtype):
+    try:
+        x, boundaries = torch.zeros(5).to(dtype), torch.ones(3).to(dtype)
+    except (RuntimeError, TypeError):
+        # What no other dtype can be made into cannot be made at all but by its bits.
+        x, boundaries = (torch.zeros(n * dtype.itemsize, dtype=torch.uint8) for n in (5, 3))
+        x, boundaries = x.view(dtype), boundaries.view(dtype)
+    try:
+        found = bucketize(x.to(DEVICE), boundaries.to(DEVICE))
+    except TypeError as error:
+        assert str(error) == f"x: {dtype}, expected a dtype of real numbers"
+        assert dtype not in (torch.float32, torch.float16, torch.int64, torch.uint8)
+    else:
+        assert torch.equal(found.cpu(), torch.zeros(5, dtype=torch.int64))
 
 
 def test_shapes_and_layouts():

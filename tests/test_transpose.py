@@ -30,6 +30,25 @@ def test_transpose_equals_pytorch_to_the_bit(m, n, dtype, padding):
     assert not out.numel() or out.data_ptr() != x.data_ptr()
 
 
+EVERY_DTYPE = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)
+def test_a_dtype_is_refused_by_name_or_transposed(dtype):
+    bits = torch.arange(6 * dtype.itemsize, dtype=torch.uint8) % 2
+    x = bits.view(dtype).view(2, 3).to(DEVICE)
+    for view in (x, x.T):
+        try:
+            found = transpose(view)
+        except TypeError as error:
+            assert str(error) == f"x: {dtype}, expected a dtype of real numbers"
+            assert dtype not in (*DTYPES, torch.float64)
+        else:
+            assert found.is_contiguous() and dtype not in (torch.complex64, torch.complex128)
+            found, expected = (each.contiguous().view(torch.uint8) for each in (found, view.T))
+            assert torch.equal(found, expected)
+
+
 SHAPES = [(64, 64), (130, 66), (258, 34), (65, 97), (129, 64), (64, 129), (33, 1), (1, 33)]
 
 
