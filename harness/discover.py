@@ -18,7 +18,7 @@ from pathlib import Path
 from harness import environment, measured, settings
 from harness.command import UserError, read_json
 from harness.nvml import gpus
-from harness.sources import PACKAGES, ops, parsed, self_tuned, sources, stems
+from harness.sources import PACKAGES, library, ops, parsed, self_tuned, sources, stems
 
 OURS = "ours"
 # Every error is judged by that of PyTorch in the same dtype.
@@ -104,7 +104,7 @@ class Study:
         chosen = settings.select("ops", sorted(every_op), config, files)
         libraries = settings.select("baselines", every_baseline, config, files)
         for stem in libraries:
-            environment.distribution(root / f"baselines/{stem}.py")
+            library(root, f"baselines/{stem}.py")
         settings.exist(["timing", "energy_impls"], [OURS, *every_baseline], config, files)
         offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
         rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}

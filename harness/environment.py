@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from harness import command, nvml
 from harness.command import UserError
-from harness.sources import literal
+from harness.sources import library
 
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ("torch", "triton")
@@ -129,11 +129,7 @@ def libraries(root: Path) -> list[str]:
 
 def distribution(path: Path) -> str:
     """The distribution that a baseline file names; UserError where it names none."""
-    root, name = path.parents[1], f"{path.parent.name}/{path.name}"
-    found = literal(root, name, "LIBRARY", None)
-    if isinstance(found, str) and found:
-        return found
-    raise UserError(f"baselines/{path.name}: has no LIBRARY; name the distribution in it")
+    return library(path.parents[1], f"{path.parent.name}/{path.name}")
 
 
 def version(distribution: str) -> str | None:

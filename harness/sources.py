@@ -99,6 +99,14 @@ def self_tuned(root: Path, op: str, impls: Iterable[str]) -> list[str]:
     return found
 
 
+def library(root: Path, path: str) -> str:
+    """The distribution that a baseline file names; UserError where it names none."""
+    found = literal(root, path, "LIBRARY", None)
+    if isinstance(found, str) and found:
+        return found
+    raise UserError(f"{path}: has no LIBRARY; name the distribution in it")
+
+
 def literal(root: Path, path: str, name: str, default: object) -> object:
     """What a file assigns to a name at module level; `default` where it does not.
 
