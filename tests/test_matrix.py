@@ -61,6 +61,25 @@ def test_the_figure_gives_shares_and_hostile_cells(figure, run, tmp_path):
     assert all(text in drawn for text in ("89 %", "2/3", "hostile passed"))
 
 
+@pytest.mark.parametrize(
+    ("status", "look"),
+    [
+        ("unavailable", "ABSENT"),
+        ("crashed", "WRONG"),
+        ("hung", "WRONG"),
+        ("unsupported", "DECLINED"),
+    ],
+)
+def test_a_report_without_cells_has_one_mark(figure, status, look):
+    class Axes:
+        def plot(self, *place, **style):
+            self.drawn = style
+
+    axes = Axes()
+    figure["_cell"](axes, 0, 0, pd.DataFrame([{"pass": "", "dtype": "", "status": status}]))
+    assert axes.drawn == {"linestyle": "", **figure["LOOKS"][figure[look]]}
+
+
 def test_a_share_is_neither_nothing_nor_all_unless_it_is(figure):
     found = [figure["_percent"](part, 1000) for part in (0, 1, 500, 999, 1000)]
     assert found == [0, 1, 50, 99, 100]

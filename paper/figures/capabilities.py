@@ -83,7 +83,10 @@ def _beside(axes, row, place, text, **style):
 def _cell(axes, column, row, rows):
     """The marks of one op and implementation: dtypes side by side, passes one below the other."""
     if not rows["pass"].any():
-        look = ABSENT if (rows["status"] == "unavailable").all() else DECLINED
+        # A report without cells: the library was absent, fell at its import, or offers nothing.
+        statuses = set(rows["status"])
+        fell = statuses & {"crashed", "hung"}
+        look = WRONG if fell else ABSENT if statuses == {"unavailable"} else DECLINED
         axes.plot(column, row, linestyle="", **LOOKS[look])
         return
     passes = sorted(rows["pass"].unique(), key=PASSES.index)

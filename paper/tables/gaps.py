@@ -29,7 +29,7 @@ def main(arguments):
     columns = (
         r"ll>{\raggedright\arraybackslash}p{0.24\linewidth}"
         r">{\raggedright\arraybackslash}p{0.14\linewidth}r"
-        r">{\raggedright\arraybackslash}p{0.29\linewidth}"
+        r">{\raggedright\arraybackslash}p{0.28\linewidth}"
     )
     text = _table.captioned(columns, head, table, CAPTION, "tab:gaps", FLOAT_ROWS, _table.SMALL)
     _table.save(arguments.out, text)
