@@ -352,6 +352,8 @@ def test_times_by_events_stand_in_no_mean_and_are_marked(full, tmp_path):
     (line,) = [line for line in each.splitlines() if "sdpa" in line and "flash" in line]
     assert "$^\\ddagger$" in line and "A double dagger" in each
     assert "ddagger" not in (full / "tables" / "claims.tex").read_text()
+    assert "A ring marks" in texts["tables/families"]
+    assert "A ring marks" not in (full / "tables" / "families.tex").read_text()
     script(PAPER / "figures" / "attention.py", run, run / "figures" / "attention.pdf")
     assert (run / "figures" / "attention.svg").read_text() != before
     assert call("claims.py", run, run / "numbers.tex").returncode == 0

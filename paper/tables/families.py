@@ -7,11 +7,12 @@ from pathlib import Path
 
 import _table
 import numpy as np
-from _data import CELL, OURS, changed, compared, natural, rank, run, summary
+from _data import CELL, EVENTS, OURS, changed, compared, natural, rank, run, summary
 
 PAPER = Path(__file__).parents[1]
 # Up to this much to either side of one, a mean is called level.
 LEVEL = 0.01
+RINGS = " A ring marks a time by events, in which the host has a part."
 PASSES = {"forward": "Forward", "backward": "Backward", "both": "Forward and backward in one call"}
 VERDICTS = {"less time": "better", "more": "worse", "the same": "no difference"}
 
@@ -21,6 +22,7 @@ def main(arguments):
     families = list(rank(arguments.run))
     first = next((family for family in families if family in drawn), "others")
     verdicts, own = compared(arguments.run), summary(arguments.run)
+    rings = RINGS if (own["timed_by"] == EVENTS).any() else ""
     own = own[(own["impl"] == OURS) & (own["status"] == "ok") & (own["set"] == "grid")]
     lines, since = [], changed(arguments.run)
     for family in families:
@@ -43,9 +45,9 @@ def main(arguments):
             lines += [_measured(name, against, timed[timed["pass"] == name]) for name in passes]
             lines += _since(sorted(since & set(timed["op"])), timed["op"].nunique())
         if figure != "others":
-            lines.append(_float(figure, r"\familytitle", first))
+            lines.append(_float(figure, r"\familytitle", first, rings))
     if any(family not in drawn for family in families):
-        lines.append(_float("others", "Further families", first))
+        lines.append(_float("others", "Further families", first, rings))
     _table.save(arguments.out, "\n".join([*lines, ""]))
 
 
@@ -108,12 +110,12 @@ def _mean(cells):
     return np.exp(np.log(cells["ratio"]).mean())
 
 
-def _float(figure: str, title: str, first: str) -> str:
+def _float(figure: str, title: str, first: str, rings: str) -> str:
     """The figure with its caption; that of the first explains the marks of all."""
     how = (
         r"Dashes and upright strokes mark the speed of light, bands \SI{95}{\percent} intervals, "
         "which may be narrower than the lines. Cells on no curve stand below, one a line. Crosses "
-        "and other small signs at the edge mark cells without a time."
+        "and other small signs at the edge mark cells without a time." + rings
         if figure == first
         else rf"Marks as in \cref{{fig:{first}}}."
     )
