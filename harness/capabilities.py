@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from harness import hostile, reports, severity
+from harness import hostile, manifest, reports, severity
 from harness.command import UserError, run, write_text
 from harness.load import OURS
 from harness.statuses import COLOUR
@@ -315,7 +315,10 @@ def main() -> None:
 
 
 def recorded(folder: Path) -> tuple[list[dict], dict[str, str]]:
-    """The reports of a recorded run, and the family of each op as its times say."""
+    """The reports of a recorded run, and the family of each op as its times say.
+
+    Raises UserError where one is not as the manifest lists it.
+    """
     paths = sorted((folder / "raw").glob("*.csv"))
     if not paths:
         raise UserError(f"{folder}/raw: no CSV file; name the folder of a recorded run")
@@ -323,6 +326,7 @@ def recorded(folder: Path) -> tuple[list[dict], dict[str, str]]:
     for path in paths:
         with path.open(newline="", encoding="utf-8") as file:
             families[path.stem] = next(csv.DictReader(file))["family"]
+    manifest.check(folder, families)
     return reports.verified([folder / "verify" / op for op in families]), families
 
 

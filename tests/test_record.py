@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_raw import PLAIN, save
 
-from harness import manifest, raw, record, replay
+from harness import capabilities, manifest, raw, record, replay
 from harness.command import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -233,3 +233,10 @@ def test_a_report_that_is_carried_over_is_listed_anew_and_a_forged_one_is_not(re
     with pytest.raises(UserError, match=r"ours\.json: its SHA-256"):
         manifest.rewrite(recorded, path, REPORT)
     assert json.loads(path.read_text())["status"] == "forged"
+
+
+def test_the_matrix_is_made_of_recorded_reports_alone(recorded):
+    assert len(capabilities.recorded(recorded)[0]) == 2
+    (recorded / "verify/softmax/ours.json").write_text(json.dumps(REPORT | {"impl": "ours"}) + " ")
+    with pytest.raises(UserError, match=r"ours\.json: its SHA-256"):
+        capabilities.recorded(recorded)
