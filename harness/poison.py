@@ -169,7 +169,7 @@ class FreeMemory:
         if segments:
             return ""
         snapshot, device = torch.cuda.memory_snapshot(), torch.cuda.current_device()
-        held = [start(tensor) for tensor in results if tensor.untyped_storage().nbytes()]
+        held = [start(tensor) for tensor in results]
         sizes = {
             address: block["requested_size"]
             for address, block in _blocks(snapshot, device)

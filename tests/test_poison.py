@@ -353,6 +353,17 @@ def test_who_writes_in_bounds_is_accused_of_nothing(allocator, call):
     assert free.overrun(call(heap, kept)) == ""
 
 
+def test_a_workspace_that_is_still_held_is_no_result(allocator):
+    """It lies right before the result, whose overrun is then not proved."""
+    heap = allocator(Heap())
+    free = poison.FreeMemory()
+    workspace, result = heap.allocate(512), heap.allocate(1000)
+    assert workspace.data_ptr() + 512 == result.data_ptr()
+    heap.write(result, 7, beyond=1)
+    assert free.overrun([result]) == ""
+    assert free.overrun([workspace, result]) == past_the_end(1000)
+
+
 def test_an_overrun_beside_an_empty_or_a_shared_result_is_found(allocator):
     heap = allocator(Heap())
     kept = heap.allocate(300)
