@@ -9,6 +9,7 @@ from triton.runtime.jit import JITFunction
 
 from harness import inputs, load, oracle
 from harness.command import UserError
+from kernels import _device
 from kernels._contract import Case, Op
 from kernels._tuned import Config, Configs
 
@@ -50,10 +51,10 @@ def of_file(
     """The launches that the ops of a kernel file make, those of default configurations first.
 
     For each set of flags the first, the middle and the last case of the sweep are run in `dtypes`;
-    further cases and dtypes only where they reach a kernel that these do not. tried: by kernel the
-    configurations to launch beside the default ones, all candidates where it is left out, each in
-    the case that stands for its kernel. Raises UserError for a kernel that no case launches, unless
-    not `every` one need be, as where an architecture has no use for some.
+    further cases and dtypes, and a small device, only where they reach a kernel that these do not.
+    tried: by kernel the configurations to launch beside the default ones, all candidates where it
+    is left out, each in the case that stands for its kernel. Raises UserError for a kernel that no
+    case launches, unless not `every` one need be, as where an architecture has no use for some.
     """
     module = load.kernel(stem)
     values = list(vars(module).values())
@@ -64,12 +65,16 @@ def of_file(
     missing |= {configs.name for configs in declared(stem, Configs)}
     found = [launch for op in ops for launch in _sampled(op, dtypes)]
     missing -= {launch.name for launch in found}
-    for op in ops:
+    # A device of one multiprocessor lets no programs wait for each other, so it needs the kernels
+    # that launchers have for that.
+    for limits, op in itertools.product(({}, {"sm_count": 1}), ops):
         cases = (*op.sweep, *op.edge)
         rest = ((case, dtype) for case in cases for dtype in op.dtypes_of(case))
         for case, dtype in (*itertools.product(cases, dtypes), *rest):
             if missing:
-                found += [x for x in launched(op, case, dtype) if x.name in missing]
+                with _device.planned_for(**limits):
+                    made = launched(op, case, dtype)
+                found += [x for x in made if x.name in missing]
                 missing -= {launch.name for launch in found}
     if missing and every:
         raise UserError(

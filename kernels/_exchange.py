@@ -99,15 +99,23 @@ def _bits(part):
 
 @triton.jit
 def parts_together(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
-    """The parts of all programs of a group, [PROGRAMS] and [PROGRAMS], in each of them.
+    """The parts of all programs of a group, in each of them: two blocks of PROGRAMS, which zeros
+    fill up to the next power of two.
 
     slots_ptr: the slots of the group. program: which of them this is. first, second: its parts.
     """
     own = slots_ptr + 2 * program
     tl.atomic_xchg(own, _bits(first), sem="relaxed")
     tl.atomic_xchg(own + 1, _bits(second), sem="relaxed")
+    ROOM: tl.constexpr = triton.next_power_of_2(PROGRAMS)
+    which = tl.arange(0, ROOM)
+    if PROGRAMS < ROOM:
+        which = tl.minimum(which, PROGRAMS - 1)
     first, second = tl.inline_asm_elementwise(
-        WAIT, "=r,=r,l", [slots_ptr + 2 * tl.arange(0, PROGRAMS)],
+        WAIT, "=r,=r,l", [slots_ptr + 2 * which],
         dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
     )  # fmt: skip
+    if PROGRAMS < ROOM:
+        first = tl.where(tl.arange(0, ROOM) < PROGRAMS, first, 0)
+        second = tl.where(tl.arange(0, ROOM) < PROGRAMS, second, 0)
     return first.to(tl.float32, bitcast=True), second.to(tl.float32, bitcast=True)

@@ -15,13 +15,18 @@ NORM_EDGE = (
     case(M=2, N=8300, dtypes=("float32",)),
     case(M=2, N=16500, dtypes=("float16", "bfloat16")),
     case(M=1, N=66000, dtypes=("bfloat16",)),
+    # Uneven rows in chunks of which the last have masks; on a GPU two programs hold some of them.
+    case(M=2, N=10240, dtypes=("bfloat16", "float32")),
+    case(M=2, N=18432, dtypes=("float16",)),
+    case("residual", M=2, N=14336, dtypes=("bfloat16",)),
     case("residual", M=7, N=129),
     case("residual", M=0, N=64),
     case("residual", M=5, N=200, layout="padded"),
     case("residual", M=4, N=100, layout="expanded"),
     case("residual", M=2, N=16500, dtypes=("float16",)),
     case("residual", M=1, N=66000, dtypes=("bfloat16",)),
-    # On a GPU two programs hold such a row backward; eight do forward, and of an RMS norm backward.
+    # On a GPU two or three programs hold such a row backward, and of 65536 columns eight or nine;
+    # eight hold that one forward.
     case(M=3, N=32768, dtypes=("bfloat16",)),
     case(M=3, N=16384, dtypes=("float32",)),
     case(M=2, N=65536, dtypes=("float32",)),

@@ -12,7 +12,7 @@ decides. The kernels, and why they are as they are: `_norm_forward.py` and `_nor
 
 import torch
 
-from kernels._checks import number, tensor
+from kernels._checks import number
 from kernels._contract import PASSES, Op, Tensor, in_turn
 from kernels._launch import needs_grad, once
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
@@ -58,7 +58,7 @@ BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_conf
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, eps):
-        y, total, stats = norm_forward(FORWARD, x, residual, weight, bias, eps, True)
+        y, total, stats = norm_forward(FORWARD, x, residual, weight, bias, eps, True, True)
         ctx.save_for_backward(x if total is None else total, weight, bias, stats)
         return y if total is None else (y, total)
 
@@ -66,27 +66,26 @@ class _LayerNorm(torch.autograd.Function):
     @once
     def backward(ctx, dy, ds=None):
         x, weight, bias, stats = ctx.saved_tensors
-        dx, dw, db = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds)
+        dx, dw, db = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds, True)
         return dx, dw, db, None if ds is None else dx, None
 
 
 def layer_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     eps: float = 1e-5,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Layer norm over the last dimension, computed in float32.
 
-    x: [..., N]; weight, bias: [N]; residual: shape and dtype of x, or None; float32, float16 or
-    bfloat16, else TypeError; ValueError where they do not belong together. Returns y, of the shape
-    and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
-    Differentiable in x, weight, bias and residual.
+    x: [..., N]; weight, bias: [N], or None for ones and zeros; residual: shape and dtype of x, or
+    None; float32, float16 or bfloat16. Returns y, of the shape and dtype of x; with a residual
+    (y, s): s = x + residual is what was normalized. Differentiable in all tensors given. Raises
+    TypeError for another dtype, ValueError for a shape or device that does not fit x.
     """
-    tensor("bias", bias)
     eps = number("eps", eps)
     if needs_grad(x, weight, bias, residual):
         return _LayerNorm.apply(x, weight, bias, residual, eps)
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, False)
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, True, False)
     return y if residual is None else (y, total)

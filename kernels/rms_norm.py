@@ -16,7 +16,7 @@ from kernels._checks import number
 from kernels._contract import PASSES, Op, Tensor, in_turn
 from kernels._launch import needs_grad, once
 from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
-from kernels._norm_backward import backward_configs, norm_backward
+from kernels._norm_backward import RMS_SPLIT_COLUMNS, backward_configs, norm_backward
 from kernels._norm_backward_twice import RMS_TILE
 from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
 
@@ -52,14 +52,14 @@ ACCUMULATES = {"rms_norm": "float32"}
 
 FORWARD = forward_configs("rms_norm", RMS_TILES)
 BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
-    "rms_norm", RMS_TILE, longest=float("inf")
+    "rms_norm", RMS_TILE, RMS_SPLIT_COLUMNS
 )
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, residual, eps):
-        y, total, stats = norm_forward(FORWARD, x, residual, weight, None, eps, True)
+        y, total, stats = norm_forward(FORWARD, x, residual, weight, None, eps, False, True)
         ctx.save_for_backward(x if total is None else total, weight, stats)
         return y if total is None else (y, total)
 
@@ -67,25 +67,25 @@ class _RMSNorm(torch.autograd.Function):
     @once
     def backward(ctx, dy, ds=None):
         x, weight, stats = ctx.saved_tensors
-        dx, dw, _ = norm_backward(BACKWARD, x, weight, None, stats, dy, ds)
+        dx, dw, _ = norm_backward(BACKWARD, x, weight, None, stats, dy, ds, False)
         return dx, dw, None if ds is None else dx, None
 
 
 def rms_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """RMS norm over the last dimension, computed in float32.
 
-    x: [..., N]; weight: [N]; residual: shape and dtype of x, or None; float32, float16 or
-    bfloat16, else TypeError; ValueError where they do not belong together. Returns y, of the shape
-    and dtype of x; with a residual (y, s), where s = x + residual is what was normalized.
-    Differentiable in x, weight and residual.
+    x: [..., N]; weight: [N], or None for ones; residual: shape and dtype of x, or None; float32,
+    float16 or bfloat16. Returns y, of the shape and dtype of x; with a residual (y, s):
+    s = x + residual is what was normalized. Differentiable in all tensors given. Raises TypeError
+    for another dtype, ValueError for a shape or device that does not fit x.
     """
     eps = number("eps", eps)
     if needs_grad(x, weight, residual):
         return _RMSNorm.apply(x, weight, residual, eps)
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, False)
+    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, False, False)
     return y if residual is None else (y, total)

@@ -1,14 +1,18 @@
 """Layer norm and RMS norm: both passes, with and without a residual, and what they refuse."""
 
+import contextlib
+
 import pytest
 import torch
+import torch.nn.functional as F
 from examples import many
 from hypothesis import given
 from hypothesis import strategies as st
+from interleaved import Schedule, interleaved
 
 from harness import nvml
 from harness.launches import choosing
-from kernels import _norm_backward
+from kernels import _norm_backward, _norm_columns, _norm_forward
 from kernels import layer_norm as ln
 from kernels import rms_norm as rms
 from kernels.layer_norm import layer_norm, layer_norm_reference
@@ -74,7 +78,7 @@ def test_random_shapes(name, data):
 
 def forward(name, rows, block, keep, warps=4):
     """Within the body of it the forward pass of a norm has this configuration."""
-    config = {"BLOCK_M": rows, "BLOCK_N": block, "HOLDERS": keep, "num_warps": warps}
+    config = {"BLOCK_M": rows, "BLOCK_N": block, "NUM_SPLITS": keep, "num_warps": warps}
     return choosing(FORWARD[name], lambda **key: config)
 
 
@@ -86,6 +90,136 @@ def test_rows_that_are_walked(name, fused, monkeypatch):
     # The last block of a row is short.
     with forward(name, 1, 256, 0):
         agree(name, tensors(name, (5, 600), torch.float32, fused))
+
+
+# Rows of one block, of several chunks, and those that several programs hold; some unaligned.
+UNEVEN = [
+    *((n, torch.float16) for n in (5120, 6656, 7168, 8193, 9216, 10240, 14336, 16383)),
+    *((n, torch.float16) for n in (18432, 20001, 32767, 33024)),
+    *((n, torch.float32) for n in (5121, 12289, 18432)),
+]
+
+
+@both
+@pytest.mark.parametrize("n, dtype", UNEVEN)
+def test_uneven_rows_are_read_once_backward(name, n, dtype):
+    fused = n % 3 == 0
+    # In the interpreter the programs of a row take turns; on a GPU they run beside each other.
+    with interleaved(Schedule("in turn")) as runs:
+        agree(name, tensors(name, (2, n), dtype, fused))
+    if DEVICE == "cpu":
+        kernels = [run.kernel for run in runs]
+        assert kernels[1:] == ["_norm_backward_row_kernel", "_norm_sum_parts_kernel"]
+
+
+@both
+@pytest.mark.parametrize("n", [50257, 66064])
+def test_long_uneven_rows_are_read_once_forward(name, n):
+    given = tensors(name, (2, n), torch.float16, n % 2 == 0)
+    with torch.no_grad():
+        # The first entries of the last split, and those of the row, lie far off.
+        given["x"][1, :50] += 100.0
+        given["x"][0, -3000:] += 100.0
+    with interleaved(Schedule("in turn")) as runs, torch.no_grad():
+        ours = NORMS[name][0](**given, eps=1e-5)
+    exact = {key: tensor.detach().double() for key, tensor in given.items()}
+    truth = NORMS[name][1](**exact, eps=1e-5)
+    if n % 2 == 0:
+        ours, truth = ours[0], truth[0]
+    assert (ours.double() - truth).abs().max() <= 1e-3 * truth.abs().max()
+    if DEVICE == "cpu":
+        assert [run.looks > 0 for run in runs] == [True]
+
+
+H200 = torch.device("meta")
+
+
+def bytes_moved(name, n, itemsize):
+    """Bytes of x, dy and dx of a row backward, and of x and y forward, by the rules' choice."""
+    rows = BACKWARD[name][0].choose(n=n, itemsize=itemsize)
+    once = _norm_backward.row_plan(n, itemsize, rows, H200)[0] > 0
+    config = FORWARD[name].choose(n=n, itemsize=itemsize, residual=False)
+    # What one program reads twice comes out of a cache while a multiprocessor's rows fit there.
+    kept = _norm_forward.resident(config, H200)["NUM_SPLITS"] > 0 or n * itemsize <= 65536
+    return (3 if once else 5) * n * itemsize, (2 if kept else 3) * n * itemsize
+
+
+@both
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_rows_of_any_width_are_read_once(name, itemsize):
+    for n in range(1, 32769):
+        once = 3 * n * itemsize, 2 * n * itemsize
+        assert bytes_moved(name, n, itemsize) == once, n
+
+
+@both
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_long_rows_move_as_many_bytes_as_powers_of_two(name, itemsize):
+    longest = 524288 // itemsize
+    for n in (*range(32769, longest, 61), *(2**k + d for k in range(15, 18) for d in (-1, 1))):
+        below, above = 1 << (n.bit_length() - 1), 1 << (n - 1).bit_length()
+        for direction in (0, 1):
+            each = bytes_moved(name, n, itemsize)[direction] / n
+            for power in (below, above):
+                if power <= longest:
+                    assert each <= 1.1 * bytes_moved(name, power, itemsize)[direction] / power, n
+
+
+@both
+@many
+@given(n=st.integers(1, 2**20), splits=st.integers(1, 64), power=st.integers(7, 14))
+def test_splits_and_chunks_cover_each_column_once(name, n, splits, power):
+    block = 2**power
+    span = _norm_columns.span_of(n, splits)
+    chunks, full = _norm_columns.chunks_of(n, splits, block)
+    owned = [range(s * span, min((s + 1) * span, n)) for s in range(splits)]
+    assert sum(map(len, owned)) == n and chunks * block >= span
+    assert 0 <= full <= chunks and full * block <= min(map(len, owned))
+    assert splits == 1 or span % 32 == 0
+    assert (full == chunks) == (n % (splits * block) == 0)
+
+
+# nn.LayerNorm(bias=False), elementwise_affine=False, and what torch.nn.functional takes besides.
+ABSENT = [
+    ("layer_norm", {"bias"}),
+    ("layer_norm", {"weight"}),
+    ("layer_norm", {"weight", "bias"}),
+    ("rms_norm", {"weight"}),
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("n", [16, 200, 1500])
+@pytest.mark.parametrize("name, absent", ABSENT)
+def test_vectors_that_are_none(name, absent, n, fused, monkeypatch):
+    """The longest rows take the kernels that read them twice."""
+    monkeypatch.setattr(_norm_backward, "ROW_BYTES", 4096)
+    given = tensors(name, (3, n), torch.float32, fused)
+    with torch.no_grad():
+        given["x"] += 2
+    given = {key: tensor for key, tensor in given.items() if key not in absent}
+    exact = {key: tensor.detach().double().requires_grad_() for key, tensor in given.items()}
+
+    def pytorch(x, weight=None, bias=None, residual=None, eps=1e-5):
+        total = x if residual is None else x + residual
+        vectors = [weight, bias] if name == "layer_norm" else [weight]
+        y = getattr(F, name)(total, (n,), *vectors, eps)
+        return y if residual is None else (y, total)
+
+    with forward(name, 1, 256, 0) if n == 1500 else contextlib.nullcontext():
+        ours = results(NORMS[name][0], given)
+    for one, truth in zip(ours, results(pytorch, exact), strict=True):
+        assert one.shape == truth.shape and one.dtype == torch.float32
+        assert (one.double() - truth).abs().max() <= 1e-5 * max(truth.abs().max().item(), 1e-2)
+
+
+@pytest.mark.parametrize("name, absent", ABSENT)
+def test_a_norm_without_vectors_has_no_gradient_for_them(name, absent):
+    given = tensors(name, (3, 24), torch.float32, False)
+    given |= dict.fromkeys(absent)
+    NORMS[name][0](**given, eps=1e-5).sum().backward()
+    for key, tensor in given.items():
+        assert tensor is None or tensor.grad is not None, key
 
 
 @both
@@ -214,6 +348,19 @@ def test_the_reference_is_differentiable_and_right(name):
         return reference(**dict(zip(given, values, strict=True)), eps=1e-5)
 
     assert torch.autograd.gradcheck(formula, values)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_first_entries_far_off_the_rest_take_no_digits(split):
+    """The shift is the mean of the first 128, so nearly all of the squares about it cancel."""
+    n = 70000
+    x = randn(2, n)
+    x[:, :128] += 1e4
+    one, zero = torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE)
+    with interleaved(Schedule("in turn")) if split else contextlib.nullcontext():
+        y = layer_norm(x, one, zero, 1e-5)
+    truth = layer_norm_reference(x.double(), one.double(), zero.double(), 1e-5)
+    assert (y - truth).abs().max().item() <= 5e-7 * truth.abs().max().item()
 
 
 def vector(n):

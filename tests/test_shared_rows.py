@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from interleaved import ORDERS, Deadlock, Run, Schedule, interleaved, schedules
 
 from harness import nvml
-from kernels import _exchange, _softmax_shared, cross_entropy, vector
+from harness.launches import choosing
+from kernels import _exchange, _norm_backward, _softmax_shared, cross_entropy, vector
+from kernels import layer_norm as layer_norm_family
+from kernels import rms_norm as rms_norm_family
 from kernels import softmax as family
 from kernels._device import planned_for
 from kernels.layer_norm import layer_norm, layer_norm_reference
@@ -164,6 +167,7 @@ def test_long_rows_are_read_once_whatever_their_width_and_stride(
     assert called == ["forward_shared", "backward_shared"]
 
 
+NORM_ROWS = {"layer_norm": layer_norm_family.BACKWARD_ROW, "rms_norm": rms_norm_family.BACKWARD_ROW}
 NORMS = {
     "layer_norm": (layer_norm, layer_norm_reference),
     "rms_norm": (rms_norm, rms_norm_reference),
@@ -226,6 +230,32 @@ def test_a_number_that_is_none_in_a_long_row_of_a_norm_stays_in_its_row(name):
         y = function(x, *vectors)
     assert runs[0].grid[0] > 3
     assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
+
+
+@pytest.mark.parametrize("multiprocessors, walks", [(32, False), (31, True)])
+def test_rows_of_a_norm_are_split_if_the_device_holds_their_programs(multiprocessors, walks):
+    """A row of 66,064 has 8 programs, and four launches that wait may share a device."""
+    x = randn(1, 66064, dtype=torch.float16)
+    with planned_for(sm_count=multiprocessors), interleaved() as runs:
+        rms_norm(x, torch.ones(66064, dtype=torch.float16))
+    assert [run.grid[0] == 1 for run in runs] == [walks]
+
+
+@few
+@given(st.data())
+def test_norms_of_uneven_rows_in_any_order(data):
+    """Splits of several lengths, and numbers of splits that are no power of two."""
+    name = data.draw(st.sampled_from(sorted(NORMS)))
+    n = data.draw(st.sampled_from([1000, 1040, 1601, 2048, 3001]))
+    span = data.draw(st.sampled_from([256, 384, 512]))
+    rows, dtype = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(DTYPES))
+
+    def split(n, itemsize):
+        return _norm_backward._row_config(1, 3, 1, -(-n // span), 4)
+
+    with choosing(NORM_ROWS[name], split):
+        runs = norm_agrees(name, rows, n, dtype, data.draw(schedules()), data.draw(st.booleans()))
+    assert [run.grid[0] for run in runs if run.looks] == [rows * -(-n // span)]
 
 
 @contextlib.contextmanager
