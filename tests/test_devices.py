@@ -117,9 +117,9 @@ def test_memory_that_no_kernel_can_read_is_refused_by_name(monkeypatch, name, de
     GPU(monkeypatch)
     compiled(monkeypatch)
     op, function = load.op(name)[0], load.function(name, load.OURS)
-    case, dtype = plain(op)[0]
-    made = inputs.make(op, case, dtype, 0, device)
-    given = {key: tensor for key, tensor in made.items() if tensor is not None}
-    names = "|".join((*given, "out"))
-    with pytest.raises(ValueError, match=rf"^({names}): on {device}, expected .* cuda device"):
-        function(**given, **op.arguments(case))
+    for case, dtype in plain(op):
+        made = inputs.make(op, case, dtype, 0, device)
+        given = {key: tensor for key, tensor in made.items() if tensor is not None}
+        names = "|".join((*given, "out"))
+        with pytest.raises(ValueError, match=rf"^({names}): on {device}, expected .* cuda device"):
+            function(**given, **op.arguments(case))
