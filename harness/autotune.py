@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from harness import cell, choices, command, digests, forkserver, lease, load, nvml
+from harness import cell, choices, command, digests, drawn, forkserver, lease, load, nvml
 from harness.cell import Cell
 from harness.command import UserError, read_json
 from harness.engine import FATAL
@@ -40,7 +40,8 @@ def main() -> None:
     forkserver.current()
     op, family = load.op(options.op)
     code = digests.implementation(ROOT, family, options.impl)
-    cells = cell.sweep(op, options.dtypes, options.passes, options.max_cases)
+    wanted = options.dtypes, options.passes, options.max_cases
+    cells = cell.sweep(op, *wanted, drawn.read(options.drawn))
     # Always the first: all libraries are to choose on the board that measures them all.
     board = next((gpu.uuid for gpu in nvml.gpus()), None)
     with lease.hold(exclusive=True, uuid=board) as gpu:
@@ -141,6 +142,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument(
+        "--drawn", type=Path, help="file of harness.drawn, whose shapes it meets too"
+    )
     parser.add_argument("--cell-timeout-s", type=float, default=180.0)
     parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
     return parser.parse_args()

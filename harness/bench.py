@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from harness import cores, inputs, load, statuses, wide
+from harness import cores, drawn, inputs, load, statuses, wide
 from harness.kept import Kept
 from harness.timing import Timer
 from kernels._contract import Case
@@ -64,11 +64,11 @@ class Bench:
         `held_bytes`: what the process keeps from the others. `first_s`: the first calls, in
         which a library compiles and tunes; `busy_s`: all others, until the GPU has done them.
         """
-        the_case = next(each for each in self._op.sweep if each.name == case)
+        the_case = drawn.named(self._op, case)
         # What a library draws at random is another draw in each forward pass; for one of these its
         # gradients are always the same.
-        drawn = direction != "backward" and self._op.judged(self._ours) == "properties"
-        self._law = functools.partial(self._breach, the_case) if drawn else None
+        by_law = direction != "backward" and self._op.judged(self._ours) == "properties"
+        self._law = functools.partial(self._breach, the_case) if by_law else None
         with torch.cuda.stream(self._timer.stream):
             copies, busy, first = COPIES, 0.0, 0.0
             while len(self._calls) < copies:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness import nvml, raw
+from harness import drawn, nvml, raw
 from kernels._contract import ITEMSIZE, Case, Cost, Op
 
 # Faster than this share of the floor is more than the uncertainty of the ceilings.
@@ -14,23 +14,36 @@ BEYOND_L2 = 4
 
 @dataclass(frozen=True)
 class Cell:
+    """set: "grid" of the sweep, "drawn" of a shape that was drawn for the run."""
+
     case: Case
     dtype: str
     direction: str
+    set: str = drawn.GRID
 
     def __str__(self) -> str:
         return f"{self.case.name} {self.dtype} {self.direction}"
 
 
 def sweep(
-    op: Op, dtypes: Iterable[str], directions: Iterable[str], max_cases: int | None
+    op: Op,
+    dtypes: Iterable[str],
+    directions: Iterable[str],
+    max_cases: int | None,
+    drawn_seed: int | None = None,
 ) -> Iterator[Cell]:
-    """The cells of an op's sweep in these dtypes and directions, first cases first."""
-    for case in op.sweep[:max_cases]:
-        for dtype in op.dtypes_of(case):
-            for direction in op.passes:
-                if dtype in dtypes and direction in directions:
-                    yield Cell(case, dtype, direction)
+    """The cells of an op's sweep in these dtypes and directions, first cases first.
+
+    Then those of the shapes that the seed draws, if there is one. max_cases: of either.
+    """
+    sets = {drawn.GRID: (op.sweep, op.passes)}
+    sets |= {drawn.DRAWN: (drawn.cases(op, drawn_seed), drawn.passes(op))}
+    for name, (cases, passes) in sets.items():
+        for case in cases[:max_cases]:
+            for dtype in op.dtypes_of(case):
+                for direction in passes:
+                    if dtype in dtypes and direction in directions:
+                        yield Cell(case, dtype, direction, name)
 
 
 def floor_us(
@@ -63,6 +76,7 @@ class Rows:
             "case": cell.case.name,
             "dtype": cell.dtype,
             "pass": cell.direction,
+            "set": cell.set,
             "bytes_read": self._cost.bytes_read,
             "bytes_written": self._cost.bytes_written,
             "flops": self._cost.flops,

@@ -168,6 +168,16 @@ class Study:
         cases = self.config["max_cases"]
         return "" if cases is None else f"--max-cases {cases}"
 
+    @property
+    def draws(self) -> list[str]:
+        """The file of the drawn shapes, which all jobs of a run share that measures; else none."""
+        return [f"{self.run}/drawn.json"] if self.measures else []
+
+    @property
+    def drawing(self) -> str:
+        """The option that names it; empty where nothing is timed."""
+        return " ".join(f"--drawn {path}" for path in self.draws)
+
     def library(self, wildcards) -> str:
         """What an implementation rests on beside this project, with the version that is here."""
         if wildcards.impl == OURS:
@@ -234,16 +244,20 @@ class Study:
         judges = ("harness/verify.py", f"kernels/{self.ops[op]}.py", YARDSTICK)
         if impl == OURS:
             built = f"{self.run}/build/{self.ops[op]}.json"
-            return [*self.sources(*judges), built, *self.tables(wildcards)]
+            return [*self.sources(*judges), built, *self.tables(wildcards), *self.draws]
         tuned = [path for path in self.autotuned(wildcards) if Path(path).stem == impl]
         # Of choices made alone, so that what is timed is what was judged.
-        return [*self.sources(*judges, f"baselines/{impl}.py"), *(tuned if self.measures else ())]
+        rival = self.sources(*judges, f"baselines/{impl}.py")
+        return [*rival, *self.draws, *(tuned if self.measures else ())]
 
     def autotune_inputs(self, wildcards) -> list[str]:
         op, impl = wildcards.op, wildcards.impl
-        return self.sources(
-            "harness/autotune.py", f"kernels/{self.ops[op]}.py", f"baselines/{impl}.py"
-        )
+        return [
+            *self.sources(
+                "harness/autotune.py", f"kernels/{self.ops[op]}.py", f"baselines/{impl}.py"
+            ),
+            *self.draws,
+        ]
 
     def sanitize_inputs(self, wildcards) -> list[str]:
         kernels = self.sources("harness/sanitize.py", f"kernels/{wildcards.family}.py")

@@ -36,7 +36,8 @@ class Plan:
     None until one is drawn. ceilings: GB/s and TFLOP/s by quantity, empty where unknown. bench:
     the module that does the work in the workers. alone: those whose library times candidates in
     its first call, and makes it after the others, by itself; with the environment variables by
-    which it finds what it chose before (`harness.choices`).
+    which it finds what it chose before (`harness.choices`). drawn_seed: that from which the drawn
+    shapes among the cells follow; None where there are none.
     """
 
     op: Op
@@ -48,6 +49,7 @@ class Plan:
     ceilings: Mapping[str, float]
     bench: str
     alone: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    drawn_seed: int | None = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from harness import (
     command,
     cores,
     digests,
+    drawn,
     engine,
     forkserver,
     journal,
@@ -57,7 +58,9 @@ def main() -> None:
     # It imports what the workers need while this process imports what it needs itself.
     forkserver.current()
     op, family = load.op(options.op)
-    cells = list(cell.sweep(op, options.dtypes, options.passes, options.max_cases))
+    drawn_seed = drawn.read(options.drawn)
+    wanted = options.dtypes, options.passes, options.max_cases
+    cells = list(cell.sweep(op, *wanted, drawn_seed))
     if not cells:
         wanted = f"dtypes {', '.join(options.dtypes)}, passes {', '.join(options.passes)}"
         # Its files are written all the same, so that the study goes on without it.
@@ -77,6 +80,7 @@ def main() -> None:
             impl: choices.variables(choices.place(options.autotuned, op.name, impl))
             for impl in self_tuned(ROOT, op.name, impls)
         },
+        drawn_seed=drawn_seed,
     )
     code = partial(digests.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)
@@ -143,7 +147,12 @@ def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, obje
 def _schedule(plan: engine.Plan, kept: journal.Journal) -> dict[str, object]:
     """The part of the sidecar that tells how the times were taken."""
     stopped = Counter(each["stopped"] for each in kept.cells.values())
-    schedule = {"seed": kept.seed, **asdict(plan.timing), "cores": cores.count()}
+    schedule = {
+        "seed": kept.seed,
+        "drawn_seed": plan.drawn_seed,
+        **asdict(plan.timing),
+        "cores": cores.count(),
+    }
     schedule |= {"stopped": {reason: stopped[reason] for reason in REASONS}}
     return {"schedule": schedule, "resumed": kept.resumed}
 
@@ -193,6 +202,9 @@ def _options() -> argparse.Namespace:
         kind = field.type if field.type in (int, float) else _names
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, required=True)
     parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument(
+        "--drawn", type=Path, help="file of harness.drawn, whose shapes are timed too"
+    )
     parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
     options = parser.parse_args()
     for key in ("dtypes", "passes", "impls"):

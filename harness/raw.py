@@ -12,7 +12,7 @@ from harness.command import UserError, read_json
 from harness.statuses import STATUSES
 from kernels._contract import PASSES
 
-TEXT = ("op", "family", "case", "dtype", "pass", "impl", "impl_version")
+TEXT = ("op", "family", "case", "dtype", "pass", "set", "impl", "impl_version")
 INTEGERS = ("block", "order", "calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes")
 READINGS = ("sm_mhz", "temp_c", "power_w", "energy_uj", "energy_pm_uj")
 TIMES = ("device_us", "call_us")
@@ -24,6 +24,10 @@ HEADER = (
     *READINGS,
     *("throttle", "status", "reason"),
 )
+# Of runs that drew no shapes, whose files have no such column.
+GRID = "grid"
+FORMER = tuple(name for name in HEADER if name != "set")
+SETS = (GRID, "drawn")
 # Never empty; a row of a TIMED status has its times as well.
 FILLED = (*TEXT[:-1], "block", "order", "bytes_read", "bytes_written", "flops")
 TIMED = ("ok", "throttled", "impossible")
@@ -44,7 +48,9 @@ def line(row: Mapping[str, object]) -> str:
     if unknown := set(row) - set(HEADER):
         raise ValueError(f"unknown columns {sorted(unknown)}")
     buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(_cell(row.get(name)) for name in HEADER)
+    csv.writer(buffer, lineterminator="\n").writerow(
+        _cell(row.get(name, GRID if name == "set" else None)) for name in HEADER
+    )
     return buffer.getvalue()
 
 
@@ -78,14 +84,15 @@ def parse(text: str, where: str, remedy: str) -> list[dict[str, object]]:
         lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
     except csv.Error as error:
         refuse(1, f"not CSV ({error})")
-    if tuple(lines[0]) != HEADER:
+    header = tuple(lines[0])
+    if header not in (HEADER, FORMER):
         refuse(1, "the header is not that of a raw measurement")
     rows = []
     for number, fields in enumerate(lines[1:], start=2):
-        if len(fields) != len(HEADER):
-            refuse(number, f"{len(fields)} fields where the header has {len(HEADER)}")
+        if len(fields) != len(header):
+            refuse(number, f"{len(fields)} fields where the header has {len(header)}")
         try:
-            rows.append(_typed(dict(zip(HEADER, fields, strict=True))))
+            rows.append(_typed({"set": GRID} | dict(zip(header, fields, strict=True))))
         except ValueError as error:
             refuse(number, str(error))
     return rows
@@ -98,6 +105,8 @@ def _typed(fields: dict[str, str]) -> dict[str, object]:
             row[name] = _number(name, fields[name])
     if fields["status"] not in STATUSES:
         raise ValueError(f"status {fields['status']!r} is none of {', '.join(STATUSES)}")
+    if fields["set"] not in SETS:
+        raise ValueError(f"set {fields['set']!r} is none of {', '.join(SETS)}")
     if fields["pass"] not in PASSES:
         raise ValueError(f"pass {fields['pass']!r} is none of {', '.join(PASSES)}")
     filled = FILLED + TIMES if fields["status"] in TIMED else FILLED

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from harness import contents, interpreter, load, oracle, statuses, trial, wide
+from harness import contents, drawn, interpreter, load, oracle, statuses, trial, wide
 from harness.command import UserError
 from kernels._contract import Case
 
@@ -44,9 +44,15 @@ class Bench:
             self.eager = self.op.reference
 
     def prepare(
-        self, gpu: bool, dtypes: list[str], passes: list[str], kinds: list[str], most: int | None
+        self,
+        gpu: bool,
+        dtypes: list[str],
+        passes: list[str],
+        kinds: list[str],
+        most: int | None,
+        drawn_seed: int | None = None,
     ) -> dict:
-        """Chooses the device and the units, `most` cases of each kind ("edge", "sweep").
+        """Chooses the device and the units, `most` cases of each kind ("edge", "sweep", "drawn").
 
         Of a baseline the hostile edge cases come after the others, since its time may be limited.
         Returns the device, the rows of each unit as they stand before it has run, and what the file
@@ -54,10 +60,12 @@ class Bench:
         """
         self.device = "cuda" if gpu else "cpu"
         passes = [name for name in passes if name in self.op.passes]
+        cases = {"edge": self.op.edge, "sweep": self.op.sweep}
+        cases["drawn"] = drawn.cases(self.op, drawn_seed)
         chosen = [
             (kind, case, dtype)
             for kind in kinds
-            for case in getattr(self.op, kind)[:most]
+            for case in cases[kind][:most]
             for dtype in self.op.dtypes_of(case)
             if dtype in dtypes and passes
         ]
@@ -92,7 +100,7 @@ class Bench:
 def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
     try:
         # Of a loss other gradients than one are seen in the edge cases.
-        ones = bench.op.unit_gradient and blanks[0]["kind"] == "sweep"
+        ones = bench.op.unit_gradient and blanks[0]["kind"] != "edge"
         problem = oracle.problem(bench.op, case, dtype, bench.seed, bench.device, bench.eager, ones)
     except Exception as error:
         fault = _fault(error, ours=True)

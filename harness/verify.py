@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from harness import choices, digests, environment, guard, ledger, nvml, severity, sources
+from harness import choices, digests, drawn, environment, guard, ledger, nvml, severity, sources
 from harness.command import UserError, fresh_seed, run, seed, write_json
 from harness.process import LOST, START_S, Worker
 from kernels._contract import DTYPES, PASSES
@@ -172,7 +172,7 @@ def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -
 
 def _class(cell: dict) -> str:
     """By which limit a cell is bound: that of the sweep, of ordinary or of hostile edge cases."""
-    if cell["kind"] == "sweep":
+    if cell["kind"] != "edge":
         return "sweep"
     return "hostile" if cell["hostile"] else "ordinary"
 
@@ -210,7 +210,8 @@ def _ask(worker: Worker, limit_s: float, do: str, **arguments: object) -> dict:
 def _plan(arguments: argparse.Namespace, mode: str) -> dict:
     edge_only = arguments.edge_only or mode != "gpu"
     # Of a baseline what will be timed comes first: the time for the rest may be limited.
-    kinds = ["edge", "sweep"] if arguments.impl in OURS else ["sweep", "edge"]
+    timed = ["sweep", "drawn"]
+    kinds = ["edge", *timed] if arguments.impl in OURS else [*timed, "edge"]
     dtypes = arguments.dtypes
     if mode != "gpu":
         # A study of bfloat16 alone is still verified where there is no GPU: in float32.
@@ -221,6 +222,7 @@ def _plan(arguments: argparse.Namespace, mode: str) -> dict:
         "passes": arguments.passes,
         "kinds": ["edge"] if edge_only else kinds,
         "most": arguments.max_cases,
+        "drawn_seed": drawn.read(arguments.drawn),
     }
 
 
@@ -232,7 +234,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=seed, help="an integer from 0, or fresh (the default)")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--passes", nargs="+", default=list(PASSES))
-    parser.add_argument("--max-cases", type=int, help="so many edge cases and so many of the sweep")
+    parser.add_argument("--max-cases", type=int, help="so many of each kind of case")
+    parser.add_argument("--drawn", type=Path, help="file of harness.drawn; on a GPU its shapes too")
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
     parser.add_argument("--choices", type=Path, help="folder of what the library chose alone")

@@ -1,6 +1,9 @@
-"""Cases that the families over rows share: M rows of length N."""
+"""Cases that the families over rows share, M rows of length N, and how shapes are drawn."""
 
-from kernels._contract import case
+import math
+import random
+
+from kernels._contract import Case, case
 
 ROW_EDGE = (
     case(M=1, N=1),
@@ -30,3 +33,37 @@ ROW_SWEEP = (
     case(M=4096, N=65536, dtypes=("bfloat16",)),
     case(M=1024, N=262144, dtypes=("bfloat16",)),
 )
+
+
+# Elements of a drawn tensor: from what an L2 holds to what outlasts it several times.
+LEAST_DRAWN, MOST_DRAWN = 2**20, 2**27
+
+
+def log_uniform(generator: random.Random, least: int, most: int, step: int = 1) -> int:
+    """A multiple of `step` from least to most, which are such too; as likely in each octave."""
+    exact = math.exp(generator.uniform(math.log(least), math.log(most)))
+    return min(most, max(least, round(exact / step) * step))
+
+
+def drawn_length(generator: random.Random, least: int, most: int) -> int:
+    """The length of a row: of four three are multiples of 8, as most are that a model has.
+
+    least, most: multiples of 64.
+    """
+    return log_uniform(generator, least, most, generator.choice((1, 8, 8, 64)))
+
+
+def drawn_vector(generator: random.Random) -> Case:
+    """A flat vector of any length."""
+    return case(N=log_uniform(generator, 2**18, 2**28))
+
+
+def drawn_rows(longest: int, letter: str = "N"):
+    """Draws M rows of 128 to `longest` elements, of any number that fits in MOST_DRAWN."""
+
+    def draw(generator: random.Random) -> Case:
+        length = drawn_length(generator, 128, longest)
+        elements = log_uniform(generator, LEAST_DRAWN, MOST_DRAWN)
+        return case(**{"M": max(1, elements // length), letter: length})
+
+    return draw

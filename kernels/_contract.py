@@ -4,6 +4,7 @@ The harness reads these declarations to make inputs, check outputs and turn time
 kernel file never reads the harness.
 """
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -164,6 +165,8 @@ class Op:
     flags: keyword arguments that a flag of a case adds, by flag.
     edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
     sweep: the cases that are timed, from the shapes of named models; verified on the GPU as well.
+    drawn: (generator) -> a case: the range of shapes that are met in practice. Each run draws a few
+        and times them too; no kernel may know them.
     cost: (case, direction, itemsize) -> Cost, direction one of the passes.
     passes: "forward", where no gradient is wanted; "backward", the gradients alone, after a forward
         pass that is not timed; "both", the two in turn as in training, with what the one keeps for
@@ -188,6 +191,7 @@ class Op:
     flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     deterministic: bool = True
     properties: Callable | None = None
+    drawn: Callable[[random.Random], Case] | None = None
 
     def dtypes_of(self, a_case: Case) -> tuple[str, ...]:
         return tuple(d for d in self.dtypes if not a_case.dtypes or d in a_case.dtypes)

@@ -1,6 +1,6 @@
 """What layer norm and RMS norm share of their declarations: cases, cost, check of arguments."""
 
-from kernels._cases import ROW_EDGE
+from kernels._cases import ROW_EDGE, drawn_rows
 from kernels._checks import floating, same, shaped
 from kernels._contract import Cost, case
 
@@ -44,6 +44,7 @@ NORM_SWEEP = (
     case("residual", M=4096, N=1024, dtypes=("bfloat16",)),
     case("residual", M=32768, N=4096, dtypes=("bfloat16",)),
 )
+NORM_DRAWN = drawn_rows(2**17)
 # No keyword argument comes with a residual: its presence says it.
 NORM_FLAGS = {"residual": {}}
 

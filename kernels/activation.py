@@ -24,6 +24,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kernels._cases import drawn_vector
 from kernels._checks import floating, number, one_of
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
@@ -89,17 +90,19 @@ TANH_SWEEP = tuple(
     case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
 )
 
-RELU = Op("relu", relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES)
+RELU = Op(
+    "relu", relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES, drawn=drawn_vector
+)
 LEAKY_RELU = Op(
     "leaky_relu", leaky_relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES,
-    params={"negative_slope": 0.01},
+    drawn=drawn_vector, params={"negative_slope": 0.01},
 )  # fmt: skip
 GELU = Op(
     "gelu", gelu_reference, X, _cost(5, 11), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), PASSES,
-    flags={"tanh": {"approximate": "tanh"}},
+    drawn=drawn_vector, flags={"tanh": {"approximate": "tanh"}},
 )  # fmt: skip
-TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, PASSES)
-COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, PASSES)
+TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, PASSES, drawn=drawn_vector)
+COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, PASSES, drawn=drawn_vector)
 
 # ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
 LN2_HIGH = tl.constexpr(0.693359375)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._cases import log_uniform
 from kernels._checks import flag, floating, require, same, tensors
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes
@@ -60,6 +61,14 @@ def _sweep():
                 yield case(*flags, dtypes=dtypes, B=16384 // s, H=2048 // d, S=s, D=d)
 
 
+def _drawn(generator):
+    """Any length of a sequence, heads of 64 or 128, and batches of up to 16,384 tokens in all."""
+    flags = generator.choice(((), ("causal",)))
+    d, h = generator.choice((64, 128)), generator.choice((8, 12, 16, 20, 32, 40))
+    s = log_uniform(generator, 128, 16384)
+    return case(*flags, B=max(1, log_uniform(generator, 1024, 16384) // s), H=h, S=s, D=d)
+
+
 ROWS = Tensor("B H S D")
 ATTENTION = Op(
     "attention",
@@ -85,6 +94,7 @@ ATTENTION = Op(
         case("causal", B=1, H=1, S=40, D=64, values="denormal"),
     ),
     sweep=tuple(_sweep()),
+    drawn=_drawn,
     params={"causal": False},
     flags={"causal": {"causal": True}},
 )

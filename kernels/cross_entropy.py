@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels import _cross_entropy as shared
+from kernels._cases import drawn_rows
 from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
@@ -98,6 +99,7 @@ CROSS_ENTROPY = Op(
         case("smooth", "z", "ignored", M=8192, V=32000, dtypes=("bfloat16",)),
     ),
     passes=("forward", "both"),
+    drawn=drawn_rows(2**18, "V"),
     flags={
         "ignored": {},
         "smooth": {"label_smoothing": 0.1},

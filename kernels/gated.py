@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
-from kernels._cases import ROW_EDGE
+from kernels._cases import ROW_EDGE, drawn_rows
 from kernels._checks import one_of
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
@@ -52,7 +52,9 @@ SWEEP = (
     case(M=8192, N=28672, dtypes=("bfloat16",)),
 )
 
-SWIGLU = Op("swiglu", swiglu_reference, INPUTS, _cost, EDGE, SWEEP, passes=PASSES)
+DRAWN = drawn_rows(2**15)
+
+SWIGLU = Op("swiglu", swiglu_reference, INPUTS, _cost, EDGE, SWEEP, passes=PASSES, drawn=DRAWN)
 GEGLU = Op(
     "geglu",
     geglu_reference,
@@ -66,6 +68,7 @@ GEGLU = Op(
     ),
     sweep=(*SWEEP, case("erf", M=8192, N=14336, dtypes=("bfloat16",))),
     passes=PASSES,
+    drawn=DRAWN,
     params={"approximate": "tanh"},
     flags={"erf": {"approximate": "none"}},
 )

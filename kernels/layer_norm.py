@@ -15,7 +15,7 @@ import torch
 from kernels._checks import number
 from kernels._contract import PASSES, Op, Tensor, in_turn
 from kernels._launch import needs_grad, once
-from kernels._norm import NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
+from kernels._norm import NORM_DRAWN, NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import backward_configs, norm_backward
 from kernels._norm_forward import forward_configs, norm_forward
 
@@ -46,6 +46,7 @@ LAYER_NORM = Op(
     edge=NORM_EDGE,
     sweep=NORM_SWEEP,
     passes=PASSES,
+    drawn=NORM_DRAWN,
     params={"eps": 1e-5},
     flags=NORM_FLAGS,
 )

@@ -25,6 +25,7 @@ import triton.language as tl
 
 from kernels import _cross_entropy as shared
 from kernels import _linear_loss as tiled
+from kernels._cases import drawn_length, log_uniform
 from kernels._checks import floating, no_tangent, tensors
 from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._cross_entropy import (
@@ -67,6 +68,14 @@ def _cost(a_case, direction, itemsize):
     return Cost(factors + 8 * m, itemsize, 2 * m * h * v)
 
 
+def _drawn(generator):
+    """From GPT-2's width to that of a 70B model; a weight of at most 1 GiB and 2**39 products of it
+    with the rows, of which three matmuls take some milliseconds each."""
+    h = log_uniform(generator, 512, 8192, 64)
+    v = min(drawn_length(generator, 8192, 2**18), 2**29 // h)
+    return case(M=min(log_uniform(generator, 256, 8192), 2**39 // (h * v)), H=h, V=v)
+
+
 LINEAR_CROSS_ENTROPY = Op(
     "linear_cross_entropy",
     linear_cross_entropy_reference,
@@ -102,6 +111,7 @@ LINEAR_CROSS_ENTROPY = Op(
         case("bias", "smooth", "z", "ignored", M=4096, H=2048, V=32000, dtypes=("bfloat16",)),
     ),
     passes=("forward", "both"),
+    drawn=_drawn,
     flags={
         "ignored": {},
         "bias": {},

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels._cases import log_uniform
 from kernels._checks import MOST_ITEMS, floating, one_of, require, shaped, tensors
 from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._device import float32_dot, shared_bytes, sm_count
@@ -53,6 +54,12 @@ def _cost(a_case, direction, itemsize):
     m, n, k = a_case["M"], a_case["N"], a_case["K"]
     bias = n if "bias" in a_case.flags else 0
     return Cost((m * k + k * n + bias) * itemsize, m * n * itemsize, 2 * m * n * k)
+
+
+def _drawn(generator):
+    """Any number of rows, and a weight whose sizes are multiples of 8; at most 2**39 products."""
+    n, k = (log_uniform(generator, 256, 16384, 8) for _ in "NK")
+    return case(M=min(log_uniform(generator, 16, 16384), 2**39 // (n * k)), N=n, K=k)
 
 
 HALVES = ("bfloat16", "float16")
@@ -100,6 +107,7 @@ MATMUL = Op(
         case("leaky_relu", M=4096, N=4096, K=4096, dtypes=HALVES),
         case("gelu", "bias", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),
     ),
+    drawn=_drawn,
     params={"activation": "none"},
     flags={
         "bias": {},

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from kernels import _checks as checks
+from kernels._cases import drawn_vector
 from kernels._checks import flag, floating, integer, shown
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
@@ -165,6 +166,7 @@ RANDINT = Op(
         "late": {"offset": 2**40 + 16 * 2**10 + 3},
     },
     properties=_randint_properties,
+    drawn=drawn_vector,
 )
 DROPOUT = Op(
     "dropout",
@@ -194,6 +196,7 @@ DROPOUT = Op(
     params={"p": 0.1, "seed": 20261121},
     flags={"half": {"p": 0.5}},
     properties=_dropout_properties,
+    drawn=drawn_vector,
 )
 
 

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._cases import log_uniform
 from kernels._checks import flag
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._launch import constant, launch, needs_grad, once
@@ -61,6 +62,16 @@ BASE = 500_000.0
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BF16 = ("bfloat16",)
 LLAMA = {"H": 32, "K": 8, "D": 128, "R": 64}
+
+
+def _drawn(generator):
+    """Any number of tokens; heads of 64 to 128, all of which turns, one or several for each key."""
+    d, k = generator.choice((64, 80, 96, 128)), generator.choice((1, 2, 4, 8, 16))
+    sizes = {"H": k * generator.choice((1, 3, 4, 5, 7, 8)), "K": k, "D": d, "R": d // 2}
+    tokens, s = log_uniform(generator, 512, 16384), log_uniform(generator, 128, 8192)
+    return case(B=max(1, tokens // s), S=s, **sizes)
+
+
 ROTARY = Op(
     "rotary",
     rotary_reference,
@@ -99,6 +110,7 @@ ROTARY = Op(
         case("interleaved", B=4, S=4096, H=32, K=2, D=128, R=32, dtypes=BF16),
     ),
     passes=PASSES,
+    drawn=_drawn,
     flags={"interleaved": {"interleaved": True}},
 )
 

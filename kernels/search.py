@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._cases import log_uniform
 from kernels._checks import ORDERED, flag, real, tensors
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
@@ -54,6 +55,10 @@ def _cost(a_case, direction, itemsize):
     return Cost((n + a_case["B"]) * itemsize, n * index_bytes, 0)
 
 
+def _drawn(generator):
+    return case(N=log_uniform(generator, 2**18, 2**28), B=log_uniform(generator, 8, 2**17))
+
+
 BUCKETIZE = Op(
     "bucketize",
     bucketize_reference,
@@ -82,6 +87,7 @@ BUCKETIZE = Op(
         case("int32", N=2**28, B=1024, dtypes=("bfloat16",)),
         case("right", "int32", N=2**26, B=100000, dtypes=("float32",)),
     ),
+    drawn=_drawn,
     flags={"right": {"right": True}, "int32": {"out_int32": True}},
 )
 

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._cases import ROW_EDGE, ROW_SWEEP
+from kernels._cases import ROW_EDGE, ROW_SWEEP, drawn_rows
 from kernels._checks import flag, floating, number, tensors
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import LOG2E
@@ -110,6 +110,7 @@ SOFTMAX = Op(
         case("mask", "scaled", M=32768, N=4096, dtypes=("bfloat16",)),
     ),
     passes=PASSES,
+    drawn=drawn_rows(2**18),
     params={"scale": 1.0, "causal": False},
     flags={"scaled": {"scale": 0.125}, "causal": {"causal": True}, "mask": {}},
 )

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._cases import drawn_length, log_uniform
 from kernels._checks import MOVABLE, real, tensor
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._launch import launch, needs_grad
@@ -33,6 +34,11 @@ def transpose_reference(x):
 def _cost(a_case, direction, itemsize):
     moved = a_case["M"] * a_case["N"] * itemsize
     return Cost(moved, moved, 0)
+
+
+def _drawn(generator):
+    m, n = log_uniform(generator, 64, 32768), drawn_length(generator, 64, 32768)
+    return case(M=min(m, 2**28 // n), N=n)
 
 
 TRANSPOSE = Op(
@@ -67,6 +73,7 @@ TRANSPOSE = Op(
         case(M=32768, N=128, dtypes=("bfloat16",)),  # the keys of a head
     ),
     passes=PASSES,
+    drawn=_drawn,
 )
 
 

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._cases import drawn_vector
 from kernels._checks import floating, number, pair
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
@@ -88,15 +89,21 @@ FACTORS = {"x": VECTOR, "y": FACTOR}
 
 SCALE = Op(
     "scale", scale_reference, {"x": VECTOR}, _cost((1, 1), (1, 1)), EDGE, SWEEP, PASSES,
-    params={"alpha": 1.7},
+    drawn=drawn_vector, params={"alpha": 1.7},
 )  # fmt: skip
 # The gradient of a sum is the gradient of its terms: no byte moves, so there is nothing to time.
-ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP)
-MUL = Op("mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, PASSES)
-MAXIMUM = Op("maximum", maximum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES)
-MINIMUM = Op("minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES)
+ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP, drawn=drawn_vector)
+MUL = Op(
+    "mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, PASSES, drawn=drawn_vector
+)
+MAXIMUM = Op(
+    "maximum", maximum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES, drawn=drawn_vector
+)
+MINIMUM = Op(
+    "minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES, drawn=drawn_vector
+)
 DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
-DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, PASSES)
+DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, PASSES, drawn=drawn_vector)
 ACCUMULATES = {"dot": "float32"}
 
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits

@@ -235,6 +235,17 @@ def test_the_table_is_aligned_and_its_csv_whole(old, again, tmp_path):
     assert {kind: kinds.count(kind) for kind in kinds} == {"cell": len(rows), "mean": 2, "claim": 4}
 
 
+def test_drawn_shapes_are_not_compared(old):
+    study = summarize.measurements(old)
+    rows, sidecar = study[OP]
+    apart = [row | {"case": "N12345", "set": "drawn"} for row in rows]
+    limits = {OP: summarize.limits(sidecar)}
+    alone, both = (
+        changes.Run.of({OP: (found, sidecar)}, limits) for found in (rows, [*rows, *apart])
+    )
+    assert list(both.summary) == list(alone.summary) == list(both.counted)
+
+
 def test_claims_say_the_same_as_claims_csv(old, again, tmp_path):
     first, second = (
         changes.Run.of(study, {OP: summarize.limits(study[OP][1])})

@@ -126,15 +126,21 @@ ROOT = Path(__file__).parents[1]
 OPS = {name: load.op(name)[0] for name in sources.ops(ROOT)}
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line[0]}-{line[2].name}-{line[1]}")
-def test_an_op_declares_the_work_that_was_counted_by_hand(line):
-    name, direction, a_case, itemsize, read, written, flops = line
-    assert OPS[name].cost(a_case, direction, itemsize) == Cost(read, written, flops)
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_declares_the_work_that_was_counted_by_hand(name):
+    for op, direction, a_case, itemsize, read, written, flops in LINES:
+        if op == name:
+            found = OPS[op].cost(a_case, direction, itemsize)
+            assert found == Cost(read, written, flops), f"{a_case.name} {direction}"
 
 
-def test_no_op_and_no_pass_is_left_out():
-    declared = {(op.name, direction) for op in OPS.values() for direction in op.passes}
-    assert {(name, direction) for name, direction, *_ in LINES} == declared
+@pytest.mark.parametrize("name", OPS)
+def test_no_pass_of_an_op_is_left_out(name):
+    assert {line[1] for line in LINES if line[0] == name} == set(OPS[name].passes)
+
+
+def test_no_line_is_of_an_op_that_is_not_here():
+    assert {line[0] for line in LINES} == set(OPS)
 
 
 @pytest.mark.parametrize("name", OPS)

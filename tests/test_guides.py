@@ -59,7 +59,7 @@ def counts(done):
 def squared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("square")
     names = followed(folder, "add-a-kernel.md")
-    assert names[0] == "kernels/square.py" and len(names) == 5
+    assert names[0] == "kernels/square.py" and len(names) == 6
     return folder
 
 
@@ -71,7 +71,8 @@ def test_the_tests_of_a_kernel_that_was_added_pass(squared):
 
 def test_the_tests_that_look_at_all_files_pass_beside_it(squared):
     tests = ["tests/test_baselines.py", "tests/test_workflow.py", "tests/test_house.py"]
-    some = "baseline_offers or yardstick or every_op_reaches or share_private or finds_nothing"
+    tests.append("tests/test_costs.py")
+    some = "baseline_offers or yardstick or every_op_reaches or share_private or finds_nothing or no_line"
     done = run(squared, "pytest", "-q", *tests, "-k", some, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout[-3000:]
     assert counts(done.stdout)["passed"] >= 6

@@ -341,6 +341,7 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     ]
     assert sidecar["schedule"] == dataclasses.asdict(TIMING) | {
         "seed": 1,
+        "drawn_seed": None,
         "cores": len(os.sched_getaffinity(0)),
         "stopped": {name: len(CELLS) if name == "interval" else 0 for name in REASONS},
     }

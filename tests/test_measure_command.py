@@ -12,7 +12,7 @@ from patience import PATIENCE_S, wait_until
 from test_lease import FAKE, driver  # noqa: F401, a fixture
 from test_measure import BENCH, ENVIRONMENT, ROOT, report
 
-from harness import digests, lease, load, measure, raw
+from harness import digests, drawn, lease, load, measure, raw
 from harness.cell import sweep
 from harness.command import UserError
 from kernels._contract import DTYPES
@@ -25,7 +25,7 @@ def arguments(tmp_path):
     (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"gpu": gpu}))
     (tmp_path / "ceilings.csv").write_text("quantity,unit,value,sm_mhz,source\n")
     op, _ = load.op("scale")
-    cells = list(sweep(op, DTYPES, op.passes, None))
+    cells = list(sweep(op, DTYPES, op.passes, None, drawn_seed=17))
 
     def make(*impls, **changes) -> list[str]:
         for impl in impls:
@@ -84,6 +84,20 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
     assert {row["status"] for row in rows} == {"ok"}
     assert sidecar["harness_sha256"] == digests.harness(ROOT)
     assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
+
+
+def test_the_command_times_drawn_shapes_and_keeps_their_seed(command, tmp_path):
+    (tmp_path / "drawn.json").write_text('{"drawn_seed": 17}')
+    assert command("ours", "torch_eager", drawn=tmp_path / "drawn.json").wait() == 0
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert sidecar["schedule"]["drawn_seed"] == 17
+    op, _ = load.op("scale")
+    found = {(row["set"], row["case"], row["pass"]) for row in rows}
+    chosen, apart = op.sweep[0].name, drawn.cases(op, 17)[0].name
+    assert found == {("grid", chosen, name) for name in op.passes} | {
+        ("drawn", apart, name) for name in ("forward", "backward")
+    }
+    assert {row["status"] for row in rows} == {"ok"}
 
 
 def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):

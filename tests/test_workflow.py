@@ -384,6 +384,27 @@ def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     assert unlimited.verify_budget(rival) == ""
 
 
+def test_what_is_timed_is_drawn_once_for_all_jobs_that_verify_tune_and_time_it(tmp_path):
+    timed, replayed = (study(tmp_path, measure=measure) for measure in (True, False))
+    ours = types.SimpleNamespace(op="softmax", impl="ours", get=lambda *_: None)
+    rival = types.SimpleNamespace(op="matmul", impl="quack", get=lambda *_: None)
+    for wildcards in (ours, rival):
+        assert "results/study/drawn.json" in timed.verify_inputs(wildcards)
+        assert "results/study/drawn.json" not in replayed.verify_inputs(wildcards)
+    assert "results/study/drawn.json" in timed.autotune_inputs(rival)
+    assert timed.drawing == "--drawn results/study/drawn.json"
+    assert replayed.drawing == "" and replayed.draws == []
+
+
+def test_the_jobs_that_need_the_drawn_shapes_are_told_of_them(tree):
+    dry = snakemake(tree, "results/study/raw/matmul.csv", "--dry-run", "--printshellcmds", *MEASURE)
+    calls = [line for line in dry.stdout.splitlines() if "python -m harness." in line]
+    for command in ("verify", "autotune", "measure"):
+        told = [line for line in calls if f"harness.{command} " in line]
+        assert told and all("--drawn results/study/drawn.json" in line for line in told)
+    assert sum("harness.drawn --seed fresh" in line for line in calls) == 1
+
+
 def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
     reports = tmp_path / "recorded" / "verify" / "softmax"
     reports.mkdir(parents=True)

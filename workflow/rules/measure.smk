@@ -9,6 +9,7 @@ if study.measures:
             tables=study.tables,
             autotuned=study.autotuned,
             ceilings="<run>/ceilings.csv",
+            drawn=study.draws,
         output:
             # Times stay until new ones take their place, also where measuring these fails.
             csv=update("<run>/raw/{op}.csv"),
@@ -43,7 +44,7 @@ if study.measures:
             " --autotuned {params.autotune} --environment {params.environment}"
             " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
-            " {params.timing} {params.limit} --out {output.csv} > {log} 2>&1"
+            " {params.timing} {params.limit} --drawn {input.drawn} --out {output.csv} > {log} 2>&1"
             " || {{ date +%s%N > {params.failure}; exit 1; }}"
 
 else:

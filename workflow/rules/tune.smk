@@ -42,6 +42,7 @@ if study.measures:
             dtypes=config["dtypes"],
             passes=config["passes"],
             limit=study.limit,
+            drawing=study.drawing,
             # A report of another version does not serve.
             library=study.library,
             # Choices hold for the board on which they were made.
@@ -52,4 +53,4 @@ if study.measures:
         shell:
             "python -m harness.autotune --op {wildcards.op} --impl {wildcards.impl}"
             " --dtypes {params.dtypes} --passes {params.passes}"
-            " {params.limit} --cell-timeout-s {params.timeout} --out {output} > {log} 2>&1"
+            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout} --out {output} > {log} 2>&1"

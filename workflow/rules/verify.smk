@@ -16,6 +16,7 @@ rule verify:
         limit=study.limit,
         budget=study.verify_budget,
         choices=study.choices,
+        drawing=study.drawing,
         # A change of the configurations in force shows in no input.
         tuning=study.tuning,
         # A report of another version opens no gate.
@@ -25,7 +26,7 @@ rule verify:
     shell:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
         " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
-        " {params.budget} {params.choices} --out {output} > {log} 2>&1"
+        " {params.budget} {params.choices} {params.drawing} --out {output} > {log} 2>&1"
 
 
 rule verified:

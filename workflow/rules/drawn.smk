@@ -1,0 +1,15 @@
+"""The seed of the shapes that this run draws, one for all its jobs: what is timed was verified."""
+
+if study.measures:
+
+    rule draw:
+        output:
+            "<run>/drawn.json",
+        log:
+            "<log>/drawn.log",
+        params:
+            seed=config["drawn_seed"],
+        message:
+            "Draw the shapes of this run"
+        shell:
+            "python -m harness.drawn --seed {params.seed} --out {output} > {log} 2>&1"
