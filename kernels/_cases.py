@@ -28,6 +28,8 @@ ROW_SWEEP = (
     *(case(M=4096, N=2**k, dtypes=("bfloat16",)) for k in (8, 9, 11, 13)),
     *(case(M=4096, N=2**k, dtypes=("bfloat16", "float32")) for k in (10, 12, 14)),
     case(M=4096, N=12288, dtypes=("float16",)),
+    case(M=4096, N=50257, dtypes=("bfloat16",)),  # the vocabulary of GPT-2
+    case(M=2048, N=151936, dtypes=("bfloat16",)),  # that of Qwen 2.5
     case(M=32768, N=4096, dtypes=("bfloat16",)),
     case(M=16384, N=16384, dtypes=("bfloat16",)),
     case(M=4096, N=65536, dtypes=("bfloat16",)),

@@ -40,11 +40,12 @@ EDGE = (
     case(N=1000, values="denormal"),
     case(N=1000, values="equal"),
 )
-# From what fits in the L2 cache to what an activation of a large model occupies.
+# From what fits in the L2 cache to what an activation of a large model occupies. The lengths
+# between, 2**24 among them, are left to those that each run draws: of the powers of two it was the
+# one at which rules were tuned, and ours stood there no worse than at the others.
 SWEEP = (
     case(N=2**20, dtypes=("bfloat16",)),
     case(N=4096 * 1024, dtypes=("bfloat16",)),
-    case(N=2**24, dtypes=("bfloat16",)),
     case(N=8192 * 14336, dtypes=("float16", "bfloat16")),  # Llama 3 8B, MLP activation
     case(N=2**28, dtypes=("bfloat16", "float32")),
 )

@@ -35,7 +35,12 @@ NORM_EDGE = (
 )
 NORM_SWEEP = (
     *(case(M=4096, N=n, dtypes=("bfloat16",)) for n in (1024, 4096)),
-    case(M=4096, N=12288, dtypes=("float16",)),
+    case(M=4096, N=5120, dtypes=("bfloat16",)),  # Llama 2 13B
+    case(M=4096, N=6656, dtypes=("bfloat16",)),  # LLaMA 33B
+    case(M=4096, N=7168, dtypes=("bfloat16",)),  # DeepSeek-V3
+    case(M=4096, N=12288, dtypes=("float16",)),  # GPT-3 175B
+    case(M=4096, N=14336, dtypes=("bfloat16",)),  # BLOOM 176B
+    case(M=4096, N=18432, dtypes=("bfloat16",)),  # Nemotron-4 340B
     case(M=4096, N=16384, dtypes=("float32",)),
     case(M=32768, N=4096, dtypes=("bfloat16",)),
     case(M=16384, N=16384, dtypes=("bfloat16",)),

@@ -96,6 +96,8 @@ CROSS_ENTROPY = Op(
         case(M=4096, V=1024, dtypes=("bfloat16",)),
         case(M=4096, V=32000, dtypes=("float16", "float32")),
         case(M=4096, V=65536, dtypes=("bfloat16",)),
+        case(M=8192, V=50257, dtypes=("bfloat16",)),  # GPT-2
+        case(M=4096, V=151936, dtypes=("bfloat16",)),  # Qwen 2.5
         case("smooth", "z", "ignored", M=8192, V=32000, dtypes=("bfloat16",)),
     ),
     passes=("forward", "both"),

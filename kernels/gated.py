@@ -54,7 +54,16 @@ SWEEP = (
 
 DRAWN = drawn_rows(2**15)
 
-SWIGLU = Op("swiglu", swiglu_reference, INPUTS, _cost, EDGE, SWEEP, passes=PASSES, drawn=DRAWN)
+SWIGLU = Op(
+    "swiglu",
+    swiglu_reference,
+    INPUTS,
+    _cost,
+    EDGE,
+    sweep=(*SWEEP, case(M=8192, N=18432, dtypes=("bfloat16",))),  # DeepSeek-V3, dense layers
+    passes=PASSES,
+    drawn=DRAWN,
+)
 GEGLU = Op(
     "geglu",
     geglu_reference,
@@ -66,7 +75,11 @@ GEGLU = Op(
         case("erf", M=5, N=300, values="large"),
         case("erf", M=6, N=100, values="infinities"),
     ),
-    sweep=(*SWEEP, case("erf", M=8192, N=14336, dtypes=("bfloat16",))),
+    sweep=(
+        *SWEEP,
+        case(M=8192, N=10240, dtypes=("bfloat16",)),  # Gemma 3 4B
+        case("erf", M=8192, N=14336, dtypes=("bfloat16",)),
+    ),
     passes=PASSES,
     drawn=DRAWN,
     params={"approximate": "tanh"},

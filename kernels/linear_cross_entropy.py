@@ -107,6 +107,8 @@ LINEAR_CROSS_ENTROPY = Op(
         case(M=4096, H=4096, V=128256, dtypes=("bfloat16",)),
         case(M=8192, H=4096, V=32000, dtypes=("bfloat16",)),
         case(M=4096, H=2048, V=32000, dtypes=("bfloat16", "float16")),
+        case(M=4096, H=1600, V=50257, dtypes=("bfloat16",)),  # GPT-2 XL
+        case(M=4096, H=2048, V=151936, dtypes=("bfloat16",)),  # Qwen 2.5 3B
         case(M=1024, H=1024, V=32000, dtypes=("float32",)),
         case("bias", "smooth", "z", "ignored", M=4096, H=2048, V=32000, dtypes=("bfloat16",)),
     ),

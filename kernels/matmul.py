@@ -103,6 +103,9 @@ MATMUL = Op(
         case("nt", M=8192, N=8192, K=8192, dtypes=("bfloat16",)),
         case(M=8192, N=14336, K=4096, dtypes=("bfloat16",)),  # Llama 3 8B, MLP up
         case(M=8192, N=4096, K=14336, dtypes=("bfloat16",)),  # Llama 3 8B, MLP down
+        case(M=8192, N=13824, K=5120, dtypes=("bfloat16",)),  # Llama 2 13B, MLP up
+        case(M=4096, N=18432, K=7168, dtypes=("bfloat16",)),  # DeepSeek-V3, dense MLP
+        case(M=4096, N=50257, K=1600, dtypes=("bfloat16",)),  # GPT-2 XL, logits
         case("relu", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),
         case("leaky_relu", M=4096, N=4096, K=4096, dtypes=HALVES),
         case("gelu", "bias", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),

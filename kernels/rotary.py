@@ -107,6 +107,8 @@ ROTARY = Op(
         *(case(B=1, S=s, **LLAMA, dtypes=BF16) for s in (1024, 4096, 16384)),
         case(B=4, S=4096, **LLAMA),
         case("interleaved", B=4, S=4096, **LLAMA, dtypes=BF16),
+        case(B=2, S=4096, H=28, K=4, D=128, R=64, dtypes=BF16),  # Qwen 2.5 7B
+        case(B=2, S=4096, H=32, K=32, D=96, R=48, dtypes=BF16),  # Phi-3 mini
         case("interleaved", B=4, S=4096, H=32, K=2, D=128, R=32, dtypes=BF16),
     ),
     passes=PASSES,

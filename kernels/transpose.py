@@ -68,6 +68,7 @@ TRANSPOSE = Op(
         case(M=4096, N=1024, dtypes=("bfloat16",)),
         case(M=8191, N=8193, dtypes=("bfloat16",)),
         case(M=4096, N=4096, dtypes=("bfloat16", "float32")),
+        case(M=50257, N=1600, dtypes=("bfloat16",)),  # GPT-2 XL, embedding
         case(M=16384, N=16384, dtypes=("bfloat16", "float32")),
         case(M=8192, N=28672, dtypes=("float16",)),  # Llama 3 70B, weight of an MLP
         case(M=32768, N=128, dtypes=("bfloat16",)),  # the keys of a head
