@@ -240,7 +240,7 @@ def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bo
     """dw = a b, or dw + a b if `further`; summed and kept in float32 where that is dw's dtype."""
     wide = {}
     if dw.dtype != a.dtype:
-        if not torch.compiler.is_compiling() and _multiplies_wide(a.device, a.dtype):
+        if _asks(a) and _multiplies_wide(a.device, a.dtype):
             wide = {"out_dtype": dw.dtype}
         else:
             a, b = a.to(dw.dtype), b.to(dw.dtype)
@@ -248,6 +248,13 @@ def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bo
         torch.addmm(dw, a, b, **wide, out=dw)
     else:
         torch.mm(a, b, **wide, out=dw)
+
+
+def _asks(a: torch.Tensor) -> bool:
+    """Whether a trial may run now: a captured graph may not wait for its result."""
+    if torch.compiler.is_compiling() or not a.is_cuda:
+        return False
+    return not torch.cuda.is_current_stream_capturing()
 
 
 @functools.cache
