@@ -25,8 +25,10 @@ def followed(folder, guide):
     for name in ("tests", "docs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder / name)
+    # All that lies at the top, since a test of the whole tree may read any of it.
+    for path in ROOT.iterdir():
+        if path.is_file() and path.name != ".git" and not (folder / path.name).exists():
+            shutil.copy(path, folder / path.name)
     shutil.rmtree(folder / "results/recorded")
     (folder / "results/recorded").symlink_to(ROOT / "results/recorded")
     return written(folder, guide)
