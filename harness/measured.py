@@ -54,8 +54,12 @@ def _replayed(sidecar: Path) -> bool:
 
 
 def _precious(folder: Path) -> bool:
-    """Whether a run holds times, the finished cells of an interrupted measurement, or tuning."""
-    return bool(held(folder) or [*folder.glob("raw/.*.journal")] or [*folder.glob("tuned/*.json")])
+    """Whether a folder, or one below it, holds times, the finished cells of an interrupted
+    measurement, or tuning.
+    """
+    if any(held(place.parent) for place in folder.rglob("raw")):
+        return True
+    return any(any(folder.rglob(end)) for end in ("raw/.*.journal", "tuned/*.json"))
 
 
 def clean(results: Path, also: list[str]) -> list[str]:

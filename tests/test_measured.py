@@ -118,6 +118,20 @@ def test_cleaning_keeps_what_was_measured_and_what_is_recorded(results):
     assert {path.name for path in results.iterdir()} == {"recorded", "again", "tuning"}
 
 
+@pytest.mark.parametrize("left", ["raw/softmax.csv", "raw/.softmax.journal", "tuned/softmax.json"])
+def test_cleaning_keeps_what_was_measured_in_a_folder_of_runs(tmp_path, left):
+    measure(tmp_path / "archive/replay", mode="replayed")
+    assert measured.clean(tmp_path, []) == [] and not [*tmp_path.iterdir()]
+    kept = tmp_path / "archive/november/board" / left
+    if kept.suffix == ".csv":
+        measure(kept.parents[1])
+    else:
+        kept.parent.mkdir(parents=True)
+        kept.write_text("{}")
+    assert measured.clean(tmp_path, []) == ["archive"]
+    assert kept.is_file()
+
+
 @pytest.mark.parametrize("name", ["recorded", "nobody"])
 def test_cleaning_removes_nothing_where_a_name_is_no_run(results, name):
     with pytest.raises(UserError, match=f"{name}: no such run; there are: again, begun"):
