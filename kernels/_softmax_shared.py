@@ -176,6 +176,9 @@ def _backward_shared_kernel(
 def shares(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
     """Whether programs share rows of n elements of these tensors, so many elements apart: those of
     a row wait for each other."""
+    # A traced graph has no addresses to ask for, and no programs that wait.
+    if torch.compiler.is_dynamo_compiling():
+        return False
     held = _held(n, tensors[0].element_size(), WARPS, _whole(n, *tensors, strides=strides))
     return may_wait(tensors[0].device, held["HOLDERS"], PER_SM)
 
