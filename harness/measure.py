@@ -29,6 +29,7 @@ from harness import (
     journal,
     lease,
     load,
+    measured,
     raw,
 )
 from harness import environment as surroundings
@@ -104,6 +105,8 @@ def measure(
 ) -> None:
     """Runs a plan and writes both files whole, or neither; prints the share of overhead.
 
+    Raises UserError where nothing has a time and `out` holds measured times, which stay.
+
     Cells that an earlier, interrupted run of the same plan has finished are taken over.
     origin: the part of the sidecar that is known beforehand. began: when the job began, by the
     monotonic clock.
@@ -117,9 +120,28 @@ def measure(
                 now = time.monotonic()
                 kept.add(done.name, asdict(done) | {"spent_s": now - began})
                 began = now
+        if not any(
+            row["status"] in raw.TIMED for each in kept.cells.values() for row in each["rows"]
+        ):
+            # Taken over, these cells would fail the next attempt too.
+            kept.remove()
+            _keep(out)
         total = sum(each["spent_s"] for each in kept.cells.values()) + time.monotonic() - began
         _write(out, list(kept.cells.values()), total, origin | _schedule(plan, kept))
         kept.remove()
+
+
+def _keep(out: Path) -> None:
+    """Raises UserError where `out` holds measured times; one that cannot be read may hold some."""
+    if not measured.is_held(out):
+        return
+    with contextlib.suppress(UserError):
+        if not any(row["status"] in raw.TIMED for row in raw.read(out, "")[0]):
+            return
+    raise UserError(
+        f"{out}: holds measured times, and this measurement took none; they stay: set another run,"
+        " or remove the file to have what failed in its place"
+    )
 
 
 def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, object]) -> None:

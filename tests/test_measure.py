@@ -359,6 +359,30 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     assert int(printed[1]) == pytest.approx(100 * overhead["share"], abs=0.51)
 
 
+def files(folder):
+    return {path.name: path.read_bytes() for path in (folder / "raw").iterdir()}
+
+
+@pytest.mark.parametrize(
+    "without", [{"impls": ["exits_at_once"], "cells": CELLS[:1]}, {"cells": []}]
+)
+def test_a_measurement_without_a_time_replaces_no_measured_times(timed, tmp_path, without):
+    """As of a GPU that has fallen off the bus, or of a study that asks for no case of the op."""
+    timed(["ours"])
+    before = files(tmp_path)
+    changes = {"impls": ["ours"]} | without
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"fake\.csv: holds measured times, and this meas"):
+            timed(changes["impls"], **{k: v for k, v in changes.items() if k != "impls"})
+        assert files(tmp_path) == before
+    # Nothing is lost where there was no time either.
+    (tmp_path / "raw/fake.csv").unlink()
+    (tmp_path / "raw/fake.json").unlink()
+    for _ in range(2):
+        rows = timed(changes["impls"], **{k: v for k, v in changes.items() if k != "impls"})
+        assert all(row["device_us"] is None for row in rows)
+
+
 def test_an_error_that_is_not_the_systems_keeps_its_words(tmp_path):
     with pytest.raises(OSError, match="only words"), whole_file(tmp_path / "out"):
         raise OSError("only words")
