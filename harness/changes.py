@@ -185,7 +185,7 @@ def claim_rows(old: Run, new: Run) -> list[dict]:
         answer = answers.get(_claim(claim), {"cells": 0})
         row = {name: claim[name] for name in ("op", "pass", "baseline")}
         row |= {"cells": answer["cells"], "of": claim["cells"]}
-        for name in ("ratio", "verdict"):
+        for name in ("ratio", "ci_lo", "ci_hi", "verdict"):
             row |= {f"old_{name}": claim[name], f"new_{name}": answer.get(name, "")}
         rows.append(row | {"outcome": outcome(claim["verdict"], row["new_verdict"])})
     return rows

@@ -46,8 +46,7 @@ def _cell(row: Mapping, unit: str) -> list[str]:
     line += [_number(row[when]) if row["unit"] == unit else "" for when in ("old", "new")]
     verdict = row["verdict"]
     if "ratio" in row:
-        interval = f"{row['ci_lo']:.3f}..{row['ci_hi']:.3f}"
-        line += [f"{row['ratio']:.3f}", interval, _percent(row["noise"]), _p(row["p_holm"])]
+        line += [f"{row['ratio']:.3f}", _interval(row), _percent(row["noise"]), _p(row["p_holm"])]
     else:
         line += [""] * 4
         reason = row["new_reason"] or row["old_reason"]
@@ -58,12 +57,15 @@ def _cell(row: Mapping, unit: str) -> list[str]:
 def _means(means: Sequence[Mapping], every: bool) -> list[str]:
     shown = [row for row in means if every or row["verdict"] in LISTED[:-1]]
     lines = ["Geometric means over the cells of an op and pass, old time over new"]
-    lines += _table(["op", "pass", "cells", "ratio", "p", "verdict"], [_mean(row) for row in shown])
+    lines += _table(
+        ["op", "pass", "cells", "ratio", "95 % interval", "p", "verdict"],
+        [_mean(row) for row in shown],
+    )
     return lines + _more(len(means) - len(shown))
 
 
 def _mean(row: Mapping) -> list[str]:
-    numbers = [str(row["cells"]), f"{row['ratio']:.3f}", _p(row["p_holm"])]
+    numbers = [str(row["cells"]), f"{row['ratio']:.3f}", _interval(row), _p(row["p_holm"])]
     return [row["op"], row["pass"], *numbers, row["verdict"]]
 
 
@@ -77,7 +79,8 @@ def _claims(claims: Sequence[Mapping], every: bool) -> list[str]:
 
     ordered = sorted(claims, key=place)
     shown = ordered if every else ordered[:CLAIMS_SHOWN]
-    head = ["op", "pass", "baseline", "cells", "old", "old verdict", "new", "new verdict"]
+    head = ["op", "pass", "baseline", "cells"]
+    head += [f"{when}{part}" for when in ("old", "new") for part in ("", " 95 %", " verdict")]
     lines += _table([*head, "outcome"], [_claim(row) for row in shown])
     return lines + _more(len(claims) - len(shown))
 
@@ -85,7 +88,7 @@ def _claims(claims: Sequence[Mapping], every: bool) -> list[str]:
 def _claim(row: Mapping) -> list[str]:
     line = [row["op"], row["pass"], row["baseline"], f"{row['cells']} of {row['of']}"]
     for when in ("old", "new"):
-        line += [_number(row[f"{when}_ratio"]), row[f"{when}_verdict"]]
+        line += [_number(row[f"{when}_ratio"]), _interval(row, f"{when}_"), row[f"{when}_verdict"]]
     return [*line, row["outcome"]]
 
 
@@ -111,6 +114,11 @@ def _size(row: Mapping) -> float:
 
 def _number(value: float | str | None) -> str:
     return "" if value in (None, "") else f"{value:.4g}"
+
+
+def _interval(row: Mapping, when: str = "") -> str:
+    lo, hi = row[f"{when}ci_lo"], row[f"{when}ci_hi"]
+    return "" if "" in (lo, hi) else f"{lo:.3f}..{hi:.3f}"
 
 
 def _percent(value: float) -> str:

@@ -11,7 +11,7 @@ import sys
 import pytest
 import synthetic
 
-from harness import changes, command, compare, summarize
+from harness import changes, claims, command, compare, summarize
 
 OP = "softmax"
 
@@ -112,6 +112,29 @@ def test_a_slow_mean_is_a_regression_though_no_cell_shows_it(old, again, tmp_pat
     done = run(old, write(tmp_path / "new", slow))
     assert done.returncode == 1
     assert "mean of softmax forward" in done.stdout
+
+
+def test_each_ratio_stands_with_its_interval(old, again, tmp_path):
+    """Of cells, of means, and of claims in both runs: as the CSV has it, offsets included."""
+    slow = [other(row, OURS, 1.025) for row in again]
+    new = write(tmp_path / "new", slow)
+    page = run(old, new, "--all", "--csv", tmp_path / "out.csv").stdout.splitlines()
+    means, said = (page.index(next(line for line in page if line.startswith(begin))) for begin in
+                   ("Geometric means", "Claims of the first"))  # fmt: skip
+    rows = [row for row in table(tmp_path / "out.csv") if row["kind"] == "mean"]
+    assert rows
+    for row in rows:
+        line = next(x for x in page[means:said] if row["op"] in x and row["pass"] in x)
+        assert f" {float(row['ci_lo']):.3f}..{float(row['ci_hi']):.3f} " in line
+    for folder, place in ((old, 0), (new, 1)):
+        study = summarize.measurements(folder)
+        one = changes.Run.of(study, {op: summarize.limits(car) for op, (_, car) in study.items()})
+        claimed = claims.claim_rows(one.compared, one.summary)
+        assert claimed
+        for row in claimed:
+            found = [x for x in page[said:] if row["baseline"] in x.split() and row["pass"] in x]
+            assert found[0].split("..")[place].endswith(f"{row['ci_lo']:.3f}")
+            assert found[0].split("..")[place + 1].startswith(f"{row['ci_hi']:.3f}")
 
 
 def test_a_slow_machine_that_slows_the_control_alike_is_no_regression(old, again, tmp_path):
@@ -282,8 +305,8 @@ def test_a_claim_that_improves_is_no_regression():
 def test_a_run_that_decides_nothing_proves_nothing():
     claim = {"op": OP, "pass": "forward", "baseline": "torch_eager", "outcome": "undecided"}
     unsure = [claim | {"old_verdict": "undecided", "new_verdict": "better"}]
-    for claims in ([], unsure):
-        code, why = compare.verdict([], [], claims, 1.0, on_times=False)
+    for some in ([], unsure):
+        code, why = compare.verdict([], [], some, 1.0, on_times=False)
         assert (code, why) == (compare.UNDECIDED, "Undecided: the first run decides no claim.")
 
 
