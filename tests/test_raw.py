@@ -23,6 +23,7 @@ TIME = st.floats(0, 1e12, exclude_min=True)
 def any_row(draw) -> dict[str, object]:
     row: dict[str, object] = {name: draw(NAME) for name in raw.TEXT}
     row["pass"] = draw(st.sampled_from(["forward", "backward"]))
+    row["set"] = draw(st.sampled_from(raw.SETS))
     row |= {name: draw(COUNT) for name in raw.INTEGERS}
     row |= {name: draw(TIME) for name in raw.TIMES}
     row |= {name: draw(st.none() | READING) for name in raw.READINGS}

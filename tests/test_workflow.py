@@ -28,7 +28,8 @@ MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
 
 REPLAYED = {"measure": False}
-TIMING = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())["timing"]
+CONFIG = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+TIMING, VERIFY = CONFIG["timing"], CONFIG["verify"]
 
 KERNEL = """
 from kernels._contract import Op, case
@@ -352,8 +353,8 @@ def study(folder, **changes):
         ({"recorded": "results/{x}"}, "recorded: 'results/{x}' does not fit; .* without braces"),
         (REPLAYED | {"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .*/h200"),
         (REPLAYED | {"recorded": "config"}, "recorded: 'config' is no recorded run"),
-        ({"verify": {"sweep_s": float("nan"), "baseline_s": 1}}, "verify.sweep_s: nan does not"),
-        ({"verify": {"sweep_s": float("inf"), "baseline_s": 1}}, "verify.sweep_s: inf does not"),
+        ({"verify": VERIFY | {"sweep_s": float("nan")}}, "verify.sweep_s: nan does not"),
+        ({"verify": VERIFY | {"sweep_s": float("inf")}}, "verify.sweep_s: inf does not"),
         ({"ops": ["softmax", "softmax"]}, "ops: 'softmax' is given twice; leave one out"),
         ({"dtypes": ["float32", "float32"]}, "dtypes: 'float32' is given twice"),
         (
