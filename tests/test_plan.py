@@ -390,6 +390,17 @@ def test_a_view_to_be_read_with_the_other_sign_is_read_so(host, shape):
         assert torch.equal(launcher.call(z.conj().imag), 1.0 - z.imag)
 
 
+def test_the_other_sign_is_part_of_a_key(host, monkeypatch):
+    launcher, z = Launcher(plus), torch.zeros(6, dtype=torch.complex64)
+    launcher.call(z.imag)
+    unknown = []
+    monkeypatch.setattr(_plan, "_noted", lambda launcher, key, *rest: unknown.append(key))
+    launcher.call(z.imag)
+    assert not unknown
+    launcher.call(z.conj().imag)
+    assert len(unknown) == 1
+
+
 @pytest.mark.parametrize("place", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_hook_of_triton_sees_each_launch(host, place):
     launcher, x = Launcher(plus), torch.arange(4.0)
