@@ -35,27 +35,34 @@ def main() -> None:
 
 
 def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
-    """Copies every op of `run`, or none; returns their names.
+    """Copies every op of `run` that has a time, or none; returns their names.
 
-    Raises UserError where a file is missing or broken, was replayed, or, unless allowed, comes
-    from a tree with changes that no commit holds.
+    An op that the configuration leaves no case, or that failed in all, would take the place of a
+    record with times; it is named and left out. Raises UserError where a file is missing or broken,
+    was replayed, or, unless allowed, comes from a tree with changes that no commit holds.
     """
     remedy = "measure it again: python -m harness.measure"
     sources = {path.stem: path for path in sorted((run / "raw").glob("*.csv"))}
     if not sources:
         raise UserError(f"{run}/raw: holds no measurement; {remedy}")
     reports = {}
-    for op, path in sources.items():
+    for op, path in list(sources.items()):
         rows, sidecar = raw.read(path, remedy)
         if sidecar["mode"] != "measured":
             raise UserError(f"{path}: was {sidecar['mode']}, not measured; {remedy}")
         if sidecar.get("dirty", True) and not allow_dirty:
             raise UserError(f"{path}: measured on uncommitted code; commit it and {remedy}")
+        if not any(row["status"] in raw.TIMED for row in rows):
+            print(f"{op}: not recorded, it has no time", file=sys.stderr)
+            del sources[op]
+            continue
         impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
         reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
         for report in reports[op]:
             again = f"verify it again: python -m harness.verify --op {op}"
             command.read_json(report, again, reports_of.FIELDS)
+    if not sources:
+        raise UserError(f"{run}/raw: holds no time; {remedy}")
     for op, path in sources.items():
         _replace_folder(into / "verify" / op, reports[op])
         for source in (path.with_suffix(".json"), path):

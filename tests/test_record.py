@@ -50,6 +50,18 @@ def test_an_op_is_recorded_whole(run, tmp_path):
     assert tree(into) == tree(run)
 
 
+@pytest.mark.parametrize(
+    "rows", [[], [PLAIN | {"status": "crashed", "device_us": None, "call_us": None}]]
+)
+def test_an_op_without_a_time_takes_no_record_away(run, recorded, capsys, rows):
+    before = tree(recorded)
+    save(run / "raw/softmax.csv", rows, op="softmax")
+    with pytest.raises(UserError, match="raw: holds no time"):
+        record.record(run, recorded, allow_dirty=False)
+    assert capsys.readouterr().err == "softmax: not recorded, it has no time\n"
+    assert tree(recorded) == before
+
+
 def test_what_the_sanitizer_said_goes_along(run, tmp_path):
     (run / "sanitize").mkdir()
     (run / "sanitize/softmax.json").write_text("{}")
