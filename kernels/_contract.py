@@ -4,6 +4,7 @@ The harness reads these declarations to make inputs, check outputs and turn time
 kernel file never reads the harness.
 """
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -134,24 +135,24 @@ class Cost:
     flops: int
 
 
-def in_turn(cost, kept=lambda a_case: 0):
+def in_turn(cost, kept=None):
     """The cost of three passes from that of two: "both" is a forward and then a backward pass.
 
     cost: as `Op.cost`, of "forward" and of "backward". kept: (case) -> bytes that the forward pass
-    writes for the backward pass alone, whose cost holds their reading.
+    writes for the backward pass alone, whose cost holds their reading; None if it keeps nothing.
     """
+    return functools.partial(_cost_in_turn, cost, kept)
 
-    def of(a_case, direction, itemsize):
-        if direction != "both":
-            return cost(a_case, direction, itemsize)
-        first, then = (cost(a_case, each, itemsize) for each in ("forward", "backward"))
-        return Cost(
-            first.bytes_read + then.bytes_read,
-            first.bytes_written + kept(a_case) + then.bytes_written,
-            first.flops + then.flops,
-        )
 
-    return of
+def _cost_in_turn(cost, kept, a_case, direction, itemsize):
+    if direction != "both":
+        return cost(a_case, direction, itemsize)
+    first, then = (cost(a_case, each, itemsize) for each in ("forward", "backward"))
+    return Cost(
+        first.bytes_read + then.bytes_read,
+        first.bytes_written + (kept(a_case) if kept else 0) + then.bytes_written,
+        first.flops + then.flops,
+    )
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ cancels, a polynomial. float32 has the library's erf, and reduces the argument o
 Cody and Waite (1980), since the error of exp2 grows with its argument.
 """
 
+import functools
 import math
 
 import torch
@@ -68,15 +69,20 @@ def _cost(forward, backward, flags=False):
 
     flags: a bit an element is all that the backward pass reads beside the gradient.
     """
+    cost = functools.partial(_map_cost, forward, backward, flags)
+    return in_turn(cost, _flags_cost if flags else None)
 
-    def cost(a_case, direction, itemsize):
-        n = a_case["N"]
-        if direction == "forward":
-            return Cost(n * itemsize, n * itemsize, forward * n)
-        beside = words_of(n) if flags else n * itemsize
-        return Cost(n * itemsize + beside, n * itemsize, backward * n)
 
-    return in_turn(cost, lambda a_case: words_of(a_case["N"]) if flags else 0)
+def _map_cost(forward, backward, flags, a_case, direction, itemsize):
+    n = a_case["N"]
+    if direction == "forward":
+        return Cost(n * itemsize, n * itemsize, forward * n)
+    beside = words_of(n) if flags else n * itemsize
+    return Cost(n * itemsize + beside, n * itemsize, backward * n)
+
+
+def _flags_cost(a_case):
+    return words_of(a_case["N"])
 
 
 X = {"x": Tensor("N")}

@@ -35,7 +35,6 @@ def geglu_reference(gate, up, approximate="tanh"):
     return F.gelu(gate, approximate=approximate) * up
 
 
-@in_turn
 def _cost(a_case, direction, itemsize):
     elements = a_case["M"] * a_case["N"]
     reads, writes, flops = (2, 1, 10) if direction == "forward" else (3, 2, 20)
@@ -58,7 +57,7 @@ SWIGLU = Op(
     "swiglu",
     swiglu_reference,
     INPUTS,
-    _cost,
+    in_turn(_cost),
     EDGE,
     sweep=(*SWEEP, case(M=8192, N=18432, dtypes=("bfloat16",))),  # DeepSeek-V3, dense layers
     passes=PASSES,
@@ -68,7 +67,7 @@ GEGLU = Op(
     "geglu",
     geglu_reference,
     INPUTS,
-    _cost,
+    in_turn(_cost),
     edge=(
         *EDGE,
         case("erf", M=17, N=129),

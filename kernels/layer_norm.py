@@ -28,7 +28,6 @@ def layer_norm_reference(x, weight, bias, eps, residual=None):
     return y if residual is None else (y, total)
 
 
-@in_turn
 def _cost(a_case, direction, itemsize):
     return norm_cost(a_case, direction, itemsize, 2, 8 if direction == "forward" else 12)
 
@@ -42,7 +41,7 @@ LAYER_NORM = Op(
         "bias": Tensor("N", tame=True),
         "residual": Tensor("M N", when="residual"),
     },
-    _cost,
+    in_turn(_cost),
     edge=NORM_EDGE,
     sweep=NORM_SWEEP,
     passes=PASSES,

@@ -121,7 +121,6 @@ def _randint_cost(a_case, direction, itemsize):
     return Cost(0, a_case["N"] * (4 if "int32" in a_case.flags else 8), 0)
 
 
-@in_turn
 def _dropout_cost(a_case, direction, itemsize):
     moved = a_case["N"] * itemsize
     return Cost(moved, moved, 0)
@@ -172,7 +171,7 @@ DROPOUT = Op(
     "dropout",
     dropout_reference,
     {"x": Tensor("N")},
-    _dropout_cost,
+    in_turn(_dropout_cost),
     edge=(
         case(N=1),
         case(N=127),

@@ -28,7 +28,6 @@ def rms_norm_reference(x, weight, eps, residual=None):
     return y if residual is None else (y, total)
 
 
-@in_turn
 def _cost(a_case, direction, itemsize):
     return norm_cost(a_case, direction, itemsize, 1, 4 if direction == "forward" else 9)
 
@@ -41,7 +40,7 @@ RMS_NORM = Op(
         "weight": Tensor("N", tame=True),
         "residual": Tensor("M N", when="residual"),
     },
-    _cost,
+    in_turn(_cost),
     edge=NORM_EDGE,
     sweep=NORM_SWEEP,
     passes=PASSES,

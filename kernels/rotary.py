@@ -50,7 +50,6 @@ def _table(of):
     return table
 
 
-@in_turn
 def _cost(a_case, direction, itemsize):
     heads = a_case["B"] * a_case["S"] * (a_case["H"] + a_case["K"])
     elements, angles = heads * a_case["D"], 2 * a_case["S"] * a_case["R"]
@@ -81,7 +80,7 @@ ROTARY = Op(
         "cos": Tensor("S R", grad=False, table=_table(torch.cos)),
         "sin": Tensor("S R", grad=False, table=_table(torch.sin)),
     },
-    _cost,
+    in_turn(_cost),
     edge=(
         case(B=1, S=1, H=1, K=1, D=2, R=1),
         case(B=1, S=2, H=2, K=1, D=64, R=32),

@@ -14,6 +14,8 @@ partial sums are added in a fixed order, so the result is the same in each run. 
 finishes last adds them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -65,16 +67,15 @@ def dot_reference(x, y):
 
 def _cost(forward, backward):
     """The cost of tensors read and written, in vectors of N items, by direction."""
-
-    def cost(a_case, direction, itemsize):
-        n = a_case["N"]
-        reads, writes = forward if direction == "forward" else backward
-        return Cost(reads * n * itemsize, writes * n * itemsize, writes * n)
-
-    return in_turn(cost)
+    return in_turn(functools.partial(_vectors_cost, forward, backward))
 
 
-@in_turn
+def _vectors_cost(forward, backward, a_case, direction, itemsize):
+    n = a_case["N"]
+    reads, writes = forward if direction == "forward" else backward
+    return Cost(reads * n * itemsize, writes * n * itemsize, writes * n)
+
+
 def _dot_cost(a_case, direction, itemsize):
     size = a_case["N"] * itemsize
     if direction == "forward":
@@ -103,7 +104,9 @@ MINIMUM = Op(
     "minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES, drawn=drawn_vector
 )
 DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
-DOT = Op("dot", dot_reference, FACTORS, _dot_cost, EDGE, DOT_SWEEP, PASSES, drawn=drawn_vector)
+DOT = Op(
+    "dot", dot_reference, FACTORS, in_turn(_dot_cost), EDGE, DOT_SWEEP, PASSES, drawn=drawn_vector
+)
 ACCUMULATES = {"dot": "float32"}
 
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits

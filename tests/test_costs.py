@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness import load, sources
-from kernels._contract import Cost, case
+from kernels import activation, vector
+from kernels._contract import Cost, case, in_turn
 
 # (op, pass, case, bytes of an item, bytes read, bytes written, FLOPs)
 LINES = [
@@ -154,3 +155,18 @@ def test_a_flag_that_changes_the_work_is_counted_too(name):
             flagged = case(flag, **a_case.sizes)
             for direction in op.passes:
                 assert op.cost(flagged, direction, 2) == op.cost(bare, direction, 2)
+
+
+def test_the_makers_of_costs_hand_over_what_they_are_given():
+    """Ops call them when they are imported, where a change of their lines would go unseen."""
+    n = case(N=20)
+    assert in_turn(vector._dot_cost)(n, "both", 2) == Cost(80 + 82, 2 + 80, 80)
+    made = vector._cost((2, 1), (3, 2))
+    assert made(n, "forward", 2) == Cost(80, 40, 20)
+    assert made(n, "backward", 2) == Cost(120, 80, 40)
+    plain, flags = activation._cost(5, 11), activation._cost(5, 11, flags=True)
+    assert plain(n, "both", 2) == Cost(40 + 80, 40 + 40, 320)
+    assert flags(n, "forward", 2) == plain(n, "forward", 2) == Cost(40, 40, 100)
+    # Twenty flags fill three bytes.
+    assert flags(n, "backward", 2) == Cost(40 + 3, 40, 220)
+    assert flags(n, "both", 2) == Cost(40 + 43, 40 + 3 + 40, 320)
