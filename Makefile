@@ -65,6 +65,7 @@ $(READY): $(addprefix requirements/,setup.sh study.txt cuda.txt cpu.txt)
 latex:
 	@requirements/setup.sh latex
 
-# Runs that were measured stay, unless RUN names them.
+# Runs that were measured stay, unless RUN names them here: one that a shell exports names none.
 clean:
-	$(or $(wildcard $(BIN)/python),python3) -m harness.measured --also $(RUN)
+	$(or $(wildcard $(BIN)/python),python3) -m harness.measured \
+		--also $(if $(findstring command,$(origin RUN)),$(RUN))

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F811, a fixture is an argument by the name under which it is imported
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -142,7 +143,11 @@ def test_make_clean_names_what_it_keeps(tmp_path):
         copy(ROOT / name, tmp_path / name)
     measure(tmp_path / "results/study")
     (tmp_path / "results/smoke").mkdir()
-    done = subprocess.run(["make", "-s", "clean"], cwd=tmp_path, capture_output=True, text=True)
+    # A variable of this name that some shell exports is no wish.
+    exported = os.environ | {"RUN": "study"}
+    done = subprocess.run(
+        ["make", "-s", "clean"], cwd=tmp_path, capture_output=True, text=True, env=exported
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "kept results/study: measured; make clean RUN=study removes it\n"
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["study"]
