@@ -195,8 +195,9 @@ def ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
 
 def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dict]:
     """The rows of overhead.csv: wall time of each op, of it the seconds of timing and of first
-    calls, the share of neither, how many libraries had tuned themselves before, and on how many
-    cores in turn the host's time was taken; then of all together, and of cores the fewest.
+    calls, the share of neither, how many libraries had tuned themselves before, how many of these
+    on another board than the one that measured, and on how many cores in turn the host's time was
+    taken; then of all together, and of cores the fewest.
 
     A sidecar that does not tell leaves its op empty and out of the sum; one that does not tell the
     first calls has them in the overhead.
@@ -208,11 +209,14 @@ def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dic
         row = {"op": op, **{key: told.get(key) for key in keys}}
         row["blocks"] = sum(one["status"] in TIMED for one in rows[op])
         row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in rows[op]})
-        row["self_tuned"] = len(car.get("autotuned", {}))
+        tuned = car.get("autotuned", {})
+        board = (car["environment"].get("gpu") or {}).get("uuid", "")
+        row["self_tuned"] = len(tuned)
+        row["tuned_elsewhere"] = sum(one.get("gpu", "") != board for one in tuned.values())
         row["host_cores"] = car.get("schedule", {}).get("cores")
         found.append(row)
     known = [row for row in found if row["total_s"] and row["timed_s"] is not None]
-    keys = ("total_s", "timed_s", "first_s", "blocks", "cells", "self_tuned")
+    keys = ("total_s", "timed_s", "first_s", "blocks", "cells", "self_tuned", "tuned_elsewhere")
     total = {key: sum(row[key] or 0 for row in known) for key in keys}
     total["host_cores"] = min((row["host_cores"] or 0 for row in known), default=None) or None
     spent_s = total["timed_s"] + total["first_s"]

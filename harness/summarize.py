@@ -73,7 +73,7 @@ ENVIRONMENT = "run_id,key,value"
 CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
 DATASHEETS = "gpu,quantity,unit,value,source"
 TUNING = "run_id,file,kernel,key,config,us,rule,changed,runner_up,gap,tie,candidates,state"
-OVERHEAD = "op,total_s,timed_s,first_s,share,blocks,cells,self_tuned,host_cores"
+OVERHEAD = "op,total_s,timed_s,first_s,share,blocks,cells,self_tuned,tuned_elsewhere,host_cores"
 
 
 def main() -> None:

@@ -241,6 +241,19 @@ def test_the_overhead_is_that_of_the_sidecars(measured):
     )
 
 
+@pytest.mark.parametrize(("board", "elsewhere"), [("GPU-1", "0"), ("GPU-2", "1")])
+def test_choices_of_another_board_are_counted(tmp_path, board, elsewhere):
+    folder = synthetic.write_run(tmp_path, ("dot",))
+    path = folder / "raw" / "dot.json"
+    told = json.loads(path.read_text())
+    told["environment"]["gpu"] = {"name": "H", "uuid": "GPU-1"}
+    told["environment_sha256"] = raw.environment_sha256(told["environment"])
+    path.write_text(json.dumps(told | {"autotuned": {"quack": {"date": "", "gpu": board}}}))
+    summarize(folder, folder)
+    found = {row["tuned_elsewhere"] for row in rows_of(folder, "overhead")}
+    assert found == {elsewhere}
+
+
 def test_an_untold_overhead_is_empty_and_not_nothing(tmp_path):
     folder = synthetic.write_run(tmp_path, ("dot", "softmax"))
     path = folder / "raw" / "dot.json"
