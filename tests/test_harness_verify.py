@@ -299,23 +299,24 @@ def test_what_will_be_timed_comes_first(monkeypatch):
     monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
     arguments = argparse.Namespace(
         op="double", impl="slow", hostile_s=5.0, sweep_s=None, cell_timeout_s=60.0,
-        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None,
+        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, drawn=None,
     )  # fmt: skip
-    _, units = verification._run(arguments, "gpu", {})
-    found = [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
-    # Either kind has a limit of its own, and its own seconds count.
-    assert found == [("sweep", "ok"), ("sweep", "ok"), ("edge", "ok"), ("edge", "unreached")]
+
+    def run():
+        _, units = verification._run(arguments, "gpu", {})
+        return [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
+
+    timed, late = [("sweep", "ok")] * 2 + [("drawn", "ok")] * 2, ("edge", "unreached")
+    # Either class has a limit of its own, and its own seconds count.
+    assert run() == [*timed, ("edge", "ok"), late]
     arguments.sweep_s = 5.0
-    _, units = verification._run(arguments, "gpu", {})
-    assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok", "unreached"] * 2
+    cut = [("sweep", "ok"), ("sweep", "unreached"), *[("drawn", "unreached")] * 2]
+    assert run() == [*cut, ("edge", "ok"), late]
     arguments.sweep_s = 300.0
     arguments.hostile_s = 25.0
-    _, units = verification._run(arguments, "gpu", {})
-    assert [cells[0]["status"] for _, cells in sorted(units.items())] == ["ok"] * 4
+    assert run() == [*timed, *[("edge", "ok")] * 2]
     arguments.impl = "ours"
-    _, units = verification._run(arguments, "gpu", {})
-    assert [cells[0]["kind"] for _, cells in sorted(units.items())] == ["edge"] * 2 + ["sweep"] * 2
-    assert {cells[0]["status"] for cells in units.values()} == {"ok"}
+    assert run() == [*[("edge", "ok")] * 2, *timed]
 
 
 def test_an_absent_library_is_a_status(tree):

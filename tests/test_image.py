@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,15 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def image(tmp_path):
+def image():
     """The folder of the image as another user finds it, with a Snakemake that says what it got."""
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents[:2]:
-        parent.chmod(parent.stat().st_mode | 0o055)
-    folder = tmp_path / "tilewright"
+    # The folders that pytest makes are closed to other users.
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield furnished(Path(name) / "tilewright")
+
+
+def furnished(folder):
     (folder / "results/recorded/h200").mkdir(parents=True)
     (folder / "results/recorded/h200/manifest.json").write_text("{}")
     (folder / "results/study").mkdir()

@@ -45,7 +45,8 @@ def typeset(tmp_path, monkeypatch):
 
     def make(path, targets, rows):
         pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
-        runs = pd.DataFrame([{"run_id": "r", "ops": "add mul", "changed_ops": "mul"}])
+        run = {"run_id": "r", "mode": "replayed", "date": "2026-11-23", "commit": "c"}
+        runs = pd.DataFrame([run | {"ops": "add mul", "changed_ops": "mul"}])
         runs.to_csv(tmp_path / "runs.csv", index=False)
         limits = [("r", "copy", 4000.0), ("r", "write", 2000.0)]
         ceilings = pd.DataFrame(limits, columns=["run_id", "quantity", "value"])
