@@ -4,7 +4,7 @@ from baselines import _torch_formulas as formulas
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
-# Of element-wise kernels and some reductions it times candidates at the first call with a shape
+# It times candidates of element-wise kernels and some reductions at the first call with a shape
 # (torch/_inductor/runtime/triton_heuristics.py), and keeps its choices in Inductor's cache.
 AUTOTUNES = "all"
 

@@ -57,7 +57,7 @@ def environment():
 
 
 def lacking():
-    """What this script needs and does not find here; "" if it can run."""
+    """Return what is missing here to run this script; "" if nothing is."""
     if not torch.cuda.is_available():
         return f"needs {NEEDS}; finds no NVIDIA GPU"
     for name in LIBRARIES:
