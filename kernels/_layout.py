@@ -24,7 +24,9 @@ def as_read(x: torch.Tensor) -> torch.Tensor:
 def describable(x: torch.Tensor) -> bool:
     """Whether the copy engine can walk x, of two dimensions: unit last stride, rows at multiples of
     16 bytes."""
-    aligned = x.is_meta or x.data_ptr() % ACCESS_BYTES == 0
+    # A tensor of a build has no memory, but it may begin past an aligned address.
+    address = x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
+    aligned = address % ACCESS_BYTES == 0
     # Rows that are all the same memory, as expanded ones are, have no stride to walk by.
     step = x.stride(0) * x.element_size()
     return x.stride(1) == 1 and step > 0 and step % ACCESS_BYTES == 0 and aligned
