@@ -1,4 +1,4 @@
-"""What the files of scaled_dot_product_attention share: a call pinned to one of its backends."""
+"""A call of scaled_dot_product_attention pinned to one backend, shared by the files of these."""
 
 import torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel

@@ -1,4 +1,4 @@
-"""What the files of xFormers' operators share: the layout, the mask and the reason of a refusal."""
+"""Layout, mask and reason of a refusal, shared by the files of xFormers' operators."""
 
 import re
 

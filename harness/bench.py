@@ -296,7 +296,7 @@ class Bench:
 
 
 def _clocked(call: Callable[[], Tensors]) -> tuple[Tensors, float]:
-    """What a call returns, and the seconds until the GPU has done it."""
+    """Return the results of a call, and the seconds until the GPU has done it."""
     began = time.perf_counter()
     outputs = call()
     torch.cuda.synchronize()

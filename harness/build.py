@@ -104,7 +104,7 @@ def table(file: str, found: Sequence, archs: Sequence[str]) -> list[dict]:
 
 
 def _abroad(file: str, arch: str) -> list:
-    """Of the default launches on an architecture the last for each kernel, op and dtype."""
+    """Return the last default launch on an architecture for each kernel, op and dtype."""
     from harness import compiled, launches
     from kernels import _device, _generation
 
