@@ -26,24 +26,26 @@ test: setup
 
 mutants: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/mutants.txt
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/mutants.py $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
 	$(BIN)/snakefmt --check Snakefile workflow && $(BIN)/snakemake --lint && $(BIN)/lint-imports
+	$(BIN)/python docs/prose.py && $(BIN)/python docs/lab/index.py --check
+	$(BIN)/python docs/rooms.py --check
 
 image:
 	docker build --tag tilewright --build-arg \
 		TILEWRIGHT_COMMIT=$$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo -dirty) .
 
 record: $(READY)
-	$(BIN)/python -m harness.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))
+	$(BIN)/python -m harness.results.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))
 
 tuned: $(READY)
-	$(BIN)/python -m harness.tuned --run results/study --into kernels/tuned
+	$(BIN)/python -m harness.tune.merge --run results/study --into kernels/tuned
 
 capabilities: $(READY)
-	$(BIN)/python -m harness.capabilities --recorded results/recorded/h200 --out docs/capabilities.md --readme README.md
+	$(BIN)/python -m harness.summarize.capabilities --recorded results/recorded/h200 --out docs/capabilities.md --readme README.md
 
 headline:
 	cp results/study/figures/headline.svg docs/
@@ -67,5 +69,5 @@ latex:
 
 # Runs that were measured stay, unless RUN names them here: one that a shell exports names none.
 clean:
-	$(or $(wildcard $(BIN)/python),python3) -m harness.measured \
+	$(or $(wildcard $(BIN)/python),python3) -m harness.results.measured \
 		--also $(if $(findstring command,$(origin RUN)),$(RUN))

@@ -6,8 +6,8 @@ from pathlib import Path
 from snakemake.logging import logger
 from snakemake.utils import min_version
 
-from harness import discover, progress
-from harness.command import UserError
+from harness.cli import UserError
+from harness.study import jobs, progress
 
 min_version("9.0")
 
@@ -20,7 +20,7 @@ container: "docker-daemon://tilewright:latest"
 
 
 try:
-    study = discover.Study.load(Path(workflow.basedir), config, workflow.configfiles)
+    study = jobs.Study.load(Path(workflow.basedir), config, workflow.configfiles)
 except UserError as error:
     sys.exit(f"tilewright: {error}")
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from harness.command import UserError, run, whole_file
+from harness.cli import UserError, run
+from harness.files import whole_file
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (

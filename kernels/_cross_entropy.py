@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 from kernels import _internals as internals
+from kernels._call_cache import cached_launch
 from kernels._checks import integer, number, one_of
 from kernels._device import sm_count
 from kernels._formulas import LN2, LOG2E
-from kernels._launch import launch
 from kernels._layout import ACCESS_BYTES
-from kernels._plan import empty, planned
+from kernels._rows import edges_of, inner, whole
 from kernels._tile import widened, zero_after
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -102,6 +102,40 @@ def walk(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.con
 
 
 @triton.jit
+def edges_met(row_ptr, lead, width, V, LANES: tl.constexpr):
+    """The columns of the edges of a row (`_rows.py`) in the first of LANES lanes, which of them
+    there are, their logits, and of each lane the maximum, sum of exponentials and plain sum."""
+    places, there = edges_of(tl.arange(0, LANES), lead, width, V)
+    x = tl.load(row_ptr + places, mask=there, other=-float("inf")).to(tl.float32)
+    total = tl.exp2(x - tl.where(x == -float("inf"), 0.0, x))
+    return places, there, x, total, tl.where(there, x, 0.0)
+
+
+@triton.jit
+def walk_split(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
+    """As `walk`, of a row that begins at any element: its edges come first."""
+    lead, width = whole(row_ptr, V)
+    _, _, top, total, plain = edges_met(row_ptr, lead, width, V, BLOCK_V)
+    row_ptr = inner(row_ptr, lead)
+    lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+    for start in range(0, width, UNROLL * BLOCK_V):
+        cols = start + lanes
+        x = tl.load(
+            row_ptr + cols, mask=cols < width, other=-float("inf"), eviction_policy="evict_last"
+        ).to(tl.float32)
+        new_top = tl.maximum(top, tl.max(x, 0))
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)
+        weights = tl.exp2((x - base[None, :]) * LOG2E)
+        total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 0)
+        if SMOOTH:
+            plain += tl.sum(tl.where(cols < width, x, 0.0), 0)
+        top = new_top
+    row_top = tl.max(top, 0)
+    row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
+    return row_top, row_total, tl.sum(plain, 0)
+
+
+@triton.jit
 def own_logit(row_ptr, target, V):
     """The logit of the target, NaN for one out of range, and the target as int32, then -1."""
     inside = (target >= 0) & (target < V)
@@ -152,75 +186,145 @@ def _met(x, step, top, total, plain, V, SMOOTH: tl.constexpr):
 
 
 @triton.jit
-def put(out_ptr, x, step, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr):
-    """Writes the gradient where the logits are x; `share` makes of a weight its softmax part."""
-    columns = columns_of(step, x.shape[0], x.shape[1])
+def gradient_at(columns, x, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr):
+    """The gradient in columns where the logits are x; `share` makes of a weight its softmax part,
+    `place` is the column of the target."""
     gradient = tl.exp2((x - top) * LOG2E) * share
     if SMOOTH:
         gradient -= scale * smoothing / V
-    gradient = tl.where(columns == place, gradient - scale * (1.0 - smoothing), gradient)
+    return tl.where(columns == place, gradient - scale * (1.0 - smoothing), gradient)
+
+
+@triton.jit
+def put(out_ptr, x, step, top, share, place, end, V, smoothing, scale, SMOOTH: tl.constexpr):
+    """Writes the gradient of a chunk, up to the column `end`; else as `gradient_at`."""
+    columns = columns_of(step, x.shape[0], x.shape[1])
+    gradient = gradient_at(columns, x, top, share, place, V, smoothing, scale, SMOOTH)
     gradient = gradient.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + columns, gradient, mask=columns < V, eviction_policy="evict_first")
+    tl.store(out_ptr + columns, gradient, mask=columns < end, eviction_policy="evict_first")
+
+
+@triton.jit
+def put_edges(
+    out_ptr, places, there, x, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr
+):  # fmt: skip
+    """Writes the gradient of the edges of a row; else as `gradient_at`."""
+    gradient = gradient_at(places, x, top, share, place, V, smoothing, scale, SMOOTH)
+    tl.store(out_ptr + places, gradient.to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def gradient_of_row(
     row_ptr, out_ptr, loss_ptr, target, V, walked, ignore_index, smoothing, z_loss, scale,
     SMOOTH: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr, AHEAD: tl.constexpr,
-    LANES: tl.constexpr, WIDTH: tl.constexpr,
+    LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr = False,
 ):  # fmt: skip
     """Writes the loss of a row and its gradient, which may take the place of the row.
 
     The first `walked` times AHEAD chunks of LANES times WIDTH logits are read twice, the KEPT
     chunks behind them once: those stay in registers, as they came, and are widened for each use.
+    SPLIT: the row is split as in `_rows.py`, and the chunks are those of its whole accesses.
     """
     loss = 0.0
     head = walked * AHEAD
+    width = V
+    begin_ptr, begin_out_ptr = row_ptr, out_ptr
+    if SPLIT:
+        lead, width = whole(row_ptr, V)
+        row_ptr, out_ptr = inner(row_ptr, lead), inner(out_ptr, lead)
     if target == ignore_index:
         zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
         for step in range(0, head + KEPT):
             columns = columns_of(step, LANES, WIDTH)
-            tl.store(out_ptr + columns, zeros, mask=columns < V)
+            tl.store(out_ptr + columns, zeros, mask=columns < width)
+        if SPLIT:
+            places, there = edges_of(tl.arange(0, LANES), lead, width, V)
+            tl.store(begin_out_ptr + places, 0.0, mask=there)
     else:
-        own, place = own_logit(row_ptr, target, V)
+        own, place = own_logit(begin_ptr, target, V)
         top = tl.full((LANES,), -float("inf"), tl.float32)
         total = tl.zeros((LANES,), tl.float32)
         plain = tl.zeros((LANES,), tl.float32)
+        nearest = place
+        if SPLIT:
+            places, there, edge, total, plain = edges_met(begin_ptr, lead, width, V, LANES)
+            top = edge
+            nearest = place - lead
         kept = ()
         for chunk in tl.static_range(KEPT):
-            packed = taken(row_ptr, head + chunk, V, "evict_first", LANES, WIDTH)
+            packed = taken(row_ptr, head + chunk, width, "evict_first", LANES, WIDTH)
             kept = kept + (packed,)  # noqa: RUF005
         if WALKS:
             for group in range(0, walked):
                 ahead = ()
                 for one in tl.static_range(AHEAD):
-                    packed = taken(row_ptr, group * AHEAD + one, V, "evict_last", LANES, WIDTH)
+                    packed = taken(row_ptr, group * AHEAD + one, width, "evict_last", LANES, WIDTH)
                     ahead = ahead + (packed,)  # noqa: RUF005
                 for one in tl.static_range(AHEAD):
                     x = ahead[one].to(tl.float32)
-                    top, total, plain = _met(x, group * AHEAD + one, top, total, plain, V, SMOOTH)
+                    top, total, plain = _met(
+                        x, group * AHEAD + one, top, total, plain, width, SMOOTH
+                    )
         for chunk in tl.static_range(KEPT):
             x = kept[chunk].to(tl.float32)
-            top, total, plain = _met(x, head + chunk, top, total, plain, V, SMOOTH)
+            top, total, plain = _met(x, head + chunk, top, total, plain, width, SMOOTH)
         row_top = tl.max(top, 0)
         total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
         loss, factor = row_loss(own, row_top, total, tl.sum(plain, 0), V, smoothing, z_loss, SMOOTH)
         share = factor * scale / total
+        if SPLIT:
+            put_edges(
+                begin_out_ptr,
+                places,
+                there,
+                edge,
+                row_top,
+                share,
+                place,
+                V,
+                smoothing,
+                scale,
+                SMOOTH,
+            )
         zero = zero_after(share)
         for chunk in tl.static_range(KEPT):
             x = widened(kept[chunk], zero)
-            put(out_ptr, x, head + chunk, row_top, share, place, V, smoothing, scale, SMOOTH)
+            put(
+                out_ptr,
+                x,
+                head + chunk,
+                row_top,
+                share,
+                nearest,
+                width,
+                V,
+                smoothing,
+                scale,
+                SMOOTH,
+            )
         if WALKS:
             # From the end: what was read last is nearest.
             for back in range(0, walked):
                 last = head - 1 - back * AHEAD
                 ahead = ()
                 for one in tl.static_range(AHEAD):
-                    packed = taken(row_ptr, last - one, V, "evict_first", LANES, WIDTH)
+                    packed = taken(row_ptr, last - one, width, "evict_first", LANES, WIDTH)
                     ahead = ahead + (packed,)  # noqa: RUF005
                 for one in tl.static_range(AHEAD):
                     x = ahead[one].to(tl.float32)
-                    put(out_ptr, x, last - one, row_top, share, place, V, smoothing, scale, SMOOTH)
+                    put(
+                        out_ptr,
+                        x,
+                        last - one,
+                        row_top,
+                        share,
+                        nearest,
+                        width,
+                        V,
+                        smoothing,
+                        scale,
+                        SMOOTH,
+                    )
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
 
 
@@ -284,16 +388,23 @@ def choose_walk(v: int, itemsize: int) -> dict[str, int]:
     return {"UNROLL": unroll, "BLOCK_V": 2048 if wide else 1024, "num_warps": 8 if wide else 4}
 
 
-def choose_row(v: int, itemsize: int) -> dict[str, int]:
-    """The rule of a kernel that calls `gradient_of_row`."""
+def choose_row(v: int, itemsize: int, split: bool = False) -> dict[str, int]:
+    """The rule of a kernel that calls `gradient_of_row`.
+
+    split: the rows begin between two accesses (`kernels/_rows.py`).
+    """
     warps = 4
     while warps < 32 and chunks_of(v, itemsize, warps) > 16:
         warps *= 2
+    if split and (itemsize, warps) == (2, 16):
+        # A thread has 98 registers then: one program of 16 warps fits, or two of 8, which take 0.78
+        # of the time (docs/lab/cross_entropy.md).
+        warps = 8
     # What the tuner found; in between, four ahead take a third longer.
     return {"KEPT": 4, "AHEAD": 2 if (itemsize, warps) == (2, 16) else 4, "num_warps": warps}
 
 
-def suits_row(candidate: dict[str, int], v: int, itemsize: int) -> bool:
+def suits_row(candidate: dict[str, int], v: int, itemsize: int, split: bool = False) -> bool:
     """Whether a candidate is no other's double, as without a walk nothing is ahead, and does not
     spill, as eight chunks with 32 warps do."""
     kept, warps = candidate["KEPT"], candidate["num_warps"]
@@ -340,9 +451,9 @@ def together(first: torch.Tensor, **others: torch.Tensor | None) -> None:
 
 def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
     """How many targets are not ignored: a float32 scalar on their device."""
-    count = empty(targets, (), torch.float32)
-    launch(
-        _count_kernel, (1,), targets_ptr=targets, count_ptr=count, M=targets.numel(),
+    count = targets.new_empty((), dtype=torch.float32)
+    _count_kernel[(1,)](
+        targets_ptr=targets, count_ptr=count, M=targets.numel(),
         ignore_index=ignore_index, BLOCK_M=8192, num_warps=16,
     )  # fmt: skip
     return count
@@ -351,8 +462,8 @@ def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
 def reduced(losses: torch.Tensor, count: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """The sum of float32 losses in a fixed order, over the count where there is one."""
     out = torch.empty((), dtype=dtype, device=losses.device)
-    launch(
-        _reduce_kernel, (1,), losses_ptr=losses, out_ptr=out, count_ptr=count, M=losses.numel(),
+    _reduce_kernel[(1,)](
+        losses_ptr=losses, out_ptr=out, count_ptr=count, M=losses.numel(),
         BLOCK_M=8192, num_warps=16,
     )  # fmt: skip
     return out
@@ -393,7 +504,6 @@ def scaled(
     return _scaled(x, factor, count, dtype, not once or internals.graph_is_kept())
 
 
-@planned
 def _scaled(
     x: torch.Tensor,
     factor: torch.Tensor,
@@ -401,16 +511,21 @@ def _scaled(
     dtype: torch.dtype,
     again: bool,
 ) -> torch.Tensor:
-    out, n = empty(x, x.shape, dtype) if again else x, x.numel()
+    out, n = x.new_empty(x.shape, dtype=dtype) if again else x, x.numel()
     if n:
         if factor.dim():
             rows, length = x.shape
         else:
             length = -(-n // (SCALERS * sm_count(x.device) * SCALED)) * SCALED
             rows = -(-n // length)
-        launch(
-            _scale_kernel, (rows,), x_ptr=x, out_ptr=out, factor_ptr=factor,
+        _scale_kernel[(rows,)](
+            x_ptr=x, out_ptr=out, factor_ptr=factor,
             stride_factor=factor.stride(0) if factor.dim() else 0, count_ptr=count, N=n,
             length=length, IN_PLACE=not again, BLOCK_N=SCALED, num_warps=8,
         )  # fmt: skip
     return out
+
+
+_scaled = cached_launch(_scaled)
+count_kept = cached_launch(count_kept)
+reduced = cached_launch(reduced)

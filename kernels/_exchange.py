@@ -18,7 +18,8 @@ fill it together.
 Numbers drawn on arrival would make the order of the starts indifferent. They cost each program an
 atomic operation before its first load, and do not help against other launches. A cooperative launch
 helps against both, if the device holds the whole grid at once, as it does not where each row has
-programs of its own. tests/test_interleaved.py shows what is claimed here, and what happens without.
+programs of its own. tests/kernels/test_interleaved.py shows what is claimed here, and what happens
+without.
 """
 
 import contextlib
@@ -104,9 +105,21 @@ def parts_together(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
 
     slots_ptr: the slots of the group. program: which of them this is. first, second: its parts.
     """
+    publish(slots_ptr, program, first, second)
+    return collect(slots_ptr, PROGRAMS)
+
+
+@triton.jit
+def publish(slots_ptr, program, first, second):
+    """Store the parts of a program where its group finds them; arguments as of `parts_together`."""
     own = slots_ptr + 2 * program
     tl.atomic_xchg(own, _bits(first), sem="relaxed")
     tl.atomic_xchg(own + 1, _bits(second), sem="relaxed")
+
+
+@triton.jit
+def collect(slots_ptr, PROGRAMS: tl.constexpr):
+    """Wait for the parts of all programs of a group; result as of `parts_together`."""
     ROOM: tl.constexpr = triton.next_power_of_2(PROGRAMS)
     which = tl.arange(0, ROOM)
     if PROGRAMS < ROOM:

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._checks import pair
 from kernels._contract import Cost, in_turn
 from kernels._elementwise import (
@@ -25,8 +26,6 @@ from kernels._elementwise import (
     word_offsets,
     words_of,
 )
-from kernels._launch import launch
-from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -103,7 +102,6 @@ def extremum_configs(family: str) -> tuple[Configs, Configs]:
     return tiles(_extremum_kernel, family), tiles(_share_kernel, family)
 
 
-@planned
 def extremum_fwd(
     configs: Configs, op: str, x: torch.Tensor, y: torch.Tensor, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -114,30 +112,31 @@ def extremum_fwd(
     """
     pair(x, y)
     x, y = x.contiguous(), y.contiguous()
-    out, n = empty(x), x.numel()
-    flags = empty(x, (words_of(n),), torch.int16) if keep else None
+    out, n = torch.empty_like(x), x.numel()
+    flags = x.new_empty(words_of(n), dtype=torch.int16) if keep else None
     if n:
         config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
-        launch(
-            _extremum_kernel, (-(-n // config["BLOCK_N"]),),
+        _extremum_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, y_ptr=y, out_ptr=out, flags_ptr=flags, N=length(n, config), OP=op, **config,
         )  # fmt: skip
     return out, flags
 
 
-@planned
 def extremum_bwd(
     configs: Configs, flags: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """dx and dy, each None where it is not wanted."""
     grad = grad.contiguous()
-    dx = empty(grad) if wanted[0] else None
-    dy = empty(grad) if wanted[1] else None
+    dx = torch.empty_like(grad) if wanted[0] else None
+    dy = torch.empty_like(grad) if wanted[1] else None
     n = grad.numel()
     if n:
         config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
-        launch(
-            _share_kernel, (-(-n // config["BLOCK_N"]),),
+        _share_kernel[(-(-n // config["BLOCK_N"]),)](
             flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), **config,
         )  # fmt: skip
     return dx, dy
+
+
+extremum_fwd = cached_launch(extremum_fwd)
+extremum_bwd = cached_launch(extremum_bwd)

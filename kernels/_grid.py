@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 
 from kernels._device import sm_count
-from kernels._launch import launch
 from kernels._tuned import Configs
 
 # Parts of a cell, four bits each; more boundaries than these count make the cell a crowded one,
@@ -203,8 +202,7 @@ def grid_search(x: torch.Tensor, boundaries: torch.Tensor, out: torch.Tensor, ri
     cells = min(max(2 ** (count - 1).bit_length() // 4, LEAST_CELLS), MOST_CELLS)
     programs = cells // BUILD_TILE["BLOCK"]
     entries = torch.empty(cells + programs, dtype=torch.int64, device=x.device)
-    launch(
-        _entries_kernel, (programs,),
+    _entries_kernel[(programs,)](
         entries_ptr=entries, boundaries_ptr=boundaries, B=count,
         CELLS=cells, LEVELS=count.bit_length(), **BUILD_TILE,
     )  # fmt: skip
@@ -212,8 +210,7 @@ def grid_search(x: torch.Tensor, boundaries: torch.Tensor, out: torch.Tensor, ri
         x.device, itemsize=x.element_size(), index_bytes=out.element_size(), cells=cells
     )
     most = RESIDENT // config["num_warps"] * sm_count(x.device)
-    launch(
-        _grid_kernel, (min(-(-n // config["BLOCK"]), most),),
+    _grid_kernel[(min(-(-n // config["BLOCK"]), most),)](
         x_ptr=x, boundaries_ptr=boundaries, entries_ptr=entries, out_ptr=out, N=n, B=count,
         CELLS=cells, LENGTHS=programs, RIGHT=right, **config,
     )  # fmt: skip

@@ -101,7 +101,8 @@ def _multiply(operands, barriers, step, acc, further, WHICH: gl.constexpr):
 def _let_go(operands, barriers, step, inner, steps_h, here, after, more, WHICH: gl.constexpr):
     """Of a step whose products have ended: the group has its slot of rows filled again, and the
     second group that of the weight, with what comes as many steps later as there are slots, in the
-    same tile or, if there is one, the next. tests/test_hopper_protocol.py visits every order."""
+    same tile or, if there is one, the next. tests/kernels/test_hopper_protocol.py visits every
+    order."""
     gl.thread_barrier()
     ahead = inner + OWN_SLOTS
     same = ahead < steps_h

@@ -20,7 +20,6 @@ from kernels._cross_entropy import row_loss
 from kernels._device import shared_bytes, sm_count
 from kernels._formulas import LOG2E
 from kernels._generation import is_hopper
-from kernels._launch import launch, launch_described, on
 from kernels._layout import describable
 from kernels._tuned import Configs
 
@@ -160,8 +159,7 @@ def write_losses(
     m, (v, h), smooth = x.shape[0], weight.shape, smoothing > 0
     if bias is None and not smooth and is_hopper(x.device) and hopper.suits(v, h):
         own = None
-        with on(x.device):
-            parts = hopper.write_parts(x, weight, HOPPER_TILES.pick(x.device, v=v, h=h))
+        parts = hopper.write_parts(x, weight, HOPPER_TILES.pick(x.device, v=v, h=h))
     else:
         own = torch.empty(m, dtype=torch.float32, device=x.device)
         parts = _write_parts(own, x, weight, targets, bias, smooth)
@@ -182,8 +180,8 @@ def joined(
     """Writes the losses from what the tiles of their rows have, as `_write_parts` has it; own: the
     logits of the targets, None where they are to be computed of x and weight."""
     (m, h), v, smooth, tiles = x.shape, weight.shape[0], smoothing > 0, parts.shape[2]
-    launch(
-        _join_kernel, (m,), parts_ptr=parts, own_ptr=own, x_ptr=x, weight_ptr=weight,
+    _join_kernel[(m,)](
+        parts_ptr=parts, own_ptr=own, x_ptr=x, weight_ptr=weight,
         targets_ptr=targets, losses_ptr=losses, stride_xm=x.stride(0), stride_wv=weight.stride(0),
         M=m, V=v, H=h, tiles=tiles, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
         SMOOTH=smooth, BLOCK_T=triton.next_power_of_2(tiles),
@@ -199,8 +197,7 @@ def _write_parts(own, x, weight, targets, bias, smooth):
     rows, columns, inner = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     tiles = -(-v // columns)
     parts = torch.empty((3 if smooth else 2, m, tiles), dtype=torch.float32, device=x.device)
-    launch_described(
-        linear_tiles_kernel, (min(sm_count(x.device), -(-m // rows) * tiles),),
+    linear_tiles_kernel[(min(sm_count(x.device), -(-m // rows) * tiles),)](
         x_desc=TensorDescriptor.from_tensor(x, [rows, inner]),
         weight_desc=TensorDescriptor.from_tensor(weight, [columns, inner]),
         bias_ptr=bias, targets_ptr=targets, parts_ptr=parts, own_ptr=own, M=m, V=v, H=h,

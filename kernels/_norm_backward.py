@@ -4,22 +4,23 @@ With xhat = (x - mean) rstd (RMS norm: x rstd) and g = w dy, dx = rstd (g - xhat
 mean(g)) + ds, dw = sum of dy xhat over the rows, db = sum of dy. The term mean(g) is that of a
 layer norm; ds is the gradient of the fused sum. A fixed number of programs share the rows. Each
 reads its rows once, while the next are on their way to shared memory, and keeps its part of dw and
-db in registers. Rows beyond ROW_BYTES are split: each program of a group holds the same columns of
-many rows, and the group takes the sums along a row together (`_exchange.py`). Rows of any length
-are cut so (`_norm_columns.py`). If programs may not wait for each other, or a row is too long for
-all that may, x and dy are read twice (`_norm_backward_twice.py`). A last kernel adds the parts in a
-fixed order, so the result is the same in each run. The two-stage sum follows the layer norm
-tutorial of Triton, without its locks.
+db in registers (`_norm_gradients.py`). The kernel of this file takes whole rows. Longer rows are
+split among programs (`_norm_backward_split.py`). If programs may not wait for each other, or a row
+is too long for all that may, x and dy are read twice, by kernels that are right for rows of any
+length (`_norm_backward_two_pass.py`). A last kernel adds the parts in a fixed order, so the result
+is the same in each run. The two-stage sum follows the layer norm tutorial of Triton, without its
+locks.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._device import shared_bytes, sm_count
-from kernels._exchange import may_wait, parts_together, unsaid
-from kernels._launch import launch
-from kernels._norm_backward_twice import (
+from kernels._exchange import SHARERS, may_wait, side_by_side, unsaid
+from kernels._norm_backward_split import _norm_backward_split_kernel
+from kernels._norm_backward_two_pass import (
     SPLITS,
     TILE,
     TILE_CANDIDATES,
@@ -27,108 +28,199 @@ from kernels._norm_backward_twice import (
     _norm_backward_sums_kernel,
     _norm_backward_tile_kernel,
 )
-from kernels._norm_columns import chunks_of, owned_columns, span_of
-from kernels._norm_forward import add_pairs, spaced
-from kernels._plan import empty, planned
-from kernels._tile import store_as, widened, zero_after
+from kernels._norm_columns import chunks_of, span_of
+from kernels._norm_forward import spaced
+from kernels._norm_gradients import accumulate, load_chunks, store_dx, store_sums, zero_chunks
+from kernels._norm_statistics import add_pairs
+from kernels._tile import store_as, zero_after
 from kernels._tuned import Config, Configs
 
 # What a program holds of a row at most, with its share of dw and db.
 ROW_BYTES = 32768
-# The longest row that is one chunk whatever its length.
-UNDIVIDED = 4096
+# A thread reads and writes so many bytes at a time. It has at most so many such accesses of a whole
+# row, by the size of an element.
+ACCESS_BYTES, ROW_ACCESSES = 16, {2: 7, 4: 8}
 # The compiler reads 16 bytes at a time if rows are a multiple of this many columns long.
 ALIGNED_ROW = 16
 # The most columns of an unaligned row that a program holds, and of a split of one, both in
 # UNALIGNED_WARPS: masks and unpacked numbers take registers.
 UNALIGNED_COLUMNS, UNALIGNED_SPLIT = 8192, 5120
 UNALIGNED_WARPS = 8
-# (longest row, rows of a tile, warps, stages, programs a multiprocessor)
-ROW_TILES = (
+# (longest row, rows of a tile, warps, stages, programs a multiprocessor): one chunk, a power of two
+SHORT_TILES = (
     (256, 8, 4, 3, 2),
     (512, 8, 4, 3, 2),
     (1024, 4, 4, 3, 2),
     (2048, 2, 8, 3, 2),
     (4096, 1, 8, 3, 2),
-    (8192, 1, 8, 3, 1),
-    (16384, 1, 16, 3, 1),
 )
+# (warps of a program, programs a multiprocessor)
+ROW_WARPS = ((4, 2), (8, 1), (16, 1))
+# (warps, programs a multiprocessor, accesses of a thread) of splits: while one program waits for
+# the sums of its row, others work. A layer norm keeps db too, so fewer columns fit.
+SPLIT_FORMS, RMS_SPLIT_FORMS = ((4, 2, 7), (4, 3, 4)), ((8, 2, 4), (4, 4, 4))
+# Two programs that share a row of an RMS norm have registers for one access more.
+RMS_PAIR = (8, 2, 5)
+# A row that would take more splits than may wait has longer ones.
+LONGEST_FORM = (16, 1, 4)
+# Up to so many splits of an RMS norm are faster if groups take rows in turn.
+TURNS = 4
+# Shared memory of a program for its sums, and for what the hardware keeps.
+SUMS_BYTES = 2048
+# For which device the rule chooses, and what one of its multiprocessors has.
+H200 = torch.device("meta")
+REGISTERS = 65536
 
 
-def _row_config(rows, stages, programs, splits, warps):
+def _row_config(rows, block, stages, programs, warps):
     return {
-        "BLOCK_M": rows, "STAGES": stages, "PER_SM": programs, "NUM_SPLITS": splits,
+        "BLOCK_M": rows, "BLOCK_N": block, "STAGES": stages, "PER_SM": programs,
         "num_warps": warps,
+    }  # fmt: skip
+
+
+def _split_config(block, stages, programs, splits, in_turn, warps):
+    # All programs that a multiprocessor is to hold find registers.
+    registers = min(248, REGISTERS // (32 * warps * programs) // 8 * 8)
+    return {
+        "BLOCK_N": block, "STAGES": stages, "PER_SM": programs, "NUM_SPLITS": splits,
+        "IN_TURN": int(in_turn), "num_warps": warps, "maxnreg": registers,
     }  # fmt: skip
 
 
 ROW_CANDIDATES = (
     *(
-        _row_config(rows, stages, programs, 1, warps)
-        for rows, warps in ((1, 4), (1, 8), (1, 16), (2, 8), (4, 4), (4, 8), (8, 4))
-        for stages, programs in ((1, 4), (3, 1), (3, 2))
+        _row_config(rows, block, 3, programs, warps)
+        for rows, block, warps in (
+            (8, 256, 4), (8, 512, 4), (4, 512, 4), (4, 1024, 4), (2, 1024, 8), (2, 2048, 8),
+            (1, 2048, 8), (1, 4096, 8), (1, 4096, 16),
+        )
+        for programs in (1, 2)
     ),
     *(
-        _row_config(1, 3, programs, splits, warps)
-        for splits in (2, 3, 4, 6, 8, 12, 16, 24, 32)
-        for warps, programs in ((8, 1), (8, 2), (16, 1))
+        _row_config(1, accesses * warps, stages, programs, warps)
+        for accesses in (128, 256)
+        for warps in (4, 8, 16)
+        for stages, programs in ((3, 1), (3, 2), (4, 1))
+        if programs * warps in (8, 16)
     ),
+)  # fmt: skip
+SPLIT_CANDIDATES = tuple(
+    _split_config(accesses * warps, 3, programs, splits, accesses == 128, warps)
+    for splits in (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+    for accesses in (128, 256)
+    for warps, programs in ((4, 2), (4, 3), (8, 2), (16, 1))
 )
 SUM_CANDIDATES = tuple(
     {"BLOCK_P": rows, "BLOCK_N": columns, "num_warps": 4}
     for rows, columns in ((32, 32), (64, 32), (128, 16), (256, 8))
 )
-# The most columns of a split, if ROW_BYTES hold them. The exchange takes registers that a layer
-# norm has not: it keeps db as well.
-SPLIT_COLUMNS, RMS_SPLIT_COLUMNS = 12288, 16384
-# Beyond so many splits they are longer instead: on an H200 no more programs may wait (`may_wait`).
-MOST_SPLITS = 32
 # How many shares of dw there are at most; more than the last make no difference to a tile.
 SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
-# Shared memory for rows on their way, a little less than an H200 has.
-SHARED_BYTES = 220000
 
 
 def backward_configs(
-    family: str, tile: Config = TILE, columns: int = SPLIT_COLUMNS
-) -> tuple[Configs, Configs, Configs, Configs]:
-    """Return the tiles of rows, of the sums along rows, of tiles and of parts, for the table of a
-    family; `tile` is the rule of the second and the third, a split has at most `columns`."""
+    family: str,
+    tile: Config = TILE,
+    forms: tuple[tuple[int, int, int], ...] = SPLIT_FORMS,
+    pair: tuple[int, int, int] | None = None,
+) -> tuple[Configs, ...]:
+    """Return the tiles of whole rows, of splits, of the sums along rows, of tiles and of parts, for
+    the table of a family; `tile` is the rule of the third and the fourth, `forms` and `pair` that
+    of the second."""
 
     def choose_row(n, itemsize):
-        whole, warps = ROW_BYTES // itemsize, 16
-        span = min(whole, columns)
+        for limit, rows, warps, stages, programs in SHORT_TILES:
+            if n <= limit:
+                return _row_config(rows, _power(n), stages, programs, warps)
         if n % ALIGNED_ROW:
-            whole, span, warps = UNALIGNED_COLUMNS, UNALIGNED_SPLIT, UNALIGNED_WARPS
-        if n > whole:
-            splits = max(-(-n // whole), min(-(-n // span), MOST_SPLITS))
-            return _row_config(1, 3, 1, splits, warps)
-        tiles = (tile for limit, *tile in ROW_TILES if n <= limit)
-        rows, warps, stages, programs = next(tiles, ROW_TILES[-1][1:])
-        return _row_config(rows, stages, programs, 1, warps)
+            return _row_config(1, _fitting(n), 3, 1, UNALIGNED_WARPS)
+        for warps, programs in ROW_WARPS:  # noqa: B007
+            block = 32 * warps * ACCESS_BYTES // itemsize
+            if n <= ROW_ACCESSES[itemsize] * block:
+                break
+        # The longest rows have no registers for the sums of several chunks.
+        longest = n * itemsize == ROW_BYTES
+        return _row_config(1, n if longest else block, 3, programs, warps)
+
+    def choose_split(n, itemsize):
+        if n % ALIGNED_ROW:
+            shorter = min(-(-n // UNALIGNED_SPLIT), sm_count(H200) // SHARERS - 1)
+            splits = max(-(-n // UNALIGNED_COLUMNS), shorter)
+            block = _fitting(span_of(n, splits))
+            return _split_config(block, 3, 1, splits, itemsize == 4, UNALIGNED_WARPS)
+        found = []
+        # Rows of four bytes take twice as long to move, so the wait for the sums weighs less.
+        for warps, programs, accesses in forms if itemsize == 2 else ():
+            block = 32 * warps * ACCESS_BYTES // itemsize
+            splits = -(-n // (accesses * block))
+            chunks, _ = chunks_of(n, splits, block)
+            if SHARERS * splits <= programs * sm_count(H200):
+                # The fewest slots without a column, then the fewest programs that wait.
+                found.append((splits * chunks * block, splits, block, programs, warps))
+        warps, programs, accesses = pair or (0, 0, 0)
+        block = 32 * warps * ACCESS_BYTES // itemsize
+        if itemsize == 2 and n <= 2 * accesses * block:
+            found = [(0, 2, block, programs, warps)]
+        if not found:
+            warps, programs, accesses = LONGEST_FORM
+            block = 32 * warps * ACCESS_BYTES // itemsize
+            found = [(0, -(-n // (accesses * block)), block, programs, warps)]
+        _, splits, block, programs, warps = min(found)
+        in_turn = itemsize == 4 or (pair is not None and splits <= TURNS)
+        return _split_config(block, 3, programs, splits, in_turn, warps)
 
     def choose_tile(n, itemsize):
         return tile
 
     return (
         Configs(_norm_backward_row_kernel, ROW_CANDIDATES, choose_row, _suits_row, family),
+        Configs(_norm_backward_split_kernel, SPLIT_CANDIDATES, choose_split, _suits_split, family),
         Configs(_norm_backward_sums_kernel, TILE_CANDIDATES, choose_tile, family=family),
         Configs(_norm_backward_tile_kernel, TILE_CANDIDATES, choose_tile, family=family),
         Configs(_norm_sum_parts_kernel, SUM_CANDIDATES, _choose_sum, family=family),
     )
 
 
+def _power(n):
+    # Two columns at least: a mask that is a constant keeps no product from fusing.
+    return max(2, 1 << (n - 1).bit_length())
+
+
+def _fitting(n):
+    """An eighth of the next power of two: masks and single numbers leave few registers."""
+    return n if n == _power(n) else max(2, _power(n) // 8)
+
+
+def is_whole(n: int, itemsize: int) -> bool:
+    """Whether one program holds a row of n."""
+    return n <= UNALIGNED_COLUMNS if n % ALIGNED_ROW else n * itemsize <= ROW_BYTES
+
+
 def _suits_row(candidate, n, itemsize):
-    """Whether a thread has 8 to 32 elements of a tile, and what is on its way fits: x, dy, ds."""
-    splits = candidate["NUM_SPLITS"]
-    held = span_of(n, splits)
-    if (n * itemsize > ROW_BYTES) != (splits > 1) or held * itemsize > ROW_BYTES:
-        return False
-    elements = candidate["BLOCK_M"] * (1 << (held - 1).bit_length())
-    on_the_way = 3 * (candidate["STAGES"] - 1) * elements * itemsize
-    several = candidate["BLOCK_M"] == 1 or elements <= 4096
-    full = 8 <= elements // (32 * candidate["num_warps"]) <= 32
-    return several and full and on_the_way <= SHARED_BYTES
+    """Whether a tile is a power of two or of whole accesses, a thread has 16 to 112 bytes of it,
+    and what is on its way fits: x, dy, ds."""
+    rows, block, stages, programs, warps = candidate.values()
+    chunks = -(-n // block)
+    held = rows * chunks * block * itemsize
+    accesses = rows == 1 and n > 2048 and block * itemsize == 32 * warps * ACCESS_BYTES
+    full = ACCESS_BYTES <= held // (32 * warps) <= ROW_ACCESSES[itemsize] * ACCESS_BYTES
+    room = 3 * (stages - 1) * programs * held <= shared_bytes(H200)
+    return is_whole(n, itemsize) and (block == _power(n) or accesses) and full and room
+
+
+def _suits_split(candidate, n, itemsize):
+    """Whether a chunk is an access of each thread, these have 4 to 7, which fill the registers of a
+    multiprocessor at least by half, and it holds its programs."""
+    block, stages, programs, splits, _, warps, _ = candidate.values()
+    chunks, full = chunks_of(n, splits, block)
+    held = chunks * block * itemsize
+    room = 3 * (stages - 1) * programs * held <= shared_bytes(H200)
+    fits = (
+        4 <= chunks <= ROW_ACCESSES[itemsize] and ROW_BYTES <= 2 * programs * held <= 2 * ROW_BYTES
+    )
+    accesses = block * itemsize == 32 * warps * ACCESS_BYTES
+    return not is_whole(n, itemsize) and room and fits and accesses and full > 0
 
 
 def _choose_sum(n, itemsize, shares):
@@ -138,129 +230,86 @@ def _choose_sum(n, itemsize, shares):
 
 @triton.jit
 def _norm_backward_row_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr, slots_ptr,
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
-    IS_LAYER_NORM: tl.constexpr, HAS_BIAS: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PTX: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
 ):  # fmt: skip
-    """dx of all rows, and for each group of programs its partial sums of dw and db.
+    """dx of whole rows, and for each program its partial sums of dw and db.
 
     xhat = (x - mean) rstd, g = w dy, c1 = mean(g xhat), c2 = mean(g) (0 in an RMS norm):
     dx = rstd (g - xhat c1 - c2) + ds; dw = sum over rows of dy xhat, db = sum over rows of dy.
 
-    Grid: num_groups * NUM_SPLITS. A group takes every num_groups-th tile of BLOCK_M rows, or a
-    range of them. Split `split_id` of the group owns the columns [begin, end) of these rows as
-    NUM_CHUNKS chunks of BLOCK_N; it keeps x, dy, w and its part of dw and db in registers.
+    Grid: any number of programs. One takes every num_programs-th row, or a range of tiles of
+    BLOCK_M > 1 rows. It keeps x, dy, w and its part of dw and db in registers, as NUM_CHUNKS chunks
+    of BLOCK_N columns.
 
     Reads x, dy (and ds) [M, N] once, in rows stride_xm, stride_dym, stride_dsm apart, w [N] and
     stats (rstd [M], then mean [M] of a layer norm). Writes dx [M, N], and parts, float32: dw
-    [num_groups, N] if there is a weight, then db [num_groups, N] if HAS_BIAS.
+    [programs, N] if there is a weight, then db [programs, N] if HAS_BIAS.
 
-    NUM_FULL: the leading chunks that lie within the columns of each split, so need no mask.
-    NUM_SPLITS > 1: BLOCK_M is 1, all programs of the grid are resident at once, and slots holds
-    a pair for each split and row, empty. STAGES: rows loaded ahead, plus one. PER_SM: used by the
-    host only.
+    NUM_FULL = N // BLOCK_N: the leading chunks, which need no mask. STAGES: rows loaded ahead, plus
+    one. PER_SM: programs a multiprocessor, used by the host. HAS_PTX: the GPU is NVIDIA's.
     """
-    split_id = tl.program_id(0) % NUM_SPLITS
-    begin, end = owned_columns(split_id, N, NUM_CHUNKS, NUM_FULL, BLOCK_N, NUM_SPLITS)
-    group = (tl.program_id(0) // NUM_SPLITS).to(tl.int64)
-    num_groups = tl.num_programs(0) // NUM_SPLITS
-    dw, db, weights = (), (), ()
-    for chunk in tl.static_range(NUM_CHUNKS):
-        cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]  # [1, BLOCK_N]
-        if weight_ptr is not None:
-            mask_n = (cols < end) | (chunk < NUM_FULL)
-            weights += (tl.load(weight_ptr + cols, mask=mask_n, other=0.0),)
-        dw += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
-        db += (tl.zeros((BLOCK_M, BLOCK_N), tl.float32),)
-    # All programs read one region of memory at a time if they take rows in turn. Split rows of 16
-    # bits are faster in a range for each group (docs/lab/rms_norm.md); so are short rows.
-    if BLOCK_M == 1 and (NUM_SPLITS == 1 or x_ptr.dtype.element_ty.primitive_bitwidth == 32):
-        first_row, last_row, step = group, M, num_groups
+    program, num_programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
+    lanes = tl.arange(0, BLOCK_N)[None, :]
+    HAS_WEIGHT: tl.constexpr = weight_ptr is not None
+    weights, dw, db = (), (), ()
+    if HAS_WEIGHT:
+        one = tl.full((1, 1), 1, tl.int1)
+        weights = load_chunks(weight_ptr, 0, N, lanes, one, NUM_CHUNKS, NUM_FULL, BLOCK_N)
+        dw = zero_chunks(BLOCK_M, NUM_CHUNKS, BLOCK_N)
+    if HAS_BIAS:
+        db = zero_chunks(BLOCK_M, NUM_CHUNKS, BLOCK_N)
+    # All programs read one region of memory at a time if they take rows in turn. Tiles of short
+    # rows are faster in a range for each program (docs/lab/rms_norm.md).
+    if BLOCK_M == 1:
+        first_row, last_row, step = program, M, num_programs
     else:
-        per_group = tl.cdiv(tl.cdiv(M, BLOCK_M), num_groups) * BLOCK_M
-        first_row, last_row = group * per_group, tl.minimum((group + 1) * per_group, M)
-        step = BLOCK_M
+        per_program = tl.cdiv(tl.cdiv(M, BLOCK_M), num_programs) * BLOCK_M
+        first_row = program * per_program
+        last_row, step = tl.minimum(first_row + per_program, M), BLOCK_M
     for start in tl.range(first_row, last_row, step, num_stages=STAGES):
         # 1. Load the rows.
         offs_m = start + tl.arange(0, BLOCK_M)
-        rows = offs_m[:, None]  # [BLOCK_M, 1]
         mask_m = (offs_m < M) | (BLOCK_M == 1)
-        xs, dys = (), ()
-        for chunk in tl.static_range(NUM_CHUNKS):
-            cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-            mask = mask_m[:, None] & ((cols < end) | (chunk < NUM_FULL))
-            xs += (tl.load(x_ptr + rows * stride_xm + cols, mask=mask, other=0.0),)
-            dys += (tl.load(dy_ptr + rows * stride_dym + cols, mask=mask, other=0.0),)
+        rows, inside = offs_m[:, None], mask_m[:, None]  # [BLOCK_M, 1]
+        xs = load_chunks(
+            x_ptr + rows * stride_xm, 0, N, lanes, inside, NUM_CHUNKS, NUM_FULL, BLOCK_N
+        )
+        dys = load_chunks(
+            dy_ptr + rows * stride_dym, 0, N, lanes, inside, NUM_CHUNKS, NUM_FULL, BLOCK_N
+        )
         rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
         mean = 0.0
         if IS_LAYER_NORM:
             mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
         # 2. Sum along the rows, and into dw and db.
-        lanes_c1 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        lanes_c2 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        old_dw, old_db = dw, db
-        dw, db = (), ()
-        for chunk in tl.static_range(NUM_CHUNKS):
-            xhat = (xs[chunk].to(tl.float32) - mean) * rstd
-            dy = dys[chunk].to(tl.float32)
-            g = dy
-            if weight_ptr is not None:
-                g = widened(weights[chunk], zero_after(tl.cast(start, tl.int32))) * dy
-            lanes_c1 += g * xhat
-            if weight_ptr is not None:
-                dw += (old_dw[chunk] + dy * xhat,)
-            else:
-                dw += (old_dw[chunk],)
-            if IS_LAYER_NORM:
-                lanes_c2 += g
-            if HAS_BIAS:
-                db += (old_db[chunk] + dy,)
-            else:
-                db += (old_db[chunk],)
+        lanes_c1, lanes_c2, dw, db = accumulate(
+            xs, dys, weights, dw, db, mean, rstd, zero_after(tl.cast(start, tl.int32)),
+            IS_LAYER_NORM, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
+        )  # fmt: skip
         if IS_LAYER_NORM:
             c1, c2 = tl.reduce((lanes_c1, lanes_c2), 1, add_pairs)
         else:
             c1 = tl.sum(lanes_c1, 1)
             c2 = tl.zeros((BLOCK_M,), tl.float32)
-        if NUM_SPLITS > 1:
-            parts_c1, parts_c2 = parts_together(
-                slots_ptr + start * (2 * NUM_SPLITS), split_id, tl.sum(c1, 0), tl.sum(c2, 0),
-                NUM_SPLITS,
-            )  # fmt: skip
-            c1 = tl.sum(parts_c1, 0) + tl.zeros((BLOCK_M,), tl.float32)
-            c2 = tl.sum(parts_c2, 0) + tl.zeros((BLOCK_M,), tl.float32)
-        zero = zero_after(c1)[:, None]
-        c1 = (c1 / N)[:, None]
-        c2 = (c2 / N)[:, None]
         # 3. Store dx.
-        for chunk in tl.static_range(NUM_CHUNKS):
-            cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-            mask = mask_m[:, None] & ((cols < end) | (chunk < NUM_FULL))
-            xhat = (widened(xs[chunk], zero) - mean) * rstd
-            if weight_ptr is None:
-                g = widened(dys[chunk], zero)
-            else:
-                g = widened(weights[chunk], zero) * widened(dys[chunk], zero)
-                if chunk >= NUM_FULL:
-                    # Fused with the difference the product would not be rounded, and the only
-                    # element of a row would not cancel.
-                    g = tl.where(mask, g, 0.0)
-            dx = (g - c2 - xhat * c1) * rstd
-            if ds_ptr is not None:
-                ds = tl.load(ds_ptr + rows * stride_dsm + cols, mask=mask, other=0.0)
-                dx += widened(ds, zero)
-            store_as(dx_ptr + rows * N + cols, dx, mask)
-    for chunk in tl.static_range(NUM_CHUNKS):
-        cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-        mask_n = (cols < end) | (chunk < NUM_FULL)
-        part = group
-        if weight_ptr is not None:
-            tl.store(parts_ptr + part * N + cols, tl.sum(dw[chunk], 0)[None, :], mask=mask_n)
-            part = num_groups + group
-        if HAS_BIAS:
-            tl.store(parts_ptr + part * N + cols, tl.sum(db[chunk], 0)[None, :], mask=mask_n)
+        ds_row_ptr = ds_ptr
+        if ds_ptr is not None:
+            ds_row_ptr += rows * stride_dsm
+        store_dx(
+            dx_ptr + rows * N, ds_row_ptr, xs, dys, weights,
+            (c1 / N)[:, None], (c2 / N)[:, None], mean, rstd, zero_after(c1)[:, None],
+            0, N, lanes, inside,
+            IS_LAYER_NORM, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
+        )  # fmt: skip
+    if HAS_WEIGHT:
+        store_sums(parts_ptr + program * N, dw, 0, N, lanes, NUM_CHUNKS, NUM_FULL, BLOCK_N)
+        program += num_programs
+    if HAS_BIAS:
+        store_sums(parts_ptr + program * N, db, 0, N, lanes, NUM_CHUNKS, NUM_FULL, BLOCK_N)
 
 
 @triton.jit
@@ -289,7 +338,6 @@ def _norm_sum_parts_kernel(
         store_as(db_ptr + offs_n, total, mask_n)
 
 
-@planned
 def norm_backward(
     configs: tuple[Configs, ...],
     x: torch.Tensor,
@@ -307,12 +355,12 @@ def norm_backward(
     None; layer: whether it was a layer norm. Returns dx (that of the residual too), dw and db, each
     None if there is no such vector.
     """
-    dx, dw, db = empty(x), None, None
+    dx, dw, db = torch.empty_like(x, memory_format=torch.contiguous_format), None, None
     if weight is not None:
         weight = weight.contiguous()
-        dw = empty(weight)
+        dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
     if bias is not None:
-        db = empty(bias)
+        db = torch.empty_like(bias, memory_format=torch.contiguous_format)
     n, elements = x.shape[-1], x.numel()
     if elements == 0:
         return dx, None if dw is None else dw.zero_(), None if db is None else db.zero_()
@@ -322,27 +370,30 @@ def norm_backward(
     stride_dsm = 0
     if ds is not None:
         ds, stride_dsm = spaced(ds, n)
-    rows, sums_of_rows, tiles, sum_parts = configs
     vectors, parts = (weight is not None) + (bias is not None), None
-    config = rows.pick(device, n=n, itemsize=itemsize)
-    groups, block, chunks, full = row_plan(n, itemsize, config, device)
+    config, groups, chunks, full = row_plan(configs, n, itemsize, device, 2 + (ds is not None))
     if groups:
-        splits, programs = config["NUM_SPLITS"], min(-(-m // config["BLOCK_M"]), groups)
+        splits = config.get("NUM_SPLITS", 1)
+        programs = min(-(-m // config.get("BLOCK_M", 1)), groups)
         if vectors:
-            parts = empty(x, (vectors, programs, n), torch.float32)
-        slots = unsaid(m, splits, device) if splits > 1 else None
-        launch(
-            _norm_backward_row_kernel, (programs * splits,),
-            x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, dx_ptr=dx,
-            parts_ptr=parts, slots_ptr=slots, stride_xm=stride_xm, stride_dym=stride_dym,
-            stride_dsm=stride_dsm, M=m, N=n, IS_LAYER_NORM=layer, HAS_BIAS=bias is not None,
-            NUM_CHUNKS=chunks, NUM_FULL=full, BLOCK_N=block, **config,
-        )  # fmt: skip
+            parts = x.new_empty((vectors, programs, n), dtype=torch.float32)
+        arguments = {
+            "x_ptr": x, "dy_ptr": dy, "ds_ptr": ds, "weight_ptr": weight, "stats_ptr": stats,
+            "dx_ptr": dx, "parts_ptr": parts, "stride_xm": stride_xm, "stride_dym": stride_dym,
+            "stride_dsm": stride_dsm, "M": m, "N": n, "IS_LAYER_NORM": layer,
+            "HAS_BIAS": bias is not None, "HAS_PTX": side_by_side(device),
+            "NUM_CHUNKS": chunks, "NUM_FULL": full, **config,
+        }  # fmt: skip
+        if splits > 1:
+            slots = unsaid(m, splits, device)
+            _norm_backward_split_kernel[(programs * splits,)](slots_ptr=slots, **arguments)
+        else:
+            _norm_backward_row_kernel[(programs,)](**arguments)
     else:
+        _, _, sums_of_rows, tiles, _ = configs
         config = sums_of_rows.pick(device, n=n, itemsize=itemsize)
-        sums = empty(x, (1 + layer, m, SPLITS), torch.float32)
-        launch(
-            _norm_backward_sums_kernel, (-(-m // config["BLOCK_M"]), SPLITS),
+        sums = x.new_empty((1 + layer, m, SPLITS), dtype=torch.float32)
+        _norm_backward_sums_kernel[(-(-m // config["BLOCK_M"]), SPLITS)](
             x_ptr=x, dy_ptr=dy, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
             stride_xm=stride_xm, stride_dym=stride_dym, M=m, N=n,
             IS_LAYER_NORM=layer, EVEN=n % config["BLOCK_N"] == 0, SPLITS=SPLITS, **config,
@@ -352,9 +403,8 @@ def norm_backward(
         programs = -(-TILE_PROGRAMS * sm_count(device) // columns)
         programs = min(programs, -(-m // config["BLOCK_M"]))
         if vectors:
-            parts = empty(x, (vectors, programs, n), torch.float32)
-        launch(
-            _norm_backward_tile_kernel, (columns, programs),
+            parts = x.new_empty((vectors, programs, n), dtype=torch.float32)
+        _norm_backward_tile_kernel[(columns, programs)](
             x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
             dx_ptr=dx, parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym,
             stride_dsm=stride_dsm, M=m, N=n, IS_LAYER_NORM=layer, HAS_BIAS=bias is not None,
@@ -362,45 +412,36 @@ def norm_backward(
         )  # fmt: skip
     if vectors:
         shares = next((most for most in SHARES if programs <= most), SHARES[-1])
-        config = sum_parts.pick(device, n=n, itemsize=itemsize, shares=shares)
-        launch(
-            _norm_sum_parts_kernel, (-(-n // config["BLOCK_N"]), vectors),
+        config = configs[-1].pick(device, n=n, itemsize=itemsize, shares=shares)
+        _norm_sum_parts_kernel[(-(-n // config["BLOCK_N"]), vectors)](
             parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=programs, N=n, **config,
         )  # fmt: skip
     return dx, dw, db
 
 
 def row_plan(
-    n: int, itemsize: int, config: Config, device: torch.device
-) -> tuple[int, int, int, int]:
-    """Return how `_norm_backward_row_kernel` cuts rows of n: groups, block, chunks, full chunks.
+    configs: tuple[Configs, ...], n: int, itemsize: int, device: torch.device, tensors: int
+) -> tuple[Config, int, int, int]:
+    """Return how rows of n are held by one program, or by a group of them.
 
-    groups: how many rows, or tiles of them, are worked on at a time; 0 if the row fits neither the
-    registers nor the shared memory of its programs, or if these may not wait for each other. x and
-    dy are read once if it is not 0.
+    tensors: how many of x, dy and ds are read. Returns the configuration, how many tiles of rows
+    are worked on at a time, and the chunks and full chunks of a split. Tiles are 0 if the row fits
+    neither the registers nor the shared memory of its programs, or if these may not wait for each
+    other; else x and dy are read once.
     """
-    splits = config["NUM_SPLITS"]
-    block = _block(n, splits)
-    chunks, full = chunks_of(n, splits, block)
-    held = chunks * block * itemsize
-    # By the rule two rows of x, dy and ds are on their way.
-    fits = held <= ROW_BYTES and 6 * held <= shared_bytes(device)
-    if not fits or (splits > 1 and not may_wait(device, splits)):
-        return 0, block, chunks, full
-    return config["PER_SM"] * sm_count(device) // splits, block, chunks, full
+    whole = is_whole(n, itemsize)
+    config = configs[0 if whole else 1].pick(device, n=n, itemsize=itemsize)
+    splits, programs = config.get("NUM_SPLITS", 1), config["PER_SM"]
+    chunks, full = chunks_of(n, splits, config["BLOCK_N"])
+    held = chunks * config["BLOCK_N"] * itemsize
+    on_the_way = (config["STAGES"] - 1) * tensors * held
+    if whole:
+        fits = on_the_way <= shared_bytes(device)
+        return config, programs * sm_count(device) if fits else 0, chunks, full
+    programs = min(programs, shared_bytes(device) // (on_the_way + SUMS_BYTES))
+    if held > ROW_BYTES or not (programs and may_wait(device, splits, programs)):
+        return config, 0, chunks, full
+    return config, programs * sm_count(device) // splits, chunks, full
 
 
-def _block(n, splits):
-    """Return the columns of a chunk: a whole row or split if it is short or a power of two, else a
-    quarter or an eighth of the next power of two.
-
-    Eighths fit more closely, so they leave registers for masks. Unaligned rows need these most:
-    each of their numbers of 16 bits comes in a register of its own.
-    """
-    span = span_of(n, splits)
-    # Two columns at least: a mask that is a constant keeps no product from fusing.
-    power = max(2, 1 << (span - 1).bit_length())
-    if n == splits * power or n <= UNDIVIDED:
-        return power
-    closer = -(-span // (power // 8)) % 2
-    return power // (8 if closer or n % ALIGNED_ROW else 4)
+norm_backward = cached_launch(norm_backward)

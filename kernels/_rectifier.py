@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._checks import floating
 from kernels._elementwise import (
     WORD,
@@ -24,8 +25,6 @@ from kernels._elementwise import (
     word_offsets,
     words_of,
 )
-from kernels._launch import launch
-from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -92,7 +91,6 @@ def rectifier_configs(family: str) -> tuple[Configs, Configs]:
     return tiles(_rectify_kernel, family), tiles(_slope_kernel, family)
 
 
-@planned
 def rectifier_fwd(
     configs: Configs, op: str, x: torch.Tensor, slope: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -103,30 +101,31 @@ def rectifier_fwd(
     """
     floating(x=x)
     x = x.contiguous()
-    y, n = empty(x), x.numel()
-    flags = empty(x, (words_of(n),), torch.uint8) if keep else None
+    y, n = torch.empty_like(x), x.numel()
+    flags = x.new_empty(words_of(n), dtype=torch.uint8) if keep else None
     if n:
         config, policy = map_tiles(configs, x, light=not keep)
-        launch(
-            _rectify_kernel, (-(-n // config["BLOCK_N"]),),
+        _rectify_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, y_ptr=y, flags_ptr=flags, N=length(n, config), slope=slope, OP=op,
             POLICY=policy, **config,
         )  # fmt: skip
     return y, flags
 
 
-@planned
 def rectifier_bwd(
     configs: Configs, op: str, flags: torch.Tensor, grad: torch.Tensor, slope: float
 ) -> torch.Tensor:
     """The gradient of the input from that of the result."""
     grad = grad.contiguous()
-    dx, n = empty(grad), grad.numel()
+    dx, n = torch.empty_like(grad), grad.numel()
     if n:
         config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
-        launch(
-            _slope_kernel, (-(-n // config["BLOCK_N"]),),
+        _slope_kernel[(-(-n // config["BLOCK_N"]),)](
             flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, N=length(n, config), slope=slope, OP=op,
             **config,
         )  # fmt: skip
     return dx
+
+
+rectifier_fwd = cached_launch(rectifier_fwd)
+rectifier_bwd = cached_launch(rectifier_bwd)

@@ -10,6 +10,10 @@ WEIGHTS = 16384
 FEWER_WEIGHTS = 12288
 ACCESS_BYTES = 16
 MOST_CHUNKS = 4
+# Of rows that are split: the longest that a program reads twice backward, where others share longer
+# ones, and the longest that are a tile of several forward, where a warp takes longer ones in turn.
+SPLIT_WALK_BYTES = 16384
+TILED_BYTES = 256
 # A walk of more steps is not unrolled: all its loads at once would take too many registers.
 MOST_STEPS = 8
 # Rows of more elements have few tiles that fit.
@@ -93,6 +97,12 @@ def choose_loop(n, itemsize):
 
 
 def choose_backward_loop(n, itemsize):
+    if n * itemsize <= 4096:
+        # An access a thread.
+        block = 512 // itemsize
+        while block < n:
+            block *= 2
+        return {"BLOCK_N": block, "num_warps": block * itemsize // 512}
     if n * itemsize <= 16384:
         return {"BLOCK_N": 8192 // itemsize, "num_warps": 16}
     if n * itemsize <= 32768:

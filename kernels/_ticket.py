@@ -6,12 +6,11 @@ launch does what takes two, and none has to clear anything first. The scheme is 
 threadFenceReduction sample.
 """
 
-import functools
 from collections.abc import Iterator
 
 import torch
 
-from kernels._plan import tape
+from kernels._call_trace import asked_again
 
 SLOTS = 1024
 
@@ -31,12 +30,10 @@ def ticket(device: torch.device) -> torch.Tensor:
     """
     if device.type != "cuda" or torch.compiler.is_dynamo_compiling():
         return torch.zeros(1, dtype=torch.int32, device=device)
-    slot = _slot(device, device.index)
-    if (noting := tape()) is not None:
-        noting.shared.append((slot, functools.partial(_slot, device, device.index)))
-    return slot
+    return _slot(device, device.index)
 
 
+@asked_again
 def _slot(device: torch.device, index: int) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
         slot = next(_free.get(index, iter(())), None)

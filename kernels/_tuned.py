@@ -1,7 +1,7 @@
 """The tile configurations of a kernel as data, and the one in force: tuned if it was, else chosen.
 
 A table holds what `python -m harness.tune` measured on one kind of GPU: for each kernel and key,
-the arguments of its rule, the fastest configuration. The format is that of docs/architecture.md.
+the arguments of its rule, the fastest configuration. The format is that of docs/formats.md.
 TILEWRIGHT_TUNED, read at the first look-up, says which tables bind: those of kernels/tuned/ where
 it is unset, none where it is empty, else those of the folder that it names.
 """
@@ -20,8 +20,6 @@ from pathlib import Path
 
 import torch
 import triton
-
-from kernels._plan import tape
 
 MODE = "TILEWRIGHT_TUNED"
 COMMITTED = Path(__file__).parent / "tuned"
@@ -73,8 +71,6 @@ class Configs:
                 if _equal(known, tuple(key.items())):
                     return dict(config)
             return self.choose(**key)
-        if (noting := tape()) is not None:
-            noting.choices.append((self, self.choose))
         # The rule is part of it, since a build may put another in its place.
         known = self._known.get((device, self.choose, *key, *key.values()))
         return self._decided(device, key) if known is None else known

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import drawn_vector
 from kernels._checks import floating, number, one_of
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
@@ -39,8 +40,7 @@ from kernels._elementwise import (
     words_of,
 )
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
-from kernels._launch import launch, needs_grad, once
-from kernels._plan import empty, planned
+from kernels._launch import needs_grad, once
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
 
 
@@ -200,30 +200,26 @@ BACKWARD = tiles(_backward_kernel)
 RECTIFY, SLOPE = rectifier_configs("activation")
 
 
-@planned
 def activation_fwd(op: str, x: torch.Tensor) -> torch.Tensor:
     """The activation of each element; TypeError where x is not floating."""
     floating(x=x)
     x = x.contiguous()
-    y, n = empty(x), x.numel()
+    y, n = torch.empty_like(x), x.numel()
     if n:
         config = FORWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
-        launch(
-            _forward_kernel, (-(-n // config["BLOCK_N"]),),
+        _forward_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, y_ptr=y, N=length(n, config), OP=op, **config,
         )  # fmt: skip
     return y
 
 
-@planned
 def activation_bwd(op: str, x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """x: the input, of tanh the result; grad: that of the result."""
     x, grad = x.contiguous(), grad.contiguous()
-    dx, n = empty(x), x.numel()
+    dx, n = torch.empty_like(x), x.numel()
     if n:
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), op=op)
-        launch(
-            _backward_kernel, (-(-n // config["BLOCK_N"]),),
+        _backward_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, grad_ptr=grad, dx_ptr=dx, N=length(n, config), OP=op, **config,
         )  # fmt: skip
     return dx
@@ -300,3 +296,7 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
 def cosh(x: torch.Tensor) -> torch.Tensor:
     """The hyperbolic cosine of each element; x as `relu` takes it."""
     return _Activation.apply(x, "cosh") if needs_grad(x) else activation_fwd("cosh", x)
+
+
+activation_fwd = cached_launch(activation_fwd)
+activation_bwd = cached_launch(activation_bwd)

@@ -14,11 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import log_uniform
 from kernels._checks import flag, floating, require, same, tensors
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import float32_dot, shared_bytes
-from kernels._launch import constant, launch
+from kernels._launch import constant
 from kernels._layout import as_read
 from kernels._tile import store_as
 from kernels._tuned import Configs
@@ -225,7 +226,7 @@ FORWARD = Configs(_forward_kernel, CONFIGS + MORE_CONFIGS, _choose)
 MOST_HEADS = 65535
 
 
-def attention_fwd(q, k, v, causal):
+def attention_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
     """q, k, v: [B, H, S, D], contiguous in D. Returns out, contiguous."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() > 0:
@@ -250,8 +251,7 @@ def _start(q, k, v, out, causal):
         for name, tensor in laid.items()
         for axis, letter in enumerate("bhs")
     }
-    launch(
-        _forward_kernel, (triton.cdiv(s, config["BLOCK_M"]), b * h),
+    _forward_kernel[(triton.cdiv(s, config["BLOCK_M"]), b * h)](
         q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, **strides, H=h, S=s, scale=LOG2E / math.sqrt(d),
         CAUSAL=causal,
         # Only float32 has anything to split.
@@ -279,3 +279,6 @@ def attention(
     same(q=q, k=k, v=v)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in map(as_read, (q, k, v)))
     return attention_fwd(q, k, v, causal)
+
+
+attention_fwd = cached_launch(attention_fwd)

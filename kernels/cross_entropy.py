@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels import _cross_entropy as shared
+from kernels._call_cache import cached_launch
 from kernels._cases import drawn_rows
 from kernels._checks import floating
 from kernels._contract import Cost, Op, Tensor, case
@@ -34,16 +35,19 @@ from kernels._cross_entropy import (
     gradient_of_row,
     own_logit,
     put,
+    put_edges,
     row_loss,
     suits_row,
     sum_of,
     taken,
     walk,
+    walk_split,
 )
-from kernels._launch import launch, needs_grad, once
+from kernels._launch import needs_grad, once
 from kernels._layout import rows_of
-from kernels._plan import empty, planned
+from kernels._rows import edges_of, inner, most_whole, split, whole
 from kernels._ticket import ticket
+from kernels._tile import load_f32
 from kernels._tuned import Configs
 
 
@@ -152,7 +156,7 @@ def _finish(
 def _loss_kernel(
     logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, rows_ptr, count_ptr, stride_m, M, V,
     ignore_index, smoothing, z_loss, SMOOTH: tl.constexpr, MEAN: tl.constexpr,
-    UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
+    SPLIT: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     # A traced graph hands floats over as float64.
     smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
@@ -162,7 +166,10 @@ def _loss_kernel(
     loss = 0.0
     if target != ignore_index:
         own, _ = own_logit(row_ptr, target, V)
-        top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
+        if SPLIT:
+            top, total, plain = walk_split(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
+        else:
+            top, total, plain = walk(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
         loss, factor = row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH)
         if rows_ptr is not None:
             tl.store(rows_ptr + row, top)
@@ -177,7 +184,7 @@ def _gradient_kernel(
     logits_ptr, targets_ptr, losses_ptr, out_ptr, ticket_ptr, dlogits_ptr, kept_ptr,
     stride_m, M, V, walked, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, MEAN: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr,
-    AHEAD: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    AHEAD: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     scale = 1.0
@@ -187,7 +194,7 @@ def _gradient_kernel(
     gradient_of_row(
         logits_ptr + row * stride_m, dlogits_ptr + row * V, losses_ptr + row,
         tl.load(targets_ptr + row), V, walked, ignore_index, smoothing, z_loss, scale,
-        SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH,
+        SMOOTH, WALKS, KEPT, AHEAD, LANES, WIDTH, SPLIT,
     )  # fmt: skip
     if out_ptr is not None:
         _finish(losses_ptr, out_ptr, ticket_ptr, targets_ptr, None, M, ignore_index, MEAN)
@@ -197,7 +204,8 @@ def _gradient_kernel(
 def _late_kernel(
     logits_ptr, targets_ptr, rows_ptr, count_ptr, dloss_ptr, dlogits_ptr,
     stride_m, M, V, parts, ignore_index, smoothing,
-    SMOOTH: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
+    SMOOTH: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr, LANES: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     smoothing = tl.cast(smoothing, tl.float32)
     program = tl.program_id(0)
@@ -205,19 +213,35 @@ def _late_kernel(
     first = program % parts * STEPS
     out_ptr = dlogits_ptr + row * V
     target = tl.load(targets_ptr + row)
+    width = V
+    if SPLIT:
+        begin_ptr, begin_out_ptr = logits_ptr + row * stride_m, out_ptr
+        lead, width = whole(begin_ptr, V)
+        out_ptr = inner(out_ptr, lead)
+        places, there = edges_of(tl.arange(0, LANES), lead, width, V)
+        # The first program of a row has its edges.
+        there &= first == 0
     if target == ignore_index:
         zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
         for step in tl.static_range(STEPS):
             columns = columns_of(first + step, LANES, WIDTH)
-            tl.store(out_ptr + columns, zeros, mask=columns < V)
+            tl.store(out_ptr + columns, zeros, mask=columns < width)
+        if SPLIT:
+            tl.store(begin_out_ptr + places, 0.0, mask=there)
     else:
         place = tl.where((target >= 0) & (target < V), target, -1).to(tl.int32)
         scale = tl.load(dloss_ptr).to(tl.float32) / tl.load(count_ptr)
         top, share = tl.load(rows_ptr + row), tl.load(rows_ptr + M + row) * scale
+        row_ptr, nearest = logits_ptr + row * stride_m, place
+        if SPLIT:
+            x = load_f32(begin_ptr + places, there)
+            put_edges(
+                begin_out_ptr, places, there, x, top, share, place, V, smoothing, scale, SMOOTH
+            )
+            row_ptr, nearest = inner(begin_ptr, lead), place - lead
         for step in tl.static_range(STEPS):
-            x = taken(logits_ptr + row * stride_m, first + step, V, "", LANES, WIDTH)
-            x = x.to(tl.float32)
-            put(out_ptr, x, first + step, top, share, place, V, smoothing, scale, SMOOTH)
+            x = taken(row_ptr, first + step, width, "", LANES, WIDTH).to(tl.float32)
+            put(out_ptr, x, first + step, top, share, nearest, width, V, smoothing, scale, SMOOTH)
 
 
 LOSS = Configs(_loss_kernel, WALK_CONFIGS, choose_walk)
@@ -225,7 +249,6 @@ GRADIENT = Configs(_gradient_kernel, ROW_CONFIGS, choose_row, suits_row)
 LATE = Configs(_late_kernel, LATE_CONFIGS, _choose_late, _suits_late)
 
 
-@planned
 def cross_entropy_fwd(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -244,20 +267,20 @@ def cross_entropy_fwd(
     logits, targets = _checked(logits, targets, ignore_index)
     (m, v), device = logits.shape, logits.device
     losses, out, drawn = _results(logits, reduction)
-    rows = empty(logits, (2, m), torch.float32) if keeps else None
-    count = empty(logits, (), torch.float32) if keeps else None
+    rows = logits.new_empty((2, m), dtype=torch.float32) if keeps else None
+    count = logits.new_empty((), dtype=torch.float32) if keeps else None
     if m:
-        launch(
-            _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+        _loss_kernel[(m,)](
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
             out_ptr=out, ticket_ptr=drawn, rows_ptr=rows, count_ptr=count,
             stride_m=logits.stride(0), M=m, V=v, ignore_index=ignore_index,
             smoothing=smoothing, z_loss=z_loss, SMOOTH=smoothing > 0,
-            MEAN=reduction == "mean", **LOSS.pick(device, v=v, itemsize=logits.element_size()),
+            MEAN=reduction == "mean", SPLIT=split(v, (logits, logits.stride(0))),
+            **LOSS.pick(device, v=v, itemsize=logits.element_size()),
         )  # fmt: skip
     return losses if out is None else out, rows, count
 
 
-@planned
 def cross_entropy_fwd_bwd(
     logits: torch.Tensor,
     targets: torch.Tensor,
@@ -270,19 +293,21 @@ def cross_entropy_fwd_bwd(
     logits, targets = _checked(logits, targets, ignore_index)
     (m, v), device = logits.shape, logits.device
     losses, out, drawn = _results(logits, reduction)
-    dlogits = empty(logits)
+    dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if m == 0:
         return losses if out is None else out, dlogits
     mean = reduction == "mean"
     kept = shared.count_kept(targets, ignore_index) if mean else None
-    key = {"v": v, "itemsize": logits.element_size()}
-    walked, config = shared.row_plan(**key, config=GRADIENT.pick(device, **key))
-    launch(
-        _gradient_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+    parted = split(v, (logits, logits.stride(0)), (dlogits, v))
+    itemsize = logits.element_size()
+    key = {"v": most_whole(v, itemsize) if parted else v, "itemsize": itemsize}
+    walked, config = shared.row_plan(**key, config=GRADIENT.pick(device, **key, split=parted))
+    _gradient_kernel[(m,)](
+        logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
         out_ptr=out, ticket_ptr=drawn, dlogits_ptr=dlogits, kept_ptr=kept,
         stride_m=logits.stride(0), M=m, V=v, walked=walked, ignore_index=ignore_index,
         smoothing=smoothing, z_loss=z_loss, SMOOTH=smoothing > 0, MEAN=mean,
-        **config,
+        SPLIT=parted, **config,
     )  # fmt: skip
     return losses if out is None else out, dlogits
 
@@ -301,15 +326,14 @@ def _results(logits, reduction):
     """The losses of the rows and, where they are added up, the sum and the counter for it."""
     m, dtype = logits.shape[0], logits.dtype
     if reduction == "none":
-        return empty(logits, (m,)), None, None
-    losses = empty(logits, (m,), torch.float32)
+        return logits.new_empty((m,)), None, None
+    losses = logits.new_empty((m,), dtype=torch.float32)
     if m == 0:
         out = losses.sum(dtype=dtype)
         return losses, out / 0 if reduction == "mean" else out, None
-    return losses, empty(logits, ()), ticket(logits.device)
+    return losses, logits.new_empty(()), ticket(logits.device)
 
 
-@planned
 def cross_entropy_bwd(
     dloss: torch.Tensor,
     logits: torch.Tensor,
@@ -323,16 +347,18 @@ def cross_entropy_bwd(
     `cross_entropy_fwd` keeps them, dloss a scalar."""
     logits, targets = rows_of(logits), targets.contiguous()
     (m, v), itemsize = logits.shape, logits.element_size()
-    dlogits = empty(logits)
-    config = LATE.pick(logits.device, v=v, itemsize=itemsize)
+    dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    parted = split(v, (logits, logits.stride(0)), (dlogits, v))
+    held = most_whole(v, itemsize) if parted else v
+    config = LATE.pick(logits.device, v=held, itemsize=itemsize)
     warps = config["num_warps"]
-    parts = -(-shared.chunks_of(v, itemsize, warps) // config["STEPS"])
+    parts = max(1, -(-shared.chunks_of(held, itemsize, warps) // config["STEPS"]))
     if m:
-        launch(
-            _late_kernel, (m * parts,), logits_ptr=logits, targets_ptr=targets, rows_ptr=rows,
+        _late_kernel[(m * parts,)](
+            logits_ptr=logits, targets_ptr=targets, rows_ptr=rows,
             count_ptr=count, dloss_ptr=dloss, dlogits_ptr=dlogits, stride_m=logits.stride(0),
             M=m, V=v, parts=parts, ignore_index=ignore_index, smoothing=smoothing,
-            SMOOTH=smoothing > 0, STEPS=config["STEPS"], LANES=32 * warps,
+            SMOOTH=smoothing > 0, SPLIT=parted, STEPS=config["STEPS"], LANES=32 * warps,
             WIDTH=shared.ACCESS_BYTES // itemsize, num_warps=warps,
         )  # fmt: skip
     return dlogits
@@ -399,3 +425,8 @@ def cross_entropy(
         late = shared.kept_for_later(logits.dtype, reduction)
         return (_LateCrossEntropy if late else _CrossEntropy).apply(logits, targets, *options)
     return cross_entropy_fwd(logits, targets, *options, False)[0]
+
+
+cross_entropy_fwd = cached_launch(cross_entropy_fwd)
+cross_entropy_fwd_bwd = cached_launch(cross_entropy_fwd_bwd)
+cross_entropy_bwd = cached_launch(cross_entropy_bwd)

@@ -17,13 +17,13 @@ import triton
 import triton.language as tl
 from torch.nn import functional as F
 
+from kernels._call_cache import cached_launch
 from kernels._cases import ROW_EDGE, drawn_rows
 from kernels._checks import one_of
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
-from kernels._launch import launch, needs_grad, once
+from kernels._launch import needs_grad, once
 from kernels._layout import ACCESS_BYTES, rows_of
-from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -205,13 +205,12 @@ FORWARD = Configs(_forward_kernel, BLOCKS, _choose, _suits)
 BACKWARD = Configs(_backward_kernel, BLOCKS, _choose, _suits)
 
 
-@planned
 def gated_fwd(gate: torch.Tensor, up: torch.Tensor | None, act: str) -> torch.Tensor:
     """gate, up as `swiglu` takes them, with its errors. act: "silu", "gelu_tanh" or "gelu_erf".
     Returns y, contiguous."""
     _check(gate, up)
     gate, up = _halves(gate, up)
-    y = empty(gate)
+    y = torch.empty_like(gate, memory_format=torch.contiguous_format)
     size = n = y.numel()
     if size == 0:
         return y
@@ -222,20 +221,21 @@ def gated_fwd(gate: torch.Tensor, up: torch.Tensor | None, act: str) -> torch.Te
         stride_gate, stride_up = gate.stride(0), up.stride(0)
     config = FORWARD.pick(y.device, n=min(n, LONG), itemsize=y.element_size(), act=act)
     tiles = (n - 1) // config["BLOCK_N"] + 1
-    launch(
-        _forward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, y_ptr=y,
+    _forward_kernel[(size // n * tiles,)](
+        gate_ptr=gate, up_ptr=up, y_ptr=y,
         stride_gate=stride_gate, stride_up=stride_up, N=n, tiles=tiles,
         ACT=act, FLAT=n == size, **config,
     )  # fmt: skip
     return y
 
 
-@planned
 def gated_bwd(
     gate: torch.Tensor, up: torch.Tensor | None, dy: torch.Tensor, act: str
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The gradients of gate and up, each contiguous, from that of y; None where up is."""
-    grads = empty(gate), None if up is None else empty(up)
+    dgate = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    dup = None if up is None else torch.empty_like(up, memory_format=torch.contiguous_format)
+    grads = dgate, dup
     size = n = dy.numel()
     if size == 0:
         return grads
@@ -250,8 +250,8 @@ def gated_bwd(
         stride_dy, stride_out = dy.stride(0), dgate.stride(0)
     config = BACKWARD.pick(dy.device, n=min(n, LONG), itemsize=dy.element_size(), act=act)
     tiles = (n - 1) // config["BLOCK_N"] + 1
-    launch(
-        _backward_kernel, (size // n * tiles,), gate_ptr=gate, up_ptr=up, dy_ptr=dy,
+    _backward_kernel[(size // n * tiles,)](
+        gate_ptr=gate, up_ptr=up, dy_ptr=dy,
         dgate_ptr=dgate, dup_ptr=dup, stride_gate=stride_gate, stride_up=stride_up,
         stride_dy=stride_dy, stride_out=stride_out, N=n, tiles=tiles,
         ACT=act, FLAT=n == size, **config,
@@ -320,3 +320,7 @@ def geglu(
     """
     one_of("approximate", approximate, ("tanh", "none"))
     return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu_erf")
+
+
+gated_fwd = cached_launch(gated_fwd)
+gated_bwd = cached_launch(gated_bwd)

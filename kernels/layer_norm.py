@@ -52,7 +52,10 @@ LAYER_NORM = Op(
 ACCUMULATES = {"layer_norm": "float32"}
 
 FORWARD = forward_configs("layer_norm")
-BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs("layer_norm")
+FORWARD_LOOP, FORWARD_ROW, FORWARD_SPLIT, _ = FORWARD
+BACKWARD = BACKWARD_ROW, BACKWARD_SPLIT, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
+    "layer_norm"
+)
 
 
 class _LayerNorm(torch.autograd.Function):

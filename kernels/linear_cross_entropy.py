@@ -25,6 +25,7 @@ import triton.language as tl
 
 from kernels import _cross_entropy as shared
 from kernels import _linear_loss as tiled
+from kernels._call_cache import cached_launch
 from kernels._cases import drawn_length, log_uniform
 from kernels._checks import floating, no_tangent, tensors
 from kernels._contract import Cost, Op, Tensor, case, fan_in
@@ -39,7 +40,8 @@ from kernels._cross_entropy import (
     suits_row,
     walk,
 )
-from kernels._launch import launch, needs_grad, once, readable
+from kernels._launch import needs_grad, once
+from kernels._launch_guard import guarded
 from kernels._layout import as_read, rows_of
 from kernels._tuned import Configs
 
@@ -199,8 +201,6 @@ def linear_cross_entropy_fwd(
     if they are; dw is float32 where there is such a count.
     """
     (m, h), v = x.shape, weight.shape[0]
-    if not torch.compiler.is_compiling():
-        readable(_loss_kernel, x=x, weight=weight, targets=targets, bias=bias)
     kind = {"dtype": x.dtype, "device": x.device}
     losses = torch.empty(m, dtype=torch.float32, device=x.device)
     count = shared.count_kept(targets, ignore_index) if reduction == "mean" else None
@@ -271,21 +271,30 @@ def _multiplies_wide(device: torch.device, dtype: torch.dtype) -> bool:
     return bool((out == 2 * 16 * 256.0**2).all())
 
 
-def _finish(logits, targets, losses, kept, ignore_index, smoothing, z_loss, wants_gradient):
+def _finish(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    losses: torch.Tensor,
+    kept: torch.Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    wants_gradient: bool,
+) -> None:
     """Writes the loss of each row and puts the gradients, if wanted, in the place of the logits."""
     m, v = logits.shape
     key = {"v": v, "itemsize": logits.element_size()}
     smooth = smoothing > 0
     if not wants_gradient:
-        launch(
-            _loss_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+        _loss_kernel[(m,)](
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
             V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
             SMOOTH=smooth, **LOSS.pick(logits.device, **key),
         )  # fmt: skip
     else:
         walked, config = shared.row_plan(**key, config=CHUNK.pick(logits.device, **key))
-        launch(
-            _chunk_kernel, (m,), logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+        _chunk_kernel[(m,)](
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
             count_ptr=kept, V=v, walked=walked, ignore_index=ignore_index,
             smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth, **config,
         )  # fmt: skip
@@ -356,3 +365,8 @@ def linear_cross_entropy(
     if needs_grad(x, weight, bias):
         return _LinearCrossEntropy.apply(x, weight, targets, bias, *options)
     return linear_cross_entropy_fwd(x, weight, targets, bias, *options, (False,) * 3)[0]
+
+
+# The products are PyTorch's, so only what follows them can be cached.
+linear_cross_entropy_fwd = guarded(linear_cross_entropy_fwd)
+_finish = cached_launch(_finish)

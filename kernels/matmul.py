@@ -18,12 +18,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels._call_cache import cached_launch
 from kernels._cases import log_uniform
 from kernels._checks import MOST_ITEMS, floating, one_of, require, shaped, tensors
 from kernels._contract import Cost, Op, Tensor, case, fan_in
 from kernels._device import float32_dot, shared_bytes, sm_count
 from kernels._formulas import gelu_gate, normal, tanh_of
-from kernels._launch import constant, launch, launch_described
+from kernels._launch import constant
 from kernels._layout import as_read, describable
 from kernels._tile import store_as
 from kernels._tuned import Configs
@@ -272,7 +273,9 @@ DESCRIPTOR = Configs(
 )
 
 
-def matmul_fwd(a, b, bias, activation):
+def matmul_fwd(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
     """a: [M, K]; b: [K, N]; any strides; bias: [N], contiguous, or None. Returns [M, N]."""
     (m, k), n = a.shape, b.shape[1]
     out = torch.empty((m, n), dtype=a.dtype, device=a.device)
@@ -291,8 +294,7 @@ def matmul_fwd(a, b, bias, activation):
         config = DESCRIPTOR.pick(a.device, **key, sms=sms, activation=activation)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
         tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-        launch_described(
-            _descriptor_kernel, (min(sms, tiles),),
+        _descriptor_kernel[(min(sms, tiles),)](
             a_desc=TensorDescriptor.from_tensor(a, [block_m, block_k]),
             b_desc=TensorDescriptor.from_tensor(
                 stored_b, [block_n, block_k] if transposed else [block_k, block_n]
@@ -303,8 +305,8 @@ def matmul_fwd(a, b, bias, activation):
     else:
         config = POINTER.pick(a.device, **key, itemsize=a.element_size())
         tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
-        launch(
-            _pointer_kernel, (tiles,), a_ptr=a, b_ptr=b, out_ptr=out,
+        _pointer_kernel[(tiles,)](
+            a_ptr=a, b_ptr=b, out_ptr=out,
             stride_am=a.stride(0), stride_ak=a.stride(1),
             stride_bk=b.stride(0), stride_bn=b.stride(1), stride_om=out.stride(0),
             # Only float32 has anything to split.
@@ -366,3 +368,6 @@ def matmul(
         bias = as_read(bias).contiguous()
     forward = _traced_matmul if torch.compiler.is_compiling() else matmul_fwd
     return forward(as_read(a), as_read(b), bias, activation)
+
+
+matmul_fwd = cached_launch(matmul_fwd)

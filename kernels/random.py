@@ -26,12 +26,12 @@ import triton
 import triton.language as tl
 
 from kernels import _checks as checks
+from kernels._call_cache import cached_launch
 from kernels._cases import drawn_vector
 from kernels._checks import flag, floating, integer, shown
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
-from kernels._launch import launch, needs_grad, once
-from kernels._plan import empty, planned
+from kernels._launch import needs_grad, once
 from kernels._random import (
     boxed,
     improbable,
@@ -42,7 +42,7 @@ from kernels._random import (
     philox_words,
     uneven,
 )
-from kernels._tuned import Configs
+from kernels._tuned import Config, Configs
 
 # Widest range that takes 32 bits.
 NARROW = 2**24
@@ -303,8 +303,14 @@ def randint(
     low, high, offset = integer("low", low), integer("high", high), integer("offset", offset, 0)
     size = _shape(size)
     if offset == 0 and isinstance(seed, torch.Tensor):
-        return _begun(seed, low, high, size, dtype)
-    return _drawn(low, high, size, seed, offset, dtype, device)
+        return _randint_from_start(seed, low, high, size, dtype)
+    _check_randint(low, high, seed, dtype)
+    device = seed.device if isinstance(seed, torch.Tensor) else device
+    out = torch.empty(size, dtype=dtype, device=device)
+    block = _randint_config(out, high - low)["BLOCK_N"]
+    # A graph that is traced with sizes unknown has no divmod.
+    _randint(out, seed, offset // block, offset % block, low, high)
+    return out
 
 
 def _shape(size: object) -> tuple[int, ...]:
@@ -316,41 +322,54 @@ def _shape(size: object) -> tuple[int, ...]:
     return tuple(integer("size", each, 0) for each in size)
 
 
-@planned
-def _begun(
-    seed: torch.Tensor, low: int, high: int, size: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    # Of ever new offsets each would have a plan of its own.
-    return _drawn(low, high, size, seed, 0, dtype, None)
-
-
-def _drawn(low, high, size, seed, offset, dtype, device):
-    span = high - low
+def _check_randint(low: int, high: int, seed: int | torch.Tensor, dtype: torch.dtype) -> None:
+    """ValueError for bounds that the dtype cannot hold, or another dtype; errors of `_check`."""
     if not (isinstance(dtype, torch.dtype) and dtype in BOUNDS):
         raise ValueError(f"dtype: {shown(dtype)}, expected int32 or int64")
     least, most = BOUNDS[dtype]
     if not least <= low < high <= most:
         raise ValueError(f"low, high: {low}, {high}, expected {least} <= low < high <= {most}")
     _check(seed)
-    if isinstance(seed, torch.Tensor):
-        out = empty(seed, size, dtype)
-    else:
-        out = torch.empty(size, dtype=dtype, device=device)
-    if (n := out.numel()) == 0:
-        return out
-    itemsize, words = out.element_size(), 1 if span <= NARROW else 2
-    config = RANDINT_TILES.pick(out.device, itemsize=itemsize, words=words)
-    # A graph that is traced with sizes unknown has no divmod.
-    first, skip = offset // config["BLOCK_N"], offset % config["BLOCK_N"]
+
+
+def _randint_config(out: torch.Tensor, span: int) -> Config:
+    words = 1 if span <= NARROW else 2
+    return RANDINT_TILES.pick(out.device, itemsize=out.element_size(), words=words)
+
+
+def _randint_from_start(
+    seed: torch.Tensor, low: int, high: int, size: tuple[int, ...], dtype: torch.dtype
+) -> torch.Tensor:
+    """`randint` with a seed on its device and no offset: here the whole call can have a plan."""
+    _check_randint(low, high, seed, dtype)
+    out = torch.empty(size, dtype=dtype, device=seed.device)
+    _randint(out, seed, 0, 0, low, high)
+    return out
+
+
+def _randint(
+    out: torch.Tensor,
+    seed: int | torch.Tensor,
+    first: int | torch.Tensor,
+    skip: int,
+    low: int,
+    high: int,
+) -> None:
+    """Write the integers of a seed to out: those from element `skip` of tile `first` on.
+
+    The number of the tile is handed over, so that ever new offsets need no plan of their own.
+    """
+    n, span = out.numel(), high - low
+    if n == 0:
+        return
+    config = _randint_config(out, span)
     # A compiler that knows the start to be a multiple of 16 elements stores 16 bytes at a time.
     unit = 1 if skip % 16 else 16
     seed, first, low, high = (boxed(each, out.device) for each in (seed, first, low, high))
-    launch(
-        _randint_kernel, (-(-(skip + n) // config["BLOCK_N"]),),
+    _randint_kernel[(-(-(skip + n) // config["BLOCK_N"]),)](
         out_ptr=out, seed=seed, first=first, skip=skip // unit, low=low, high=high, N=n,
-        UNIT=unit, WORDS=words, LONG=span > 2**32 - 1, **config,
+        UNIT=unit, WORDS=1 if span <= NARROW else 2, LONG=span > 2**32 - 1, **config,
     )  # fmt: skip
-    return out
 
 
 def _check(seed: int | torch.Tensor) -> None:
@@ -362,17 +381,15 @@ def _check(seed: int | torch.Tensor) -> None:
         raise ValueError(f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
 
 
-@planned
-def _masked(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Tensor:
+def _dropout(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Tensor:
     floating(x=x)
     if isinstance(seed, torch.Tensor) and seed.device != x.device:
         raise ValueError(f"seed: on {seed.device}, expected {x.device} as x is")
     x = x.contiguous()
-    out = empty(x)
+    out = torch.empty_like(x)
     if n := x.numel():
         config = DROPOUT_TILES.pick(x.device, itemsize=x.element_size())
-        launch(
-            _dropout_kernel, (-(-n // config["BLOCK_N"]),),
+        _dropout_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, out_ptr=out, seed=boxed(seed, x.device), dropped=dropped,
             scale=_scale(dropped), N=length(n, config), **config,
         )  # fmt: skip
@@ -386,13 +403,13 @@ class _Dropout(torch.autograd.Function):
         # A seed on the device may be changed before the backward pass: autograd watches it.
         ctx.number = None if isinstance(seed, torch.Tensor) else seed
         ctx.save_for_backward(*(() if ctx.number is not None else (seed,)))
-        return _masked(x, dropped, seed)
+        return _dropout(x, dropped, seed)
 
     @staticmethod
     @once
     def backward(ctx, dy):
         seed = ctx.number if ctx.number is not None else ctx.saved_tensors[0]
-        return _masked(dy, ctx.dropped, seed), None, None
+        return _dropout(dy, ctx.dropped, seed), None, None
 
 
 def dropout(
@@ -414,4 +431,9 @@ def dropout(
     dropped = _levels(p)
     if not (training and dropped):
         return x
-    return _Dropout.apply(x, dropped, seed) if needs_grad(x) else _masked(x, dropped, seed)
+    return _Dropout.apply(x, dropped, seed) if needs_grad(x) else _dropout(x, dropped, seed)
+
+
+_randint_from_start = cached_launch(_randint_from_start)
+_randint = cached_launch(_randint)
+_dropout = cached_launch(_dropout)

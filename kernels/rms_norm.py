@@ -16,8 +16,8 @@ from kernels._checks import number
 from kernels._contract import PASSES, Op, Tensor, in_turn
 from kernels._launch import needs_grad, once
 from kernels._norm import NORM_DRAWN, NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
-from kernels._norm_backward import RMS_SPLIT_COLUMNS, backward_configs, norm_backward
-from kernels._norm_backward_twice import RMS_TILE
+from kernels._norm_backward import RMS_PAIR, RMS_SPLIT_FORMS, backward_configs, norm_backward
+from kernels._norm_backward_two_pass import RMS_TILE
 from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
 
 
@@ -51,8 +51,9 @@ RMS_NORM = Op(
 ACCUMULATES = {"rms_norm": "float32"}
 
 FORWARD = forward_configs("rms_norm", RMS_TILES)
-BACKWARD = BACKWARD_ROW, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
-    "rms_norm", RMS_TILE, RMS_SPLIT_COLUMNS
+FORWARD_LOOP, FORWARD_ROW, FORWARD_SPLIT, _ = FORWARD
+BACKWARD = BACKWARD_ROW, BACKWARD_SPLIT, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
+    "rms_norm", RMS_TILE, RMS_SPLIT_FORMS, RMS_PAIR
 )
 
 

@@ -15,12 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import log_uniform
 from kernels._checks import flag
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
-from kernels._launch import constant, launch, needs_grad, once
+from kernels._launch import constant, needs_grad, once
 from kernels._layout import ACCESS_BYTES
-from kernels._plan import empty, planned
 from kernels._tuned import Configs
 
 
@@ -223,7 +223,6 @@ def _rotary_kernel(
 TURNS = Configs(_rotary_kernel, HEADS, _choose, _suits)
 
 
-@planned
 def _rotate(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -234,7 +233,8 @@ def _rotate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both tensors turned, contiguous; TypeError or ValueError as `rotary` has them."""
     _check(q, k, cos, sin)
-    q_out, k_out = empty(q), empty(k)
+    q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
     if q.numel() == 0 and k.numel() == 0:
         return q_out, k_out
     q = q if q.stride(3) == 1 else q.contiguous()
@@ -247,8 +247,8 @@ def _rotate(
     groups = (h + block - 1) // block + (heads + block - 1) // block
     stride_qb, stride_qs, stride_qh, _ = q.stride()
     stride_kb, stride_ks, stride_kh, _ = k.stride()
-    launch(
-        _rotary_kernel, (b * s * groups,), q_ptr=q, k_ptr=k,
+    _rotary_kernel[(b * s * groups,)](
+        q_ptr=q, k_ptr=k,
         cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(), q_out_ptr=q_out, k_out_ptr=k_out,
         stride_qb=stride_qb, stride_qs=stride_qs, stride_qh=stride_qh,
         stride_kb=stride_kb, stride_ks=stride_ks, stride_kh=stride_kh, S=s,
@@ -317,3 +317,6 @@ def rotary(
     if needs_grad(q, k):
         return _Rotary.apply(q, k, cos, sin, interleaved)
     return _rotate(q, k, cos, sin, interleaved, False)
+
+
+_rotate = cached_launch(_rotate)

@@ -23,12 +23,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import log_uniform
 from kernels._checks import ORDERED, flag, real, tensors
 from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
 from kernels._grid import MOST_BOUNDARIES, comparable, grid_search, placed, right_of
-from kernels._launch import launch
 from kernels._layout import as_read
 from kernels._tuned import Configs
 
@@ -227,7 +227,14 @@ def bucketize(
             f"boundaries: shape {tuple(boundaries.shape)} {boundaries.dtype} on "
             f"{boundaries.device}, expected one dimension, {x.dtype} on {x.device} as x"
         )
-    x, boundaries = as_read(x).contiguous(), as_read(boundaries).contiguous()
+    return bucketize_fwd(as_read(x), as_read(boundaries), right, out_int32)
+
+
+def bucketize_fwd(
+    x: torch.Tensor, boundaries: torch.Tensor, right: bool, out_int32: bool
+) -> torch.Tensor:
+    """As `bucketize`, whose checks are done."""
+    x, boundaries = x.contiguous(), boundaries.contiguous()
     n, count = x.numel(), boundaries.numel()
     dtype = torch.int32 if out_int32 else torch.int64
     if count == 0:
@@ -242,13 +249,11 @@ def bucketize(
     if n >= TABLE_FROM and x.dtype in (torch.bfloat16, torch.float16):
         entry = torch.int16 if count <= NARROW else torch.int32
         table = x.new_empty(VALUES, dtype=entry)
-        launch(
-            _table_kernel, (VALUES // TABLE_TILE["BLOCK"],),
+        _table_kernel[(VALUES // TABLE_TILE["BLOCK"],)](
             table_ptr=table, boundaries_ptr=boundaries, B=count, **search, **TABLE_TILE,
         )  # fmt: skip
         config = LOOK_UP.pick(x.device, index_bytes=out.element_size())
-        launch(
-            _look_up_kernel, (-(-n // config["BLOCK"]),),
+        _look_up_kernel[(-(-n // config["BLOCK"]),)](
             x_ptr=x, table_ptr=table, out_ptr=out, N=n, **config,
         )  # fmt: skip
         return out
@@ -259,8 +264,10 @@ def bucketize(
     else:
         kernel, most = _search_kernel, n
         config = SEARCH.pick(x.device, **sizes, large=count > NARROW)
-    launch(
-        kernel, (min(-(-n // config["BLOCK"]), most),),
+    kernel[(min(-(-n // config["BLOCK"]), most),)](
         x_ptr=x, boundaries_ptr=boundaries, out_ptr=out, N=n, B=count, **search, **config,
     )  # fmt: skip
     return out
+
+
+bucketize_fwd = cached_launch(bucketize_fwd)

@@ -17,13 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import ROW_EDGE, ROW_SWEEP, drawn_rows
 from kernels._checks import flag, floating, number, tensors
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import LOG2E
-from kernels._launch import launch, needs_grad, once
+from kernels._launch import needs_grad, once
 from kernels._layout import rows_of
-from kernels._plan import empty, planned
+from kernels._rows import edges, inner, most_whole, split, whole
 from kernels._scores import (
     broadcast_mask,
     finite_or_zero,
@@ -38,10 +39,13 @@ from kernels._scores import (
     weights_of,
 )
 from kernels._softmax_shared import backward_shared, forward_shared, shares
+from kernels._softmax_short import backward_short, forward_short, short
 from kernels._softmax_tiles import (
     LOOP_CANDIDATES,
     PAIR_BYTES,
     ROW_CANDIDATES,
+    SPLIT_WALK_BYTES,
+    TILED_BYTES,
     choose_backward_loop,
     choose_backward_row,
     choose_loop,
@@ -92,7 +96,7 @@ SOFTMAX = Op(
     edge=(
         *ROW_EDGE,
         case(M=2, N=40000),
-        # On a GPU several programs hold such a row, and access single elements.
+        # On a GPU several programs hold such a row, and split it.
         case(M=3, N=50257),
         case(M=2, N=65536, dtypes=("bfloat16",)),
         case(M=1, N=270000, dtypes=("float32",)),
@@ -119,8 +123,8 @@ ACCUMULATES = {"softmax": "float32"}
 @triton.jit
 def _forward_row_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, M, N, H, Q, scale,
-    FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = exp(z - max z) / sum exp(z - max z), z = scale x + mask, of rows that registers hold.
 
@@ -128,7 +132,8 @@ def _forward_row_kernel(
     Reads x, whose rows lie stride_xm apart, and, unless it is None, the mask by its strides over
     batch, head and query; writes y, whose rows lie N apart. FOLD: no mask, and scale positive and
     normal, so the maximum of x is that of z. CAUSAL: of row r only the first N - Q + 1 + r % Q keys
-    count. EVEN: N is a multiple of BLOCK_N.
+    count. EVEN: N is a multiple of BLOCK_N. SPLIT: rows are split as in `_rows.py`, and the chunks
+    hold their whole accesses.
     """
     slope = tl.cast(scale, tl.float32) * LOG2E if FOLD else LOG2E
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
@@ -138,42 +143,69 @@ def _forward_row_kernel(
     if mask_ptr is not None:
         mask_row = mask_of(mask_ptr, rows, stride_kb, stride_kh, stride_kq, H, Q)
     x_row = x_ptr + rows * stride_xm
+    width, seen = N, end
+    if SPLIT:
+        if BLOCK_M == 1:
+            x_row = x_ptr + tl.program_id(0).to(tl.int64) * stride_xm
+        lead, width = whole(x_row, N)
+        places, there = edges(lead, width, N, x_row.dtype)
+        if BLOCK_M == 1:
+            places, there = places[None, :], there[None, :]
+        there &= rows < M
+        edge = scores(x_row, mask_row, places, there, end, scale, FOLD, CAUSAL, "")
+        x_row, seen = inner(x_row, lead), end - lead
+        if mask_ptr is not None:
+            mask_row += lead
     chunks = ()
     for chunk in tl.static_range(CHUNKS):
         columns = chunk * BLOCK_N + offs_n
-        inside = (rows < M) & ((columns < N) | EVEN)
-        loaded = scores(x_row, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "")
+        inside = (rows < M) & ((columns < width) | EVEN)
+        loaded = scores(x_row, mask_row, columns, inside, seen, scale, FOLD, CAUSAL, "")
         chunks = chunks + (loaded,)  # noqa: RUF005
     top = chunks[0].to(tl.float32)
     for chunk in tl.static_range(1, CHUNKS):
         top = tl.maximum(top, chunks[chunk].to(tl.float32))
-    highest = finite_or_zero(row_max(top))
+    highest = row_max(top)
+    if SPLIT:
+        highest = tl.maximum(highest, row_max(edge.to(tl.float32)))
+    highest = finite_or_zero(highest)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     weights = ()
     for chunk in tl.static_range(CHUNKS):
         weight = weights_of(chunks[chunk], highest, slope)
         total += weight
         weights = weights + (weight,)  # noqa: RUF005
-    share = share_of(row_sum(total), y_ptr.dtype.element_ty)
+    total = row_sum(total)
+    if SPLIT:
+        at_edge = weights_of(edge, highest, slope)
+        total += row_sum(at_edge)
+    share = share_of(total, y_ptr.dtype.element_ty)
     if CAUSAL:
         # Weights that are not seen are zero, and so is the sum of a row that sees none.
         share = tl.where(end > 0, share, 0.0)
+    y_row = y_ptr + rows * N
+    if SPLIT:
+        if BLOCK_M == 1:
+            y_row = y_ptr + tl.program_id(0).to(tl.int64) * N
+        store_as(y_row + places, at_edge * share, there)
+        y_row = inner(y_row, lead)
     for chunk in tl.static_range(CHUNKS):
         columns = chunk * BLOCK_N + offs_n
-        inside = (rows < M) & ((columns < N) | EVEN)
-        store_as(y_ptr + rows * N + columns, weights[chunk] * share, inside)
+        inside = (rows < M) & ((columns < width) | EVEN)
+        store_as(y_row + columns, weights[chunk] * share, inside)
 
 
 @triton.jit
 def _forward_loop_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, N, H, Q, scale,
-    FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    FOLD: tl.constexpr, CAUSAL: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    STEPS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What `_forward_row_kernel` computes, of a row that a program reads three times.
 
-    Grid: a program for each row. STEPS: N over BLOCK_N, rounded up, or 0 where that is not to be a
-    constant. The first two walks go along the row and the last one back. All else as there.
+    Grid: a program for each row. STEPS: how many blocks of BLOCK_N columns a row has, or 0 where
+    that is not to be a constant. The first two walks go along the row and the last one back. All
+    else as there.
     """
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
@@ -184,28 +216,46 @@ def _forward_loop_kernel(
     mask_row = None
     if mask_ptr is not None:
         mask_row = mask_of(mask_ptr, row, stride_kb, stride_kh, stride_kq, H, Q)
-    steps, stop = steps_of(N, end, CAUSAL, STEPS, BLOCK_N)
+    width, seen = N, end
+    if SPLIT:
+        lead, width = whole(x_ptr, N)
+        places, there = edges(lead, width, N, x_ptr.dtype)
+        edge = scores(x_ptr, mask_row, places, there, end, scale, FOLD, CAUSAL, "")
+        x_ptr, seen = inner(x_ptr, lead), end - lead
+        if mask_ptr is not None:
+            mask_row += lead
+    steps, stop = steps_of(width, seen, CAUSAL, STEPS, BLOCK_N)
     top = tl.full((1, BLOCK_N), -float("inf"), tl.float32)
     for start in range(0, stop, BLOCK_N):
         columns = start + offs_n
-        inside = (columns < N) | EVEN
-        x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
+        inside = (columns < width) | EVEN
+        x = scores(x_ptr, mask_row, columns, inside, seen, scale, FOLD, CAUSAL, "evict_last")
         top = tl.maximum(top, x.to(tl.float32))
-    highest = finite_or_zero(tl.max(top))
+    highest = tl.max(top)
+    if SPLIT:
+        highest = tl.maximum(highest, tl.max(edge.to(tl.float32)))
+    highest = finite_or_zero(highest)
     total = tl.zeros((1, BLOCK_N), tl.float32)
     for start in range(0, stop, BLOCK_N):
         columns = start + offs_n
-        inside = (columns < N) | EVEN
-        x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_last")
+        inside = (columns < width) | EVEN
+        x = scores(x_ptr, mask_row, columns, inside, seen, scale, FOLD, CAUSAL, "evict_last")
         total += weights_of(x, highest, slope)
-    share = share_of(tl.sum(total), y_ptr.dtype.element_ty)
+    total = tl.sum(total)
+    if SPLIT:
+        at_edge = weights_of(edge, highest, slope)
+        total += tl.sum(at_edge)
+    share = share_of(total, y_ptr.dtype.element_ty)
     if CAUSAL:
         share = tl.where(end > 0, share, 0.0)
+    if SPLIT:
+        store_as(y_ptr + places, at_edge * share, there)
+        y_ptr = inner(y_ptr, lead)
     # Backwards: what was read last is what the cache still has.
     for step in range(steps):
         columns = (steps - 1 - step) * BLOCK_N + offs_n
-        inside = (columns < N) | EVEN
-        x = scores(x_ptr, mask_row, columns, inside, end, scale, FOLD, CAUSAL, "evict_first")
+        inside = (columns < width) | EVEN
+        x = scores(x_ptr, mask_row, columns, inside, seen, scale, FOLD, CAUSAL, "evict_first")
         y = weights_of(x, highest, slope) * share
         store_as(y_ptr + columns, y, inside)
 
@@ -254,11 +304,12 @@ def _backward_row_kernel(
 @triton.jit
 def _backward_loop_kernel(
     y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, N, Q, scale,
-    CAUSAL: tl.constexpr, EVEN: tl.constexpr, STEPS: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What `_backward_row_kernel` computes, of a row that a program reads twice.
 
-    Grid: a program for each row. STEPS as forward, all else as in the other kernel.
+    Grid: a program for each row. SPLIT and STEPS as forward, all else as in the other kernel.
     """
     row = tl.program_id(0).to(tl.int64)
     y_ptr += row * stride_ym
@@ -266,20 +317,31 @@ def _backward_loop_kernel(
     dx_ptr += row * N
     offs_n = tl.arange(0, BLOCK_N)
     end = keys(row, N, Q, CAUSAL)
-    steps, stop = steps_of(N, end, CAUSAL, STEPS, BLOCK_N)
+    width, seen = N, end
+    if SPLIT:
+        lead, width = whole(y_ptr, N)
+        places, there = edges(lead, width, N, y_ptr.dtype)
+        y_edge = seen_of(y_ptr, places, there, end, CAUSAL, "").to(tl.float32)
+        dy_edge = seen_of(dy_ptr, places, there, end, CAUSAL, "").to(tl.float32)
+        y_ptr, dy_ptr, seen = inner(y_ptr, lead), inner(dy_ptr, lead), end - lead
+    steps, stop = steps_of(width, seen, CAUSAL, STEPS, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, stop, BLOCK_N):
         offs = start + offs_n
-        inside = (offs < N) | EVEN
-        y = seen_of(y_ptr, offs, inside, end, CAUSAL, "evict_last")
-        dy = seen_of(dy_ptr, offs, inside, end, CAUSAL, "evict_last")
+        inside = (offs < width) | EVEN
+        y = seen_of(y_ptr, offs, inside, seen, CAUSAL, "evict_last")
+        dy = seen_of(dy_ptr, offs, inside, seen, CAUSAL, "evict_last")
         total += y.to(tl.float32) * dy.to(tl.float32)
     weighted = tl.sum(total, 0)
+    if SPLIT:
+        weighted += tl.sum(y_edge * dy_edge, 0)
+        store_as(dx_ptr + places, y_edge * (dy_edge - weighted) * scale, there)
+        dx_ptr = inner(dx_ptr, lead)
     for step in range(steps):
         offs = step * BLOCK_N + offs_n
-        inside = (offs < N) | EVEN
-        y = seen_of(y_ptr, offs, inside, end, CAUSAL, "evict_first")
-        dy = seen_of(dy_ptr, offs, inside, end, CAUSAL, "evict_first")
+        inside = (offs < width) | EVEN
+        y = seen_of(y_ptr, offs, inside, seen, CAUSAL, "evict_first")
+        dy = seen_of(dy_ptr, offs, inside, seen, CAUSAL, "evict_first")
         dx = y.to(tl.float32) * (dy.to(tl.float32) - weighted) * scale
         store_as(dx_ptr + offs, dx, inside)
 
@@ -304,7 +366,6 @@ def _check(x, causal):
     floating(x=x)
 
 
-@planned
 def softmax_fwd(
     x: torch.Tensor,
     scale: float = 1.0,
@@ -320,7 +381,7 @@ def softmax_fwd(
     """
     _check(x, causal)
     n, elements, itemsize = x.shape[-1], x.numel(), x.element_size()
-    y = empty(x)
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
     if elements == 0:
         return y
     m = elements // n
@@ -328,31 +389,38 @@ def softmax_fwd(
     kb, kh, kq = (None, None, None) if mask is None else mask.stride()[:3]
     # Only then the scores are what was read, and are kept as they came.
     fold = mask is None and scale >= SMALLEST
-    if n * itemsize > PAIR_BYTES and fold and not causal and shares(n, x, strides=(stride,)):
-        forward_shared(x, y, stride, scale)
+    parted = split(n, (x, stride), (y, n))
+    held = most_whole(n, itemsize) if parted else n
+    plain = fold and not causal
+    if parted and plain and short(n, itemsize) and held * itemsize > TILED_BYTES:
+        forward_short(x, y, stride, scale)
         return y
-    if not keeps(n, itemsize, causal):
-        config = FORWARD_LOOP.pick(x.device, n=n, itemsize=itemsize)
+    if held * itemsize > PAIR_BYTES and plain and shares(n, x, strides=(stride,), parted=parted):
+        forward_shared(x, y, stride, scale, parted)
+        return y
+    if not keeps(held, itemsize, causal):
+        config = FORWARD_LOOP.pick(x.device, n=held, itemsize=itemsize)
         block = config["BLOCK_N"]
-        launch(
-            _forward_loop_kernel, (m,), x_ptr=x, y_ptr=y, mask_ptr=mask,
+        _forward_loop_kernel[(m,)](
+            x_ptr=x, y_ptr=y, mask_ptr=mask,
             stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
             N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal,
-            EVEN=n % block == 0, STEPS=constant_steps(n, block), **config,
+            EVEN=not parted and n % block == 0, SPLIT=parted, STEPS=constant_steps(held, block),
+            **config,
         )  # fmt: skip
         return y
-    config = FORWARD_ROW.pick(x.device, n=n, itemsize=itemsize, causal=causal, wide=not fold)
+    config = FORWARD_ROW.pick(x.device, n=held, itemsize=itemsize, causal=causal, wide=not fold)
     block = config["BLOCK_N"]
-    launch(
-        _forward_row_kernel, (-(-m // config["BLOCK_M"]),), x_ptr=x, y_ptr=y, mask_ptr=mask,
+    _forward_row_kernel[(-(-m // config["BLOCK_M"]),)](
+        x_ptr=x, y_ptr=y, mask_ptr=mask,
         stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
         M=m, N=n, H=heads, Q=queries, scale=scale, FOLD=fold, CAUSAL=causal,
-        EVEN=n % block == 0, CHUNKS=-(-n // block), **config,
+        EVEN=not parted and n % block == 0, SPLIT=parted, CHUNKS=-(-held // block),
+        **config,
     )  # fmt: skip
     return y
 
 
-@planned
 def softmax_bwd(
     y: torch.Tensor,
     dy: torch.Tensor,
@@ -362,29 +430,36 @@ def softmax_bwd(
 ) -> torch.Tensor:
     """y, dy: [..., N]. Returns dx, contiguous, of their shape. queries: as in `softmax_fwd`."""
     n, elements, itemsize = y.shape[-1], y.numel(), y.element_size()
-    dx = empty(y)
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
     if elements == 0:
         return dx
     m = elements // n
     (y, stride_ym), (dy, stride_dym) = _rows(y), _rows(dy)
     strides = stride_ym, stride_dym
-    if n * itemsize > PAIR_BYTES and not causal and shares(n, y, dy, strides=strides):
-        backward_shared(y, dy, dx, strides, scale)
+    parted = split(n, (y, stride_ym), (dy, stride_dym), (dx, n))
+    held = most_whole(n, itemsize) if parted else n
+    if parted and not causal and short(n, itemsize):
+        backward_short(y, dy, dx, strides, scale)
+        return dx
+    least = min(PAIR_BYTES, SPLIT_WALK_BYTES) if parted else PAIR_BYTES
+    if held * itemsize > least and not causal and shares(n, y, dy, strides=strides, parted=parted):
+        backward_shared(y, dy, dx, strides, scale, parted)
         return dx
     # A diagonal takes registers too.
-    if walks_backward(n, itemsize, causal):
-        config = BACKWARD_LOOP.pick(y.device, n=n, itemsize=itemsize)
+    if parted or walks_backward(n, itemsize, causal):
+        config = BACKWARD_LOOP.pick(y.device, n=held, itemsize=itemsize)
         block = config["BLOCK_N"]
-        launch(
-            _backward_loop_kernel, (m,), y_ptr=y, dy_ptr=dy, dx_ptr=dx,
+        _backward_loop_kernel[(m,)](
+            y_ptr=y, dy_ptr=dy, dx_ptr=dx,
             stride_ym=stride_ym, stride_dym=stride_dym, N=n, Q=queries, scale=scale,
-            CAUSAL=causal, EVEN=n % block == 0, STEPS=constant_steps(n, block), **config,
+            CAUSAL=causal, EVEN=not parted and n % block == 0, SPLIT=parted,
+            STEPS=constant_steps(held, block), **config,
         )  # fmt: skip
         return dx
     config = BACKWARD_ROW.pick(y.device, n=n, itemsize=itemsize, causal=causal)
     block = config["BLOCK_N"]
-    launch(
-        _backward_row_kernel, (-(-m // config["BLOCK_M"]),), y_ptr=y, dy_ptr=dy, dx_ptr=dx,
+    _backward_row_kernel[(-(-m // config["BLOCK_M"]),)](
+        y_ptr=y, dy_ptr=dy, dx_ptr=dx,
         stride_ym=stride_ym, stride_dym=stride_dym, M=m, N=n, Q=queries, scale=scale,
         CAUSAL=causal, EVEN=n % block == 0, CHUNKS=-(-n // block),
         PAIR=n * itemsize <= PAIR_BYTES, **config,
@@ -436,3 +511,7 @@ def softmax(
     if needs_grad(x):
         return _Softmax.apply(x, scale, causal, heads, queries, mask)
     return softmax_fwd(x, scale, causal, heads, queries, mask)
+
+
+softmax_fwd = cached_launch(softmax_fwd)
+softmax_bwd = cached_launch(softmax_bwd)

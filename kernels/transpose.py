@@ -18,11 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import drawn_length, log_uniform
 from kernels._checks import MOVABLE, real, tensor
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
-from kernels._launch import launch, needs_grad
-from kernels._plan import empty, planned
+from kernels._launch import needs_grad
 from kernels._tuned import Configs
 
 
@@ -198,14 +198,13 @@ LARGE = 2**26
 MOST_COLUMNS = 65535
 
 
-@planned
 def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     """x: [M, N], contiguous in N, its rows anywhere; TypeError for its dtype. Returns [N, M],
     contiguous."""
     real(MOVABLE, x=x)
     m, n = x.shape
     itemsize = x.element_size()
-    out = empty(x, (n, m))
+    out = x.new_empty((n, m))
     if m == 0 or n == 0:
         return out
     stride, large = x.stride(0), m * n * itemsize >= LARGE
@@ -213,20 +212,17 @@ def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     uneven = itemsize == 2 and (m % 2 or stride % 2) and not torch.compiler.is_dynamo_compiling()
     if uneven and m % 2 and m * max(stride, n) < 2**31 and n <= MOST_COLUMNS:
         config = ITEMS.pick(x.device, large=large)
-        launch(
-            _items_kernel, (-(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"])),
+        _items_kernel[(-(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"]))](
             x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
         )  # fmt: skip
     elif uneven and m % 2 == 0 and x.data_ptr() % 4 == 0:
         config = WORDS.pick(x.device, large=large)
-        launch(
-            _words_kernel, (_tiles(m, n, config),),
+        _words_kernel[(_tiles(m, n, config),)](
             x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
         )  # fmt: skip
     else:
         config = TILES.pick(x.device, itemsize=itemsize, large=large)
-        launch(
-            _transpose_kernel, (_tiles(m, n, config),),
+        _transpose_kernel[(_tiles(m, n, config),)](
             x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
         )  # fmt: skip
     return out
@@ -266,3 +262,6 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
     return _Transpose.apply(x) if needs_grad(x) else _turned(x)
+
+
+transpose_fwd = cached_launch(transpose_fwd)

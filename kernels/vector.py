@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels._call_cache import cached_launch
 from kernels._cases import drawn_vector
 from kernels._checks import floating, number, pair
 from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
@@ -35,8 +36,7 @@ from kernels._elementwise import (
     tiles,
 )
 from kernels._extremum import extremum_bwd, extremum_configs, extremum_cost, extremum_fwd
-from kernels._launch import launch, needs_grad, once
-from kernels._plan import empty, planned
+from kernels._launch import needs_grad, once
 from kernels._ticket import ticket
 from kernels._tuned import Configs
 
@@ -236,7 +236,6 @@ EXTREMUM, SHARE = extremum_configs("vector")
 DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 
-@planned
 def scale_fwd(x: torch.Tensor, alpha: float) -> torch.Tensor:
     """alpha x; TypeError where x is not floating."""
     floating(x=x)
@@ -244,7 +243,6 @@ def scale_fwd(x: torch.Tensor, alpha: float) -> torch.Tensor:
     return _forward("scale", x, x, alpha)
 
 
-@planned
 def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x ∘ y; ValueError or TypeError where they do not belong together."""
     pair(x, y)
@@ -253,38 +251,34 @@ def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _forward(op: str, x: torch.Tensor, y: torch.Tensor, alpha: float) -> torch.Tensor:
     """Both contiguous, of one shape; y of "scale" is not looked at."""
-    out, n = empty(x), x.numel()
+    out, n = torch.empty_like(x), x.numel()
     if n:
         config, policy = map_tiles(FORWARD, x, light=op == "scale")
-        launch(
-            _forward_kernel, (-(-n // config["BLOCK_N"]),),
+        _forward_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, y_ptr=y, out_ptr=out, N=length(n, config), alpha=alpha, OP=op,
             POLICY=policy, **config,
         )  # fmt: skip
     return out
 
 
-@planned
 def vector_bwd(
     op: str, x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """dx and dy, each None where it is not wanted; grad of "dot" is a single one."""
     x, y, grad = x.contiguous(), y.contiguous(), grad.contiguous()
-    dx = empty(x) if wanted[0] else None
-    dy = empty(y) if wanted[1] else None
+    dx = torch.empty_like(x) if wanted[0] else None
+    dy = torch.empty_like(y) if wanted[1] else None
     n = x.numel()
     if n:
         tensors = 4 if op == "dot" else 5
         config = BACKWARD.pick(x.device, n=n, itemsize=x.element_size(), tensors=tensors)
-        launch(
-            _backward_kernel, (-(-n // config["BLOCK_N"]),),
+        _backward_kernel[(-(-n // config["BLOCK_N"]),)](
             x_ptr=x, y_ptr=y, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), OP=op,
             **config,
         )  # fmt: skip
     return dx, dy
 
 
-@planned
 def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The dot product, without dimensions; ValueError or TypeError where x and y do not belong
     together."""
@@ -292,9 +286,8 @@ def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x, y, n = x.contiguous(), y.contiguous(), x.numel()
     config = DOT_TILES.pick(x.device, n=n, itemsize=x.element_size())
     programs = max(1, -(-n // (config["BLOCK_N"] * config["STEPS"])))
-    partial, out = empty(x, (programs,), torch.float32), empty(x, ())
-    launch(
-        _dot_kernel, (programs,),
+    partial, out = x.new_empty(programs, dtype=torch.float32), x.new_empty(())
+    _dot_kernel[(programs,)](
         x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=ticket(x.device), out_ptr=out, N=n,
         POLICY="evict_first" if 2 * n * x.element_size() <= PASSING else "",
         BLOCK_P=min(MOST_PARTIALS, 1 << (programs - 1).bit_length()), **config,
@@ -409,3 +402,9 @@ def dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     Tensors as `add` takes them. Returns a tensor without dimensions.
     """
     return _Dot.apply(x, y) if needs_grad(x, y) else dot_fwd(x, y)
+
+
+scale_fwd = cached_launch(scale_fwd)
+vector_fwd = cached_launch(vector_fwd)
+vector_bwd = cached_launch(vector_bwd)
+dot_fwd = cached_launch(dot_fwd)

@@ -1,6 +1,6 @@
-"""What the scripts of the paper share: a run's CSV files, errors, options, files written whole.
+"""Shared by the scripts of the paper: a run's CSV files, errors, options, files written whole.
 
-These scripts know the CSV files of docs/architecture.md and nothing of the code that wrote them.
+These scripts know the CSV files of docs/formats.md and nothing of the code that wrote them.
 """
 
 import argparse
@@ -12,12 +12,24 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 OURS = "ours"
 TWIN = "ours_twin"
 GRAPH, EVENTS = "graph", "events"
 CELL = ["op", "case", "dtype", "pass"]
+VERDICTS = ("better", "no difference", "worse", "undecided")
+# A cell that moves so much is large.
+LARGE_MIB = 64
+HEADLINE, TRAINING = "headline", "training"
+# The rows of a file that are meant where nothing else is said. No mean joins times by graphs with
+# times by events, the tuned grid with drawn shapes, or two passes with both of them in one call.
+USUAL = {
+    "summary": {"set": "grid"},
+    "verdicts": {"set": "grid", "timed_by": GRAPH, "part": HEADLINE},
+    "claims": {"against": "each", "timed_by": GRAPH, "part": HEADLINE},
+}
 # The title of a figure for which a run has no rows; the report leaves it out.
 EMPTY = "no rows for this figure"
 # The columns without which a file is not what its name says.
@@ -84,22 +96,25 @@ def summary(folder: Path) -> pd.DataFrame:
     return frame[frame["impl"] != TWIN]
 
 
-def compared(folder: Path, shapes: str = "grid") -> pd.DataFrame:
-    """The verdicts on cells whose times are both of CUDA graphs; shapes: "grid" or "drawn".
+def compared(folder: Path, *, every: bool = False, **wanted: str) -> pd.DataFrame:
+    """The verdicts on cells that are meant; wanted: values of columns beside those of USUAL.
 
-    What events timed holds work of the host as well, so it stands in no mean beside these.
+    every: those of training too, for what tells passes apart and takes no mean over them.
     """
+    columns = USUAL["verdicts"] | wanted
+    if every:
+        del columns["part"]
     frame = read(folder, "verdicts")
-    return frame[(frame["timed_by"] == GRAPH) & (frame["set"] == shapes)]
+    return frame[(frame[list(columns)] == list(columns.values())).all(axis=1)]
 
 
-def fastest(folder: Path, shapes: str = "grid") -> pd.DataFrame:
-    """Of each cell the verdict against its fastest baseline, the cell furthest behind first."""
-    return compared(folder, shapes).sort_values("ratio", kind="stable").drop_duplicates(CELL)
+def fastest(folder: Path, **wanted) -> pd.DataFrame:
+    """The verdict of each cell against its fastest baseline, the cell furthest behind first."""
+    return compared(folder, **wanted).sort_values("ratio", kind="stable").drop_duplicates(CELL)
 
 
 def claims(folder: Path, against: str = "each") -> pd.DataFrame:
-    """The claims against "each" baseline, those on times by events included, or the "best"."""
+    """The claims against "each" baseline or the "best", on times by events and on training too."""
     frame = read(folder, "claims")
     return frame[frame["against"] == against].reset_index(drop=True)
 
@@ -124,10 +139,15 @@ def changed(folder: Path) -> set[str]:
 
 
 def settled(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each op and implementation the rows of reports made on a GPU, where there are any."""
+    """The rows, for each op and implementation, of reports made on a GPU, where there are any."""
     gpu = frame["mode"] == "gpu"
     some = gpu.groupby([frame["op"], frame["impl"]]).transform("any")
     return frame[gpu | ~some]
+
+
+def mean_ratio(cells: pd.DataFrame) -> float:
+    """The geometric mean of the ratios of cells."""
+    return float(np.exp(np.log(cells["ratio"]).mean()))
 
 
 def natural(value: object) -> tuple:

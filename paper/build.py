@@ -88,7 +88,7 @@ def _closing_brace(text: str, start: int) -> int:
 def compile_tex(run: Path) -> Path:
     """Runs latexmk; the path of the PDF. PaperError names the first error and the log."""
     scratch = run / "tex"
-    # What latexmk remembers names the files of the last build, wherever the run lay then.
+    # The files that latexmk remembers are those of the last build, wherever the run lay then.
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     search = f"{PAPER.resolve()}:{run}:"

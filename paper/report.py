@@ -4,90 +4,13 @@ import base64
 from pathlib import Path
 
 import _data
+import _missing
 import jinja2
-import numpy as np
 import pandas as pd
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Tilewright: {{ title }}</title>
-<style>
-:root { color-scheme: light dark; --line: #ccc; --soft: #666; --back: #fff; --ink: #1b1b1b; }
-@media (prefers-color-scheme: dark) {
-  :root { --line: #444; --soft: #a5a5a5; --back: #16181a; --ink: #e8e8e8; }
-}
-body { background: var(--back); color: var(--ink); font: 16px/1.5 system-ui, sans-serif;
-  max-width: 74rem; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0.2rem; }
-h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-p.note, figcaption, caption { color: var(--soft); font-size: 0.9rem; text-align: left; }
-figure { margin: 1rem 0 2rem; overflow-x: auto; }
-figure img { width: 100%; min-width: 40rem; height: auto; background: #fff; padding: 0.5rem;
-  border-radius: 4px; box-sizing: border-box; }
-div.table { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.15rem 0.6rem 0.15rem 0; text-align: left; vertical-align: top;
-  white-space: nowrap; }
-th { border-bottom: 1px solid var(--line); }
-td.long { white-space: normal; min-width: 18rem; }
-td.number { text-align: right; }
-td { border-bottom: 1px solid color-mix(in srgb, var(--line) 40%, transparent); }
-summary { cursor: pointer; margin: 0.5rem 0; }
-code { font-size: 0.9em; overflow-wrap: anywhere; }
-nav a { margin-right: 1rem; }
-</style>
-</head>
-<body>
-<h1>Tilewright</h1>
-{% for run in runs -%}
-<p>Run <code>{{ run.run_id }}</code>, {{ run.mode }}: {{ run.gpu or "no GPU" }},
-{{ run.date[:10] }}, commit <code>{{ run.commit[:12] }}</code>
-{{- " with uncommitted changes" if run.dirty else "" }}.
-<span>Ops: {{ run.ops }}.</span>
-{%- if run.changed_ops %} Code changed since:
-{{ "all" if run.changed_ops == run.ops else run.changed_ops }}.{% endif %}</p>
-{% endfor -%}
-<nav>
-{% for section in sections -%}
-<a href="#{{ section.name }}">{{ section.title }}</a>
-{% endfor -%}
-</nav>
-{% for section in sections -%}
-<h2 id="{{ section.name }}">{{ section.title }}</h2>
-{% if section.note %}<p class="note">{{ section.note }}</p>{% endif %}
-{% for figure in section.figures -%}
-<figure><figcaption>{{ figure.name }}</figcaption>
-<img alt="{{ figure.name }}" src="data:image/svg+xml;base64,{{ figure.data }}"></figure>
-{% endfor -%}
-{% if section.rows is not none -%}
-{% if section.rows -%}
-{% set rows = section.rows|length -%}
-{% if rows > most %}<details><summary>{{ rows }} rows</summary>{% endif %}
-<div class="table"><table>
-<thead><tr>{% for name in section.columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in section.rows -%}
-<tr>
-{%- for cell in row -%}
-<td class="{{ kind(cell) }}">{{ show(cell) }}</td>
-{%- endfor -%}
-</tr>
-{% endfor -%}
-</tbody></table></div>
-{% if rows > most %}</details>{% endif %}
-{% else %}<p>None.</p>
-{% endif -%}
-{% endif -%}
-{% endfor -%}
-</body>
-</html>
-"""
+TEMPLATES = Path(__file__).with_name("templates")
 
 
-VERDICTS = ("better", "no difference", "worse", "undecided")
 # Figures that sections of their own show, or the families.
 SHOWN = ("headline", "survey", "capabilities", "others")
 # A table of more rows than this is folded.
@@ -111,7 +34,7 @@ REMARKS = (
 OVERHEAD = (
     "Wall time of measuring; the share is what was neither timed work nor its warm-up or flush."
 )
-HOLES = "What has no time that counts, and why. The figures mark these cells."
+MISSING_TIMES = "What has no time that counts, and why. The figures mark these cells."
 VERIFICATION = (
     "Cells passed, in all and of hostile inputs, and the largest error as a share of the bound "
     "allowed to it. Error and status are of ordinary cells, and of ours of all."
@@ -147,7 +70,9 @@ def main(arguments) -> None:
         *_more(folder),
         _section("claims", "Claims", _claims(folder), note=CLAIMS),
         _section("speedup", "Speedups", _speedups(folder), note=SPEEDUP),
-        _section("holes", "Cells without a time", _holes(folder), note=HOLES),
+        _section(
+            "missing_times", "Cells without a time", _missing_times(folder), note=MISSING_TIMES
+        ),
         _section("remarks", "Remarks", _remarks(folder), note=REMARKS),
         _section("verification", "Verification", _verification(folder), note=VERIFICATION),
         _section("resources", "Resources", _resources(folder), note=RESOURCES),
@@ -158,10 +83,14 @@ def main(arguments) -> None:
     ships = _figures(folder, ["survey"])
     sections.append(_section("survey", "Kernels in the libraries", _survey(folder), ships, SURVEY))
     offers = _figures(folder, ["capabilities"])
-    sections.append(_section("offers", "What each library offers", _gaps(folder), offers, OFFERS))
+    sections.append(
+        _section("offers", "What each library offers", _missing_results(folder), offers, OFFERS)
+    )
     sections.append(_section("ledger", "What a call contains", _ledger(folder), note=LEDGER))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(PAGE).render(
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    page = environment.get_template("report.html.j2").render(
         title=", ".join(runs["run_id"]),
         runs=runs.to_dict("records"),
         sections=sections,
@@ -213,11 +142,11 @@ def _more(folder: Path) -> list[dict]:
 
 
 def _speedups(folder: Path) -> pd.DataFrame:
-    return _ratios(folder, _data.compared(folder), ["op", "pass", "baseline"])
+    return _ratios(folder, _data.compared(folder, every=True), ["op", "pass", "baseline"])
 
 
 def _fastest(folder: Path) -> pd.DataFrame:
-    fastest = _data.fastest(folder)
+    fastest = _data.fastest(folder, every=True)
     names = ["case", "dtype", "baseline"]
     worst = fastest.drop_duplicates(["op", "pass"])[["op", "pass", *names]]
     return _ratios(folder, fastest, ["op", "pass"]).merge(worst, on=["op", "pass"])
@@ -233,23 +162,21 @@ def _ratios(folder: Path, verdicts: pd.DataFrame, names: list[str]) -> pd.DataFr
     rows = []
     for key, cells in groups:
         row = dict(zip(names, key[1:], strict=True)) | {"cells": len(cells)}
-        row["mean"] = float(np.exp(np.log(cells["ratio"]).mean()))
+        row["mean"] = _data.mean_ratio(cells)
         row |= {"least": cells["ratio"].min(), "most": cells["ratio"].max()}
-        row |= {name: (cells["verdict"] == name).sum() for name in VERDICTS}
+        row |= {name: (cells["verdict"] == name).sum() for name in _data.VERDICTS}
         rows.append(row)
     return pd.DataFrame(rows, columns=None if rows else names)
 
 
-def _holes(folder: Path) -> pd.DataFrame:
-    rows = _data.summary(folder)
+def _missing_times(folder: Path) -> pd.DataFrame:
     keys = ["op", "pass", "impl", "status", "reason"]
-    return rows[rows["status"] != "ok"].groupby(keys).size().rename("cells").reset_index()
+    return _missing.missing_times(folder).groupby(keys).size().rename("cells").reset_index()
 
 
-def _gaps(folder: Path) -> pd.DataFrame:
-    rows = _data.settled(_data.read(folder, "gaps"))
+def _missing_results(folder: Path) -> pd.DataFrame:
     keys = ["hostile", "impl", "op", "status", "reason"]
-    return rows.groupby(keys)["cells"].sum().reset_index()
+    return _missing.missing_results(folder).groupby(keys)["cells"].sum().reset_index()
 
 
 def _ledger(folder: Path) -> pd.DataFrame:

@@ -17,7 +17,8 @@ import torch
 from hypothesis import settings
 
 import kernels
-from harness import interpreter, nvml
+from harness.calls import interpreter
+from harness.machine import nvml
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from harness import survey
-from harness.command import UserError
+from harness.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = """

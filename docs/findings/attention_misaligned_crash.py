@@ -59,6 +59,8 @@ KERNELS = {
     "xformers flash 2": lambda *x: xformers(*x, "flash"),
     "xformers flash 3": lambda *x: xformers(*x, "flash3"),
 }
+# Importing the libraries takes some ten seconds; a call takes none.
+LIMIT_S = 120
 LAYOUTS = ("first element 0", "first element 1", "first element 4", "row stride 69")
 
 
@@ -93,9 +95,16 @@ def case():
     for kernel in KERNELS:
         for layout in LAYOUTS:
             call = [sys.executable, __file__, "--one", kernel, layout]
-            done = subprocess.run(call, capture_output=True, text=True, check=False)
-            said = (done.stdout.splitlines() or [f"crashed (exit code {done.returncode})"])[-1]
+            try:
+                done = subprocess.run(
+                    call, capture_output=True, text=True, check=False, timeout=LIMIT_S
+                )
+                said = (done.stdout.splitlines() or [f"crashed (exit code {done.returncode})"])[-1]
+            except subprocess.TimeoutExpired:
+                said = f"no answer within {LIMIT_S} s"
+            # 24 processes take minutes: show each as it ends.
             lines.append(f"{kernel}, {layout}: {said}")
+            print(lines[-1], flush=True)
     observed = "\n  ".join(["", *lines])
     return "a result, or an error after which the GPU still serves", observed, "crashed" in observed
 

@@ -1,8 +1,8 @@
-"""PyTorch: scaled_dot_product_attention by cuDNN gives NaN for rows that are not aligned.
+"""PyTorch: scaled_dot_product_attention by cuDNN is wrong for rows that are not aligned.
 
 Rows of 64 numbers lie 69 apart, as in a view of wider rows, so most begin off 16 bytes. The second
-input is contiguous and begins 4 numbers behind an aligned address. Values are normal in both. With
-the second input, torch.compile of the plain formula gave NaN as well.
+input is contiguous and begins 4 numbers behind an aligned address. Values are normal in both. The
+memory around them decides the result: zeros give errors of the size of the values, NaN gives NaN.
 
 Exit code: 1 reproduced, 0 not reproduced, 2 cannot run here. `--check` says only whether it can.
 """
@@ -28,11 +28,15 @@ def shifted(x):
     return x.new_zeros(x.numel() + 4)[4:].view(x.shape).copy_(x)
 
 
+# float16 attention of normal values is right to 1e-3 here.
+LARGEST_ERROR = 1e-2
+
+
 def case():
     torch.manual_seed(0)
     inputs = [torch.randn(1, 2, 70, 64, device="cuda", dtype=torch.float16) for _ in range(3)]
     truth = F.scaled_dot_product_attention(*(x.double() for x in inputs), is_causal=True)
-    found = {}
+    found, wrong = {}, False
     for name, laid_out in (("aligned", torch.clone), ("row stride 69", padded), ("off", shifted)):
         views = [laid_out(x) for x in inputs]
         try:
@@ -40,10 +44,11 @@ def case():
                 out = F.scaled_dot_product_attention(*views, is_causal=True)
             error = (out - truth).abs().max().item()
             found[name] = f"{error:.1e}"
+            wrong |= not error < LARGEST_ERROR  # NaN is below no number
         except RuntimeError as refusal:
             found[name] = f"declined ({str(refusal).splitlines()[0]})"
     observed = ", ".join(f"{name}: {text}" for name, text in found.items())
-    return "a largest error near 1e-3 in each, or an error", observed, "nan" in observed
+    return "a largest error near 1e-3 in each, or an error", observed, wrong
 
 
 def environment():

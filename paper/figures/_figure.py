@@ -1,5 +1,10 @@
-"""What the figures share: style, one colour for each implementation, panels of rate over size."""
+"""What the figures share: style, one colour for each implementation, panels of rate over size.
 
+Seaborn draws the panels, curves, intervals and cells. Matplotlib draws what seaborn has no mark
+for: signs at the edge of a panel, in parts of its height, and a legend over several plots.
+"""
+
+import itertools
 import math
 import re
 import sys
@@ -9,67 +14,37 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
+import seaborn.objects as so
 
 sys.path.append(str(Path(__file__).parents[1]))
 from _data import EMPTY, EVENTS, OURS, natural, whole_file
+from _status import STATUSES
 
 mpl.use("agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
 
 # What a user or a machine prefers must not show in a figure of the paper.
 mpl.rcdefaults()
+mpl.style.use(Path(__file__).parents[1] / "tilewright.mplstyle")
+so.Plot.config.theme.update(mpl.rcParams)
 
-WIDTH = 6.3
-OURS_COLOUR, OURS_MARKER = "#c8102e", "o"
-PALETTE = (
-    "#0072b2", "#4b3fa7", "#009e73", "#8e4585", "#56b4e9", "#7a5c00",
-    "#5f6b73", "#c96a9b", "#2f4b26", "#e69f00", "#a3b300", "#00a6a6",
-)  # fmt: skip
+WIDTH = mpl.rcParams["figure.figsize"][0]
+OURS_COLOUR, DARK = "#c8102e", "#333333"
+BASELINES = list(mpl.rcParams["axes.prop_cycle"])
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linestyle": (0, (4, 1.5))}
-MARKERS = "sD^vP<>Xhp*8"
 PANEL_INCHES = 1.05
 # Of more curves than this a panel is higher.
 MANY = 8
 LEGEND_COLUMNS = 5
-HOLES = {
-    "unsupported": "x",
-    "unavailable": "+",
-    "inaccurate": "1",
-    "oom": "2",
-    "crashed": "3",
-    "hung": "4",
-    "throttled": "|",
-    "impossible": "_",
-}
+# Inches that a letter of the legend takes, and a mark with the gaps around it.
+LETTER, MARK = 0.057, 0.41
+LIGHT = {"color": DARK, "linestyle": "--", "linewidth": 0.8}
 # What events timed: a ring around its mark, since the host's work is in it.
-RING = {
-    "marker": "o", "markersize": 7.5, "markerfacecolor": "none", "markeredgecolor": "#333333",
-    "markeredgewidth": 0.6, "linestyle": "none", "zorder": 5,
-}  # fmt: skip
+RING, RING_SIZE, RING_WIDTH = "o", 7.5, 0.6
 BY_EVENTS = "timed by events, host included"
-STYLE = {
-    "font.size": 7.5,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "legend.fontsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 3,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "tilewright",
-}
 
 
 def looks(impls: Iterable[str]) -> dict[str, dict]:
@@ -81,15 +56,15 @@ def looks(impls: Iterable[str]) -> dict[str, dict]:
     found, taken, face = {}, set(), {}
     for impl in sorted(set(impls)):
         if impl == OURS:
-            found[impl] = {"color": OURS_COLOUR, "marker": OURS_MARKER, "zorder": 4}
+            found[impl] = {"color": OURS_COLOUR, "marker": "o"}
             continue
-        if len(taken) == len(PALETTE):
+        if len(taken) == len(BASELINES):
             taken, face = set(), HOLLOW
-        index = zlib.crc32(impl.encode()) % len(PALETTE)
+        index = zlib.crc32(impl.encode()) % len(BASELINES)
         while index in taken:
-            index = (index + 1) % len(PALETTE)
+            index = (index + 1) % len(BASELINES)
         taken.add(index)
-        found[impl] = {"color": PALETTE[index], "marker": MARKERS[index], "zorder": 3} | face
+        found[impl] = BASELINES[index] | face
     return found
 
 
@@ -122,10 +97,9 @@ def save(figure: Figure, out: Path, title: str = "") -> None:
 
 def nothing(out: Path, message: str) -> None:
     """A figure of a run that has no rows for it: says so; the paper does not include it."""
-    with plt.rc_context(STYLE):
-        figure = plt.figure(figsize=(WIDTH, 0.5))
-        figure.text(0.5, 0.5, message, ha="center", va="center")
-        save(figure, out, EMPTY)
+    figure = plt.figure(figsize=(WIDTH, 0.5))
+    figure.text(0.5, 0.5, message, ha="center", va="center")
+    save(figure, out, EMPTY)
 
 
 def family(
@@ -139,17 +113,17 @@ def family(
     down: str,
     across: str,
     fixed: tuple[str, ...] = (),
-    sharey: str = "all",
-    ratios: tuple[str, str] | None = None,
+    sharey: bool | str = True,
+    ratios: bool = False,
 ) -> None:
     """Rate over size, a panel for each value of the columns `down` and `across`.
 
     every: the summary of all families, for the colours. rows: those to draw. x: the size of each
     row on a log2 axis, NaN where a case is not on the curve. rate: "gbps" or "tflops". fixed:
     columns that must agree along a curve; the longest such curve of a panel is drawn. Cases that
-    are on no curve of at least three sizes are drawn below, one a line. sharey: "all" or "col".
-    ratios: the columns `down` and `across` of further panels, which show the time of each baseline
-    over that of ours along the same curves.
+    are on no curve of at least three sizes are drawn below, one a line. sharey: as seaborn has it.
+    ratios: whether further panels show the time of each baseline over that of ours along the same
+    curves.
     """
     rows = _offered(rows[rows["set"] == "grid"])
     if rows.empty:
@@ -158,28 +132,31 @@ def family(
     rows = rows.assign(x=x(rows), sol=rows[rate] * rows["pct_sol"].rdiv(100))
     curves = _on_a_curve(rows, [down, across], list(fixed))
     lone = rows.drop(curves.index)
-    styles = looks(every["impl"])
     unit = {"gbps": "GB/s", "tflops": "TFLOP/s"}[rate]
-    lines = lone.groupby(["op", "pass", "dtype", "case"], sort=False).ngroups
     parts = []
     if len(curves):
-        panels = _split(curves, down, across)
-        height = PANEL_INCHES * (1.2 if ratios or curves["impl"].nunique() > MANY else 1)
-        parts.append((height * len(panels) + 0.35, _rates, (panels, label, unit, sharey, rate)))
+        panels, lines = (down, across, label), curves[down].nunique()
+        high = ratios or curves["impl"].nunique() > MANY
+        height = PANEL_INCHES * (1.2 if high else 1) * lines + 0.35
+        parts.append((height, _rates, (curves, panels, rate, unit, sharey)))
         if ratios:
-            panels = _split(curves, *ratios)
-            parts.append((0.8 * PANEL_INCHES * len(panels) + 0.35, _ratios, (panels, label)))
-    if lines:
-        parts.append((0.14 * lines + 0.5, _lone, (lone, rate, unit, _varying(rows))))
-    entries = rows["impl"].nunique() + rows["status"].nunique() + 1
-    parts.append((0.1 + 0.14 * math.ceil(entries / LEGEND_COLUMNS), _legend, (rows,)))
-    heights = [height for height, *_ in parts]
-    with plt.rc_context(STYLE):
-        figure = plt.figure(figsize=(WIDTH, sum(heights)), layout="constrained")
-        places = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False).flat
-        for place, (_, draw, given) in zip(places, parts, strict=True):
-            draw(place, styles, *given)
-        save(figure, out)
+            parts.append((0.8 * PANEL_INCHES * lines + 0.35, _ratios, (curves, panels)))
+    if len(lone):
+        lone = lone.assign(
+            line=_lines(lone, [n for n in ("op", "pass", "dtype") if rows[n].nunique() > 1])
+        )
+        parts.append((0.14 * lone["line"].nunique() + 0.5, _lone, (lone, rate, unit)))
+    styles = looks(every["impl"])
+    entries = _entries(rows, styles)
+    columns = _columns(list(entries))
+    heights = [*(height for height, *_ in parts), 0.1 + 0.14 * math.ceil(len(entries) / columns)]
+    figure = plt.figure(figsize=(WIDTH, sum(heights)))
+    *places, last = figure.subfigures(len(heights), 1, height_ratios=heights)
+    for place, (_, draw, given) in zip(places, parts, strict=True):
+        draw(place, styles, *given)
+    handles = [Line2D([], [], label=name, **look) for name, look in entries.items()]
+    last.legend(handles=handles, loc="center", ncols=columns, columnspacing=1.2)
+    save(figure, out)
 
 
 def over_rows(every: pd.DataFrame, name: str, out: Path) -> None:
@@ -203,41 +180,6 @@ def _offered(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~passes.transform(lambda found: (found == "unsupported").all()).astype(bool)]
 
 
-def _split(curves: pd.DataFrame, down: str, across: str) -> dict[str, dict[str, pd.DataFrame]]:
-    """The rows of each panel, by the title of its row and of its column."""
-    rows, columns = (sorted(curves[name].unique(), key=natural) for name in (down, across))
-    return {
-        _name(down, row): {
-            _name(across, column): curves[(curves[down] == row) & (curves[across] == column)]
-            for column in columns
-        }
-        for row in rows
-    }
-
-
-def _panels(
-    figure: Figure, panels: Mapping, label: str, unit: str, sharey: str
-) -> Iterable[tuple[Axes, pd.DataFrame]]:
-    """Titled axes and the rows of each panel."""
-    columns = next(iter(panels.values()))
-    grid = figure.subplots(len(panels), len(columns), sharex=True, sharey=sharey, squeeze=False)
-    for axes_row, (title, cells) in zip(grid, panels.items(), strict=True):
-        for axes, rows in zip(axes_row, cells.values(), strict=True):
-            axes.set_xscale("log", base=2)
-            ticks = 7 if len(columns) < 3 else 4
-            axes.xaxis.set_major_locator(mpl.ticker.LogLocator(base=2, numticks=ticks))
-            axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
-            axes.yaxis.set_major_locator(mpl.ticker.MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-            yield axes, rows
-        if len(panels) > 1:
-            place = {"xycoords": "axes fraction", "rotation": 270, "va": "center"}
-            axes_row[-1].annotate(title, (1.02, 0.5), **place)
-    for axes, title in zip(grid[0], columns, strict=True):
-        axes.set_title(title, pad=4)
-    figure.supxlabel(label, fontsize=7.5)
-    figure.supylabel(unit, fontsize=7.5)
-
-
 def _on_a_curve(rows: pd.DataFrame, panel: list[str], fixed: list[str]) -> pd.DataFrame:
     keep = []
     for _, cells in rows[rows["x"].notna()].groupby(["op", *panel], sort=True):
@@ -248,107 +190,134 @@ def _on_a_curve(rows: pd.DataFrame, panel: list[str], fixed: list[str]) -> pd.Da
     return pd.concat(keep) if keep else rows.iloc[:0]
 
 
-def _rates(
-    figure: Figure,
+def _panels(
+    figure: SubFigure,
     styles: Mapping[str, dict],
-    panels: Mapping,
-    label: str,
+    rows: pd.DataFrame,
+    panels: tuple[str, str, str],
     unit: str,
-    sharey: str,
+    sharey: bool | str = True,
+    light: pd.DataFrame | None = None,
+) -> dict[tuple[str, str], Axes]:
+    """Curves of the column `y` over x in the band from `low` to `high`, which are given: seaborn
+    would estimate intervals of its own. The axes by the values of the two columns."""
+    down, across, label = panels
+    downs, acrosses = (sorted(rows[name].unique(), key=natural) for name in (down, across))
+    plot = (
+        so.Plot(rows, x="x", y="y", group="op")
+        .facet(across, down, order={"col": acrosses, "row": downs})
+        .share(x=True, y=sharey)
+        .scale(x=so.Continuous(trans="log2").tick(upto=7 if len(acrosses) < 3 else 4))
+        .scale(y=so.Continuous().tick(upto=4))
+        .label(x="", y="")
+        .limit(y=(0 if light is not None else None, None))
+    )
+    if light is not None:
+        plot = plot.add(so.Line(**LIGHT), y="sol", group=None, data=light)
+    for impl in reversed(in_order(rows["impl"])):
+        cells, look = rows[(rows["impl"] == impl) & rows["y"].notna()], styles[impl]
+        line = {"fillcolor": look.get("markerfacecolor", look["color"])}
+        line |= {name: look[name] for name in ("color", "marker", "linestyle") if name in look}
+        band = so.Band(color=look["color"], alpha=0.25, edgewidth=0)
+        plot = plot.add(band, ymin="low", ymax="high", data=cells)
+        plot = plot.add(so.Line(linewidth=1.6 if impl == OURS else 1.1, **line), data=cells)
+    _ringed(plot, rows).on(figure).plot()
+    places = dict(zip(itertools.product(downs, acrosses), figure.axes, strict=True))
+    for (row, column), axes in places.items():
+        axes.set_title(_name(across, column) if row == downs[0] else "")
+        if column == acrosses[-1] and len(downs) > 1:
+            place = {"xycoords": "axes fraction", "rotation": 270, "va": "center"}
+            axes.annotate(_name(down, row), (1.02, 0.5), **place)
+    figure.supxlabel(label)
+    figure.supylabel(unit)
+    return places
+
+
+def _rates(
+    figure: SubFigure,
+    styles: Mapping[str, dict],
+    rows: pd.DataFrame,
+    panels: tuple[str, str, str],
     rate: str,
+    unit: str,
+    sharey: bool | str,
 ) -> None:
-    drawn = []
-    for axes, rows in _panels(figure, panels, label, unit, sharey):
-        drawn.append(axes)
-        limit = rows.groupby("x")["sol"].max().dropna()
-        axes.plot(limit.index, limit, color="#333333", linestyle="--", linewidth=0.8, zorder=2)
-        holes = 0
-        for impl in reversed(in_order(rows["impl"])):
-            cells = rows[rows["impl"] == impl]
-            for _, curve in cells[cells["status"] == "ok"].groupby("op"):
-                ends = [curve[rate] * curve["device_us"] / curve[end] for end in ("ci_hi", "ci_lo")]
-                width = 1.6 if impl == OURS else 1.1
-                _curve(axes, curve["x"], curve[rate], ends, width, styles[impl])
-                host = curve[curve["timed_by"] == EVENTS]
-                axes.plot(host["x"], host[rate], **RING)
-            untimed = cells[cells["status"] != "ok"]
-            for status, found in untimed.groupby("status"):
-                axes.plot(
-                    found["x"],
-                    [0.04 + 0.07 * holes] * len(found),
-                    transform=axes.get_xaxis_transform(),
-                    **_mark(status, styles[impl]["color"]),
-                )
-            holes += len(untimed) > 0
-    # Only now: a limit that is set stops the axes that share it from growing with their curves.
-    for axes in drawn:
-        axes.set_ylim(bottom=0)
+    y = rows[rate].where(rows["status"] == "ok")
+    low, high = (y * rows["device_us"] / rows[end] for end in ("ci_hi", "ci_lo"))
+    rows = rows.assign(y=y, low=low, high=high)
+    light = (
+        rows.dropna(subset="sol")
+        .sort_values("sol")
+        .drop_duplicates([*panels[:2], "x"], keep="last")
+    )
+    places = _panels(figure, styles, rows, panels, unit, sharey, light)
+    for row in _without_time(rows, list(panels[:2])).to_dict("records"):
+        axes = places[row[panels[0]], row[panels[1]]]
+        mark = _mark(row["status"], styles[row["impl"]]["color"])
+        axes.plot(
+            row["x"], 0.04 + 0.07 * row["place"], transform=axes.get_xaxis_transform(), **mark
+        )
 
 
-def _ratios(figure: Figure, styles: Mapping[str, dict], panels: Mapping, label: str) -> None:
-    for axes, rows in _panels(figure, panels, label, "baseline / ours", "all"):
+def _ratios(
+    figure: SubFigure, styles: Mapping[str, dict], rows: pd.DataFrame, panels: tuple[str, str, str]
+) -> None:
+    known = (rows["status"] == "ok") & (rows["timed_by"] != EVENTS)
+    names = ("speedup_vs_ours", "speedup_vs_ours_hi", "speedup_vs_ours_lo")
+    y, low, high = (1 / rows[name].where(known) for name in names)
+    rows = rows.assign(y=y, low=low, high=high)
+    for axes in _panels(figure, styles, rows, panels, "baseline / ours").values():
         axes.axhline(1, color=OURS_COLOUR, linewidth=1.2)
-        against = "speedup_vs_ours"
-        graph = rows["timed_by"] != EVENTS
-        timed = rows[rows[against].notna() & (rows["status"] == "ok") & graph]
-        for impl, cells in timed.groupby("impl"):
-            ends = [1 / cells[f"{against}{end}"] for end in ("_hi", "_lo")]
-            _curve(axes, cells["x"], 1 / cells[against], ends, 1.1, styles[impl])
 
 
-def _curve(
-    axes: Axes, x: pd.Series, y: pd.Series, ends: list[pd.Series], width: float, style: dict
-) -> None:
-    """One curve over rising x with the band between its `ends`."""
-    order = x.argsort()
-    x, y, low, high = (values.iloc[order] for values in (x, y, *ends))
-    axes.plot(x, y, linewidth=width, **style)
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.25, linewidth=0)
-
-
-def _varying(rows: pd.DataFrame) -> list[str]:
-    """The columns beside the case that tell the cells of a figure apart."""
-    return [name for name in ("op", "pass", "dtype") if rows[name].nunique() > 1]
+def _lines(rows: pd.DataFrame, varying: list[str]) -> pd.Series:
+    """The name of each cell: the columns that tell the cells of a figure apart, and its case."""
+    names = rows.assign(case=rows["case"].map(_spaced))
+    return names[[*varying, "case"]].agg(" ".join, axis=1)
 
 
 def _lone(
-    figure: Figure,
-    styles: Mapping[str, dict],
-    rows: pd.DataFrame,
-    rate: str,
-    unit: str,
-    varying: list[str],
+    figure: SubFigure, styles: Mapping[str, dict], rows: pd.DataFrame, rate: str, unit: str
 ) -> None:
-    axes = figure.subplots()
-    labels = []
-    lines = rows.groupby(["op", "pass", "dtype", "case"], sort=False)
-    for _, cells in sorted(lines, key=lambda line: [natural(part) for part in line[0][:2]]):
-        line = len(labels)
-        first = cells.iloc[0]
-        labels.append(" ".join([*(first[name] for name in varying), _spaced(first["case"])]))
-        if cells["sol"].notna().any():
-            axes.vlines(cells["sol"].max(), line - 0.4, line + 0.4, color="#333333", linewidth=0.8)
-        holes = 0
-        for impl in reversed(in_order(cells["impl"])):
-            row = cells[cells["impl"] == impl].iloc[0]
-            if row["status"] == "ok":
-                axes.plot(row[rate], line, **(styles[impl] | {"ms": 4, "linestyle": "none"}))
-                if row["timed_by"] == EVENTS:
-                    axes.plot(row[rate], line, **RING)
-                continue
-            mark = _mark(row["status"], styles[impl]["color"])
-            holes += 1
-            axes.plot(0.015 * holes, line, transform=axes.get_yaxis_transform(), **mark)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(unit)
+    cells = rows.drop_duplicates("line").to_dict("records")
+    order = sorted(cells, key=lambda cell: (natural(cell["op"]), natural(cell["pass"])))
+    order = [cell["line"] for cell in order]
+    rows = rows.assign(y=rows[rate].where(rows["status"] == "ok"))
+    light = rows.dropna(subset="sol").sort_values("sol").drop_duplicates("line", keep="last")
+    plot = so.Plot(rows, x="y", y="line").scale(y=so.Nominal(order=order)).limit(x=(0, None))
+    plot = plot.label(x=unit, y="")
+    plot = plot.add(so.Dash(color=DARK, width=0.8, linewidth=0.8), x="sol", data=light)
+    for impl in reversed(in_order(rows["impl"])):
+        look = styles[impl]
+        face = {"color": look.get("markerfacecolor", look["color"]), "edgecolor": look["color"]}
+        dot = so.Dot({"zorder": 3}, marker=look["marker"], pointsize=4, edgewidth=0.8, **face)
+        plot = plot.add(dot, data=rows[rows["impl"] == impl])
+    _ringed(plot, rows).on(figure).plot()
+    (axes,) = figure.axes
+    for row in _without_time(rows, ["line"]).to_dict("records"):
+        mark = _mark(row["status"], styles[row["impl"]]["color"])
+        place = 0.015 * (row["place"] + 1), order.index(row["line"])
+        axes.plot(*place, transform=axes.get_yaxis_transform(), scaley=False, **mark)
+
+
+def _ringed(plot: so.Plot, rows: pd.DataFrame) -> so.Plot:
+    ring = {"marker": RING, "pointsize": RING_SIZE, "stroke": RING_WIDTH, "fill": False}
+    dot = so.Dot({"zorder": 5}, color=DARK, **ring)
+    return plot.add(dot, data=rows[rows["timed_by"] == EVENTS])
+
+
+def _without_time(rows: pd.DataFrame, group: list[str]) -> pd.DataFrame:
+    """Rows without a time; `place`: that of the implementation among those of the group."""
+    missing = rows[rows["status"] != "ok"]
+    place = missing.groupby(group)["impl"].transform(
+        lambda impls: impls.map(in_order(impls)[::-1].index)
+    )
+    return missing.assign(place=place)
 
 
 def _mark(status: str, colour: str) -> dict:
     return {
-        "marker": HOLES[status],
+        "marker": STATUSES[status].mark,
         "color": colour,
         "linestyle": "none",
         "markersize": 5,
@@ -357,17 +326,29 @@ def _mark(status: str, colour: str) -> dict:
     }
 
 
-def _legend(figure: Figure, styles: Mapping[str, dict], rows: pd.DataFrame) -> None:
-    handles = [mpl.lines.Line2D([], [], label=i, **styles[i]) for i in in_order(rows["impl"])]
+def _entries(rows: pd.DataFrame, styles: Mapping[str, dict]) -> dict[str, dict]:
+    """The names in the legend, and how each is drawn."""
+    entries = {impl: styles[impl] for impl in in_order(rows["impl"])}
     if rows["sol"].notna().any():
-        limit = {"color": "#333333", "linestyle": "--", "linewidth": 0.8}
-        handles.append(mpl.lines.Line2D([], [], label="speed of light", **limit))
+        entries["speed of light"] = LIGHT
     if (rows["timed_by"] == EVENTS).any():
-        handles.append(mpl.lines.Line2D([], [], label=BY_EVENTS, **RING))
+        entries[BY_EVENTS] = {
+            "marker": RING, "markersize": RING_SIZE, "markerfacecolor": "none",
+            "markeredgecolor": DARK, "markeredgewidth": RING_WIDTH, "linestyle": "none",
+        }  # fmt: skip
     for status in sorted(set(rows["status"]) - {"ok"}):
-        handles.append(mpl.lines.Line2D([], [], label=status, **_mark(status, "#333333")))
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / LEGEND_COLUMNS))
-    figure.legend(handles=handles, loc="center", ncols=columns, columnspacing=1.2)
+        entries[status] = _mark(status, DARK)
+    return entries
+
+
+def _columns(names: list[str]) -> int:
+    """How many columns of a legend fit: the longest name of each, and its mark, set its width."""
+    for columns in range(LEGEND_COLUMNS, 1, -1):
+        lines = math.ceil(len(names) / columns)
+        longest = [max(map(len, names[i : i + lines])) for i in range(0, len(names), lines)]
+        if sum(LETTER * letters + MARK for letters in longest) <= WIDTH:
+            return len(longest)
+    return 1
 
 
 def _spaced(case: str) -> str:

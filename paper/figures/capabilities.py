@@ -1,26 +1,27 @@
-"""What each implementation can do: a mark for each op, pass and dtype, as verification saw it.
+"""What each implementation can do: a field for each op, pass and dtype, as verification saw it.
 
-The marks are of ordinary cases. Two columns say how many of these were reached, and how many
+The colours are of ordinary cases. Two columns say how many of these were reached, and how many
 hostile inputs passed.
 """
 
 import _figure
+import pandas as pd
+import seaborn as sns
 from _data import natural, rank, read, run, settled
 from matplotlib import pyplot as plt
+from matplotlib.colors import ListedColormap
+from matplotlib.patches import Patch
 
 DTYPES = ("float32", "float16", "bfloat16")
 PASSES = ("forward", "backward", "both")
-# How far the marks of a cell lie apart, in widths and heights of the cell.
-ACROSS, DOWN = 0.28, 0.27
-GOOD, BAD, SOFT = "#2c6e8f", "#c8102e", "#9a9a9a"
-HALF = {"fillstyle": "bottom", "markerfacecoloralt": "white"}
+# The colour of each look, and a sign where colours alone are too near to each other.
 LOOKS = {
-    "right in every ordinary case": {"marker": "s", "color": GOOD},
-    "right, other cases declined": {"marker": "s", "markerfacecolor": "white", "color": GOOD},
-    "right as far as it was reached": {"marker": "s", "color": GOOD, **HALF},
-    "wrong in an ordinary case": {"marker": "X", "color": BAD, "markeredgewidth": 0},
-    "every case declined": {"marker": "_", "color": SOFT},
-    "library or GPU absent": {"marker": "o", "markerfacecolor": "white", "color": SOFT},
+    "right in every ordinary case": ("#2c6e8f", ""),
+    "right, other cases declined": ("#c3dbe6", ""),
+    "right as far as it was reached": ("#7fb0c8", ""),
+    "wrong in an ordinary case": ("#c8102e", "\u00d7"),
+    "every case declined": ("#d5d5d5", "\u2013"),
+    "library or GPU absent": ("#ffffff", "\u25cb"),
 }
 OK, PARTLY, REACHED, WRONG, DECLINED, ABSENT = LOOKS
 # Of ordinary cases and of hostile ones: cells in all, reached, passed and declined.
@@ -37,33 +38,45 @@ def main(arguments):
     families = rank(arguments.run)
     ops = sorted(table["op"].unique(), key=lambda op: _place(table, op, families))
     impls = _figure.in_order(table["impl"])
-    titles = [_title(table, impl) for impl in impls]
-    width = max(LEAST, LEFT + COLUMN * len(ops))
-    with plt.rc_context(
-        _figure.STYLE | {"axes.grid": False, "lines.markersize": 2.4, "lines.markeredgewidth": 0.5}
-    ):
-        size = (min(_figure.WIDTH, width), ROW * len(impls) + 1.5)
-        figure, axes = plt.subplots(figsize=size, layout="constrained")
-        for row in range(0, len(impls), 2):
-            axes.axhspan(row - 0.5, row + 0.5, color="#f3f3f3", linewidth=0, zorder=0)
-        for (op, impl), rows in table.groupby(["op", "impl"]):
-            _cell(axes, ops.index(op), impls.index(impl), rows)
-        for look, style in LOOKS.items():
-            axes.plot([], [], linestyle="", label=look, **style)
-        for place, title in zip(RIGHT, ("reached", "hostile passed"), strict=True):
-            _beside(axes, -0.62, place, title, rotation=90, va="bottom")
-        for row, impl in enumerate(impls):
-            for place, text in zip(RIGHT, _numbers(table[table["impl"] == impl]), strict=True):
-                _beside(axes, row, place, text, va="center")
-        axes.set_xticks(range(len(ops)), ops, rotation=90)
-        axes.set_yticks(range(len(impls)), titles)
-        axes.xaxis.tick_top()
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.set_xlim(-0.5, len(ops) - 0.5)
-        axes.set_ylim(len(impls) - 0.5, -0.5)
-        figure.legend(loc="outside lower center", ncols=2, handletextpad=0.2, columnspacing=1)
-        _figure.save(figure, arguments.out)
+    fields = _fields(table)
+    lines = 1 + fields.index.get_level_values("line").max()
+    rows = pd.MultiIndex.from_product([impls, range(lines)])
+    columns = pd.MultiIndex.from_product([ops, range(len(DTYPES))])
+    looks = fields.unstack(["op", "dtype"]).reindex(index=rows, columns=columns)
+    codes = looks.map(list(LOOKS).index, na_action="ignore").astype(float)
+    signs = looks.map(lambda look: LOOKS.get(look, ("", ""))[1])
+    size = (min(_figure.WIDTH, max(LEAST, LEFT + COLUMN * len(ops))), ROW * len(impls) + 1.5)
+    figure, axes = plt.subplots(figsize=size)
+    colours = ListedColormap([colour for colour, _ in LOOKS.values()])
+    sns.heatmap(
+        codes, cmap=colours, vmin=-0.5, vmax=len(LOOKS) - 0.5, cbar=False, annot=signs, fmt="",
+        annot_kws={"fontsize": 4.5}, linewidths=0.3, linecolor="white", ax=axes,
+    )  # fmt: skip
+    for row in range(0, len(impls), 2):
+        axes.axhspan(lines * row, lines * (row + 1), color="#f6f6f6", linewidth=0, zorder=0)
+    axes.grid(visible=False)
+    # Wider gaps between ops and between implementations.
+    axes.hlines(range(0, lines * len(impls) + 1, lines), *axes.get_xlim(), "white", linewidth=3)
+    axes.vlines(range(0, len(columns) + 1, len(DTYPES)), *axes.get_ylim(), "white", linewidth=1.5)
+    axes.xaxis.tick_top()
+    axes.set_xticks([(i + 0.5) * len(DTYPES) for i in range(len(ops))], ops, rotation=90)
+    middles = [(i + 0.5) * lines for i in range(len(impls))]
+    axes.set_yticks(middles, [_title(table, impl) for impl in impls], rotation=0)
+    axes.set(xlabel="", ylabel="")
+    axes.tick_params(length=0)
+    for place, title in zip(RIGHT, ("reached", "hostile passed"), strict=True):
+        _beside(axes, -0.12 * lines, place, title, rotation=90, va="bottom")
+    for middle, impl in zip(middles, impls, strict=True):
+        for place, text in zip(RIGHT, _numbers(table[table["impl"] == impl]), strict=True):
+            _beside(axes, middle, place, text, va="center")
+    handles = [
+        Patch(facecolor=colour, edgecolor="#9a9a9a", linewidth=0.4, label=f"{look} {sign}")
+        for look, (colour, sign) in LOOKS.items()
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=2, handlelength=1, handleheight=1
+    )
+    _figure.save(figure, arguments.out)
 
 
 def _beside(axes, row, place, text, **style):
@@ -80,34 +93,34 @@ def _beside(axes, row, place, text, **style):
     )
 
 
-def _cell(axes, column, row, rows):
-    """The marks of one op and implementation: dtypes side by side, passes one below the other."""
-    if not rows["pass"].any():
-        # A report without cells: the library was absent, fell at its import, or offers nothing.
-        statuses = set(rows["status"])
-        fell = statuses & {"crashed", "hung"}
-        look = WRONG if fell else ABSENT if statuses == {"unavailable"} else DECLINED
-        axes.plot(column, row, linestyle="", **LOOKS[look])
-        return
-    passes = sorted(rows["pass"].unique(), key=PASSES.index)
-    for one in rows.itertuples():
-        # "pass" is a word of Python, so the tuple has it by its place.
-        direction = one[rows.columns.get_loc("pass") + 1]
-        x = column + ACROSS * (DTYPES.index(one.dtype) - 1)
-        y = row + DOWN * (passes.index(direction) - (len(passes) - 1) / 2)
-        axes.plot(x, y, linestyle="", **LOOKS[_look(one)])
+def _fields(table):
+    """The look by implementation, line of its row, op and dtype: the passes of an op are lines."""
+    found = {}
+    for op, rows in table.groupby("op"):
+        passes = sorted(set(rows["pass"]) - {""}, key=PASSES.index) or [""]
+        for row in rows.to_dict("records"):
+            # A report without cells says the same of all that the op has.
+            for line, name in enumerate(passes):
+                if row["pass"] in ("", name):
+                    for dtype in [row["dtype"]] if row["pass"] else DTYPES:
+                        found[row["impl"], line, op, DTYPES.index(dtype)] = _look(row)
+    names = ["impl", "line", "op", "dtype"]
+    return pd.Series(found.values(), pd.MultiIndex.from_tuples(found, names=names))
 
 
 def _look(row):
-    if row.status in ("inaccurate", "crashed", "hung"):
+    if row["status"] in ("inaccurate", "crashed", "hung"):
         return WRONG
-    if row.status == "unavailable":
+    if row["status"] == "unavailable":
         return ABSENT
-    if row.cells < row.of or not row.of:
-        return REACHED
-    if row.status == "unsupported":
+    if not row["pass"]:
+        # A report without cells: the library was absent, fell at its import, or offers nothing.
         return DECLINED
-    return OK if row.passed == row.of else PARTLY
+    if row["cells"] < row["of"] or not row["of"]:
+        return REACHED
+    if row["status"] == "unsupported":
+        return DECLINED
+    return OK if row["passed"] == row["of"] else PARTLY
 
 
 def _numbers(rows):

@@ -2,18 +2,20 @@
 
 import _figure
 import numpy as np
-from _data import fastest, rank, run
+import pandas as pd
+import seaborn.objects as so
+from _data import TRAINING, fastest, rank, run
 from matplotlib import pyplot as plt
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-FORWARD, BACKWARD, TRAINING = "forward", "backward, or both in one call", "forward and backward"
+FORWARD, BACKWARD, TOGETHER = "forward", "backward, or both in one call", "forward and backward"
 ALL = "all cells"
 RANGE, CELLS = "#8a8a8a", "#555555"
 LINE = 0.165
+TICKS = [part * 10**power for power in range(-3, 4) for part in (1, 1.5, 2, 3, 5, 7)]
 
 
 def main(arguments):
-    found = fastest(arguments.run)
+    found = fastest(arguments.run, every=True)
     if found.empty:
         _figure.nothing(arguments.out, "This run compares ours with no baseline.")
         return
@@ -21,35 +23,43 @@ def main(arguments):
     ops = found.drop_duplicates("op").sort_values(
         ["family", "op"], key=lambda names: names.map(lambda name: (place.get(name, 0), name))
     )
-    titles = _titles(found)
-    present = {title: found[titles == title] for title in (FORWARD, BACKWARD, TRAINING)}
-    shown = {title: cells for title, cells in present.items() if len(cells)}
-    with plt.rc_context(_figure.STYLE):
-        size = (_figure.WIDTH, LINE * (len(ops) + 1) + 0.75)
-        figure, panels = plt.subplots(
-            1, len(shown), figsize=size, layout="constrained", sharey=True, squeeze=False
-        )
-        for axes, (title, cells) in zip(panels[0], shown.items(), strict=True):
-            _line(axes, 0, cells)
-            for line, op in enumerate(ops["op"], 1):
-                _line(axes, line, cells[cells["op"] == op])
-            for line in _borders(ops["family"]):
-                axes.axhline(line, color="#dddddd", linewidth=0.6)
-            _dress(axes, title)
-        panels[0][0].set_xlim(found["ratio"].min() / 1.05, found["ratio"].max() * 1.05)
-        for axes in panels[0][1:]:
-            axes.sharex(panels[0][0])
-        panels[0][0].set_yticks(range(len(ops) + 1), [ALL, *ops["op"]])
-        panels[0][0].set_ylim(len(ops) + 0.5, -0.6)
-        figure.supxlabel("time of the fastest baseline / time of ours", fontsize=7.5)
-        _figure.save(figure, arguments.out)
+    cells = pd.concat([found.assign(op=ALL), found], ignore_index=True)
+    cells = cells.assign(panel=_titles(cells))
+    means = np.exp(np.log(cells["ratio"]).groupby([cells["panel"], cells["op"]]).mean())
+    panels = [title for title in (FORWARD, BACKWARD, TOGETHER) if title in means.index]
+    least, most = found["ratio"].min() / 1.05, found["ratio"].max() * 1.05
+    ticks = [tick for tick in TICKS if least <= tick <= most]
+    plot = (
+        so.Plot(cells, x="ratio", y="op")
+        .facet("panel", order=panels)
+        .scale(x=so.Continuous(trans="log").tick(at=ticks).label(like="{x:g}"))
+        .scale(y=so.Nominal(order=[ALL, *ops["op"]]))
+        .limit(x=(least, most))
+        .label(x="", y="")
+        .add(so.Range(color=RANGE, linewidth=0.7))
+        .add(so.Dash(color=CELLS, alpha=0.7, linewidth=0.5, width=0.4))
+    )
+    rows = means.reset_index()
+    for marker, some in (("o", rows["op"] != ALL), ("D", rows["op"] == ALL)):
+        dot = so.Dot({"zorder": 4}, color=_figure.OURS_COLOUR, pointsize=4.2, marker=marker)
+        plot = plot.add(dot, data=rows[some], x="ratio", y="op", col="panel")
+    figure = plt.figure(figsize=(_figure.WIDTH, LINE * (len(ops) + 1) + 0.75))
+    plot.on(figure).plot()
+    for axes, title in zip(figure.axes, panels, strict=True):
+        for line in _borders(ops["family"]):
+            axes.axhline(line, color="#dddddd", linewidth=0.6, zorder=0.9)
+        _dress(axes, title)
+        edge = axes.get_yaxis_transform()
+        for op, mean in means[title].items():
+            axes.text(1.02, op, f"{mean:.2f}", va="center", fontsize=7, transform=edge)
+    figure.supxlabel("time of the fastest baseline / time of ours")
+    _figure.save(figure, arguments.out)
 
 
 def _titles(cells):
     """The panel of each cell. An op whose gradients may be computed on the way forward has no
     backward pass of its own: both in one call stand in its place."""
-    backward = set(cells.loc[cells["pass"] == "backward", "op"])
-    second = np.where(cells["op"].isin(backward) & (cells["pass"] == "both"), TRAINING, BACKWARD)
+    second = np.where(cells["part"] == TRAINING, TOGETHER, BACKWARD)
     return np.where(cells["pass"] == "forward", FORWARD, second)
 
 
@@ -59,30 +69,11 @@ def _borders(families):
     return [line - 0.5 for line in range(1, len(names)) if names[line] != names[line - 1]]
 
 
-def _line(axes, line, cells):
-    """The cells as strokes on their range, the geometric mean as a marker and in figures."""
-    if cells.empty:
-        return
-    ratios = cells["ratio"]
-    mean = np.exp(np.log(ratios).mean())
-    axes.hlines(line, ratios.min(), ratios.max(), color=RANGE, linewidth=0.7)
-    strokes = {"marker": "|", "markersize": 4.5, "markeredgewidth": 0.5, "linestyle": "none"}
-    axes.plot(ratios, [line] * len(ratios), color=CELLS, alpha=0.7, **strokes)
-    look = {"color": _figure.OURS_COLOUR, "marker": "D" if line == 0 else _figure.OURS_MARKER}
-    axes.plot(mean, line, markersize=4.2, zorder=4, **look)
-    edge = axes.get_yaxis_transform()
-    axes.text(1.02, line, f"{mean:.2f}", va="center", fontsize=7, transform=edge)
-
-
 def _dress(axes, title):
-    axes.axvline(1, color="#222222", linewidth=0.9, zorder=2)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.axvline(1, color="#222222", linewidth=0.9, zorder=0.9)
+    axes.minorticks_off()
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.grid(visible=False, axis="y")
     axes.set_title(title, fontweight="bold", pad=13)
     top = axes.get_xaxis_transform()
     axes.text(0.97, 1.01, "\u2190 slower", ha="right", fontsize=7, transform=top)

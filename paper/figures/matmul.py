@@ -21,7 +21,7 @@ def main(arguments):
         down="pass",
         across="dtype",
         sharey="col",
-        ratios=("pass", "dtype"),
+        ratios=True,
     )
 
 

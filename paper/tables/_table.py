@@ -54,6 +54,11 @@ def prose(value: object) -> str:
     return re.sub(r"([a-z]\.|\\_)(?=\w)", r"\1\\allowbreak{}", escape(value))
 
 
+def reason(text: str, length: int) -> str:
+    """What a library said, up to so many letters."""
+    return prose(cut(text, length))
+
+
 def number(value: float, digits: int = 2) -> str:
     """A number for an S column; a missing one is a dash."""
     return "{--}" if value is None or math.isnan(value) else f"{value:.{digits}f}"
@@ -73,6 +78,17 @@ def heading(columns: int, text: str) -> list[list[str]]:
     """A line over the whole width that stays with the one below it, as rows of a table."""
     title = rf"\multicolumn{{{columns}}}{{@{{}}l}}{{\textbf{{{text}}}}} \\*"
     return [[r"\addlinespace[2pt]"], [title]]
+
+
+def by_implementation(lines: Iterable[tuple[str, list[str]]]) -> list[list[str]]:
+    """Rows of a table that name each implementation once, with a space before the next."""
+    rows, last = [], None
+    for impl, cells in lines:
+        if last not in (None, impl):
+            rows.append([r"\addlinespace[2pt]"])
+        rows.append(["" if impl == last else code(impl), *cells])
+        last = impl
+    return rows
 
 
 def tabular(columns: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

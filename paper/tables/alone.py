@@ -4,8 +4,7 @@ An op that no other library has is an easy one to lead in, and may lift the mean
 """
 
 import _table
-import numpy as np
-from _data import fastest, run
+from _data import fastest, mean_ratio, run
 
 # From this mean on an op is named by itself.
 FAR = 1.25
@@ -20,10 +19,10 @@ def main(arguments):
 
 
 def _sentence(found, alone):
-    means = {op: _mean(cells) for op, cells in alone.groupby("op")}
+    means = {op: mean_ratio(cells) for op, cells in alone.groupby("op")}
     parts = [
         f"In {len(means)}~operations the only rivals are PyTorch's and the tutorials'; without "
-        f"their {len(alone)}~cells the mean over all is {_mean(found.drop(alone.index)):.3f}."
+        f"their {len(alone)}~cells the mean over all is {mean_ratio(found.drop(alone.index)):.3f}."
     ]
     far = sorted((op for op in means if means[op] >= FAR), key=means.get, reverse=True)
     if far:
@@ -32,13 +31,10 @@ def _sentence(found, alone):
         many = "one of them stands" if len(far) == 1 else f"{len(far)}~of them stand"
         parts.append(
             f"Far ahead {many}, {named}: without {'it' if len(far) == 1 else 'these'} the mean is "
-            f"{_mean(rest):.3f}, with {'it' if len(far) == 1 else 'them'} {_mean(found):.3f}."
+            f"{mean_ratio(rest):.3f}, with {'it' if len(far) == 1 else 'them'} "
+            f"{mean_ratio(found):.3f}."
         )
     return " ".join(parts)
-
-
-def _mean(cells):
-    return np.exp(np.log(cells["ratio"]).mean())
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@ against each baseline, `\claimstable`.
 """
 
 import _table
-from _data import EVENTS, claims, natural, rank, read, run
+from _data import EVENTS, TRAINING, VERDICTS, claims, natural, rank, read, run
 
 LEAST_P = 0.001
-VERDICTS = ("better", "no difference", "worse", "undecided")
 CAPTION = (
     "The claims of this study, by operation, pass and baseline: the baseline's time over the time "
     r"of ours, as geometric mean over the cells in which both have one, its \SI{95}{\percent} "
@@ -25,6 +24,11 @@ BEST = (
     "by graphs. The ratio is that to the rival with the least, named here, over the cells that "
     r"both have; the \SI{95}{\percent} interval covers the least of the true ratios; $p$ is after "
     "Holm's correction over all rows."
+)
+# Both captions say so where there are such rows.
+APART = (
+    " Claims on both passes in one call, of an operation that has them apart as well, are a family "
+    "of their own in this correction."
 )
 STAR = (
     " A star marks a ratio that is beyond ten to either side, which calls for a look at whether "
@@ -67,6 +71,7 @@ def main(arguments):
     columns = f"lrS[table-format=3.3{star}]cS[table-format=2.2]ll"
     columns += "*{2}{S[table-format=3.2]}rrrr"
     caption = CAPTION + STAR * starred
+    caption += APART * _apart(rows)
     caption += EVENT_NOTE * any(row["timed_by"] == EVENTS for row in rows)
     table = _table.captioned(
         columns, HEAD, lines, caption, "tab:claims", size=_table.SMALL
@@ -92,7 +97,12 @@ def _best(rows):
         last = row["op"]
     head = ["op & pass & {rivals} & closest & {cells} & {ratio} & interval & $p$ & verdict"]
     columns = "llrlrS[table-format=2.3]cll"
-    return _table.captioned(columns, head, lines, BEST, "tab:best", size=_table.SMALL).rstrip()
+    caption = BEST + APART * _apart(rows)
+    return _table.captioned(columns, head, lines, caption, "tab:best", size=_table.SMALL).rstrip()
+
+
+def _apart(rows):
+    return any(row["part"] == TRAINING for row in rows)
 
 
 def _line(row, cells):

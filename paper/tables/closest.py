@@ -1,11 +1,21 @@
-"""Ours against the fastest baseline of each cell: mean, verdicts, the cell furthest behind."""
+"""Ours against the fastest baseline of each cell: mean, verdicts, the cell furthest behind.
+
+The sums weigh each op once: what `both` adds to an op's two passes has a line of its own.
+"""
 
 import _table
-import numpy as np
-from _data import fastest, natural, rank, run
+from _data import (
+    HEADLINE,
+    LARGE_MIB,
+    TRAINING,
+    VERDICTS,
+    fastest,
+    mean_ratio,
+    natural,
+    rank,
+    run,
+)
 
-VERDICTS = ("better", "no difference", "worse", "undecided")
-LARGE_MIB = 64
 HEAD = (
     r"& & & & \multicolumn{4}{c}{verdicts} & \multicolumn{3}{c}{cell furthest behind}",
     r"\cmidrule(lr){5-8}\cmidrule(l){9-11}",
@@ -16,19 +26,21 @@ COLUMNS = "llS[table-format=3.0]S[table-format=2.3]*{4}{S[table-format=3.0]}S[ta
 
 
 def main(arguments):
-    found = fastest(arguments.run)
+    every = fastest(arguments.run, every=True)
     place = rank(arguments.run)
     groups = sorted(
-        found.groupby(["family", "op", "pass"]),
+        every.groupby(["family", "op", "pass"]),
         key=lambda group: (place[group[0][0]], group[0][1], natural(group[0][2])),
     )
     rows, last = [], None
     for (_, op, direction), cells in groups:
         rows.append(["" if op == last else _table.code(op), direction, *_figures(cells)])
         last = op
+    found, training = (every[every["part"] == part] for part in (HEADLINE, TRAINING))
     memory = found[found["bound"] == "memory"]
     large = memory[memory["mib"] >= LARGE_MIB]
     sums = {"all": found, "bound by memory": memory, f"of these, {LARGE_MIB} MiB or more": large}
+    sums |= {"training, in none of these": training}
     rows.append([r"\midrule"])
     for title, cells in sums.items():
         if len(cells):
@@ -38,7 +50,7 @@ def main(arguments):
 
 def _figures(cells, named=False):
     """named: whether the cell that is furthest behind needs the name of its op."""
-    mean = np.exp(np.log(cells["ratio"]).mean())
+    mean = mean_ratio(cells)
     counts = [str((cells["verdict"] == verdict).sum()) for verdict in VERDICTS]
     worst = cells.iloc[0]
     where = " ".join([*[worst["op"]] * named, worst["case"]])

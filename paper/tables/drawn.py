@@ -4,11 +4,9 @@ Kernels are tuned on the grid, by people who saw it. Nobody saw what is drawn.
 """
 
 import _table
-import numpy as np
 import pandas as pd
-from _data import fastest, natural, rank, run
+from _data import VERDICTS, fastest, mean_ratio, natural, rank, run
 
-VERDICTS = ("better", "no difference", "worse", "undecided")
 CAPTION = (
     "Ours against the fastest baseline of each cell, on the grid that the kernels were tuned on "
     "and on shapes drawn for this run: geometric mean of the ratio of times, its cells, and the "
@@ -25,7 +23,7 @@ COLUMNS = "ll" + "rS[table-format=2.3]l" * 2
 
 
 def main(arguments):
-    sides = [fastest(arguments.run, shapes) for shapes in ("grid", "drawn")]
+    sides = [fastest(arguments.run, set=shapes) for shapes in ("grid", "drawn")]
     grid, drawn = (dict(list(side.groupby(["family", "op", "pass"]))) for side in sides)
     if not drawn:
         _table.save(arguments.out, NOTHING)
@@ -53,19 +51,15 @@ def _side(cells):
     if cells is None:
         return ["--", "{--}", "--"]
     counts = "/".join(str((cells["verdict"] == name).sum()) for name in VERDICTS)
-    return [str(len(cells)), _table.number(_mean(cells), 3), counts]
+    return [str(len(cells)), _table.number(mean_ratio(cells), 3), counts]
 
 
 def _sentence(grid, drawn):
     return (
         f"On {len(drawn)}~cells of shapes that were drawn for this run the mean is "
-        f"{_mean(drawn):.3f}; in the same operations and passes it is {_mean(grid):.3f} on the "
-        f"{len(grid)}~cells of the tuned grid (\\cref{{tab:drawn}}).\n"
+        f"{mean_ratio(drawn):.3f}; in the same operations and passes it is {mean_ratio(grid):.3f} "
+        f"on the {len(grid)}~cells of the tuned grid (\\cref{{tab:drawn}}).\n"
     )
-
-
-def _mean(cells):
-    return np.exp(np.log(cells["ratio"]).mean())
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ Behind the text of a family stands what was measured of it, by pass, and then it
 from pathlib import Path
 
 import _table
-import numpy as np
-from _data import CELL, EVENTS, OURS, changed, compared, natural, rank, run, summary
+from _data import CELL, EVENTS, OURS, changed, compared, mean_ratio, natural, rank, run, summary
 
 PAPER = Path(__file__).parents[1]
 # Up to this much to either side of one, a mean is called level.
@@ -21,7 +20,7 @@ def main(arguments):
     drawn = {path.stem for path in (PAPER / "figures").glob("[!_]*.py")}
     families = list(rank(arguments.run))
     first = next((family for family in families if family in drawn), "others")
-    verdicts, own = compared(arguments.run), summary(arguments.run)
+    verdicts, own = compared(arguments.run, every=True), summary(arguments.run)
     rings = RINGS if (own["timed_by"] == EVENTS).any() else ""
     own = own[(own["impl"] == OURS) & (own["status"] == "ok") & (own["set"] == "grid")]
     lines, since = [], changed(arguments.run)
@@ -62,7 +61,7 @@ def _measured(direction, against, timed):
     )
     if fastest.empty:
         return f"{title} ({len(timed)}~cells), no baseline has a time that counts. {reached}"
-    mean, ratios = _mean(fastest), fastest["ratio"]
+    mean, ratios = mean_ratio(fastest), fastest["ratio"]
     found = fastest["verdict"].value_counts()
     counts = (f"{word} in {found.get(name, 0)}" for word, name in VERDICTS.items())
     worst = fastest.iloc[0]
@@ -86,7 +85,7 @@ def _since(ops, number):
 
 def _by_baseline(against):
     """The mean against each baseline, over the cells that both have, the fastest first."""
-    means = {name: _mean(cells) for name, cells in against.groupby("baseline")}
+    means = {name: mean_ratio(cells) for name, cells in against.groupby("baseline")}
     if len(means) < 2:
         return ""
     listed = _table.listed(
@@ -104,10 +103,6 @@ def _side(mean, found):
         word = "ahead of" if lead > 0 else "behind"
         return f"ours is {word} the fastest baseline of each cell"
     return "ours and the fastest baseline of each cell lead by turns"
-
-
-def _mean(cells):
-    return np.exp(np.log(cells["ratio"]).mean())
 
 
 def _float(figure: str, title: str, first: str, rings: str) -> str:

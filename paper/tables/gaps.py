@@ -4,7 +4,8 @@ Ordinary cases come first; hostile inputs have a part of their own.
 """
 
 import _table
-from _data import OURS, natural, read, run, settled
+from _data import OURS, natural, run
+from _missing import missing_results
 
 CAPTION = (
     "Gaps of the matrix (\\cref{fig:capabilities}): verified cells without a right result, by "
@@ -18,7 +19,7 @@ FLOAT_ROWS = 18
 
 
 def main(arguments):
-    found = settled(read(arguments.run, "gaps"))
+    found = missing_results(arguments.run)
     if found.empty:
         _table.save(arguments.out, "Every verified cell of every implementation is right.\n")
         return
@@ -41,15 +42,10 @@ def _lines(found):
     for (impl, op, status), rows in found.groupby(["impl", "op", "status"]):
         reason = rows.groupby("reason")["cells"].sum().idxmax()
         lines.setdefault((impl, status, reason), []).append((op, rows))
-    table, last = [], None
-    for key in sorted(lines, key=lambda key: (key[0] != OURS, key)):
-        impl, status, reason = key
-        if last not in (None, impl):
-            table.append([r"\addlinespace[2pt]"])
-        name = "" if impl == last else _table.code(impl)
-        table.append([name, status, *_where(lines[key]), _reason(reason)])
-        last = impl
-    return table
+    return _table.by_implementation(
+        (impl, [status, *_where(lines[impl, status, reason]), _table.reason(reason, LENGTH)])
+        for impl, status, reason in sorted(lines, key=lambda key: (key[0] != OURS, key))
+    )
 
 
 def _where(places):
@@ -64,10 +60,6 @@ def _where(places):
     parts = (f"{', '.join(directions)} {named}" for named, directions in dtypes.items())
     cells = sum(rows["cells"].sum() for _, rows in places)
     return ops, "; ".join(parts), str(cells) if cells else "--"
-
-
-def _reason(text):
-    return _table.prose(_table.cut(text, LENGTH))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from conformance import Declined, is_tensor, representable
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import UnaryUfuncInfo
 
-from harness import nvml
+from harness.machine import nvml
 from kernels import (
     activation,
     attention,

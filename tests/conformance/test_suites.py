@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from conformance import Declined, representable
 
-from harness import nvml
+from harness.machine import nvml
 from kernels import (
     attention,
     cross_entropy,
@@ -270,7 +270,7 @@ def test_liger_rope(dtype, tally, draw):
             rotation(tally, draw, sizes, dtype, 1.0, False, why)
 
 
-# Dao-AILab/flash-attention, tests/test_rotary.py.
+# Dao-AILab/flash-attention, tests/kernels/test_rotary.py.
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_flash_attention_rotary(interleaved, tally, draw):
     for fraction, in_place, offset in itertools.product((1.0, 0.5), (0, 1), ("", "int", "tensor")):

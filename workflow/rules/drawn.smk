@@ -12,4 +12,4 @@ if study.measures:
         message:
             "Draw the shapes of this run"
         shell:
-            "python -m harness.drawn --seed {params.seed} --out {output} > {log} 2>&1"
+            "python -m harness.calls.drawn --seed {params.seed} --out {output} > {log} 2>&1"

@@ -3,7 +3,7 @@
 
 rule environment:
     input:
-        study.sources("harness/environment.py"),
+        study.sources("harness/machine/environment.py"),
     output:
         # A description that still holds is kept.
         update("<run>/environment.json"),
@@ -16,14 +16,14 @@ rule environment:
     message:
         "Describe this machine"
     shell:
-        "python -m harness.environment --out {output} --config-sha256 {params.config_sha256}"
+        "python -m harness.machine.environment --out {output} --config-sha256 {params.config_sha256}"
         " > {log} 2>&1"
 
 
 rule ceilings:
     input:
-        study.sources("harness/ceilings.py"),
-        "harness/datasheets.csv",
+        study.sources("harness/machine/ceilings.py"),
+        "harness/machine/datasheets.csv",
     output:
         "<run>/ceilings.csv",
     log:
@@ -34,4 +34,4 @@ rule ceilings:
     message:
         "Measure the ceilings of this machine"
     shell:
-        "python -m harness.ceilings --out {output} > {log} 2>&1"
+        "python -m harness.machine.ceilings --out {output} > {log} 2>&1"

@@ -4,6 +4,7 @@
 rule figure:
     input:
         study.script_inputs("figures"),
+        "paper/tilewright.mplstyle",
         rules.summarize.output,
         rules.survey.output,
     output:

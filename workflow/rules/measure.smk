@@ -4,7 +4,7 @@ if study.measures:
 
     rule measure:
         input:
-            study.sources("harness/measure.py"),
+            study.sources("harness/measure/__main__.py"),
             reports=study.gate,
             tables=study.tables,
             autotuned=study.autotuned,
@@ -44,14 +44,16 @@ if study.measures:
             " --autotuned {params.autotune} --environment {params.environment}"
             " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
-            " {params.timing} {params.limit} --drawn {input.drawn} --out {output.csv} > {log} 2>&1"
+            " {params.timing} {params.limit} --drawn {input.drawn} --out {output.csv}"
+            # Whether it may be narrower was asked while the configuration was read.
+            " --narrower > {log} 2>&1"
             " || {{ date +%s%N > {params.failure}; exit 1; }}"
 
 else:
 
     rule replay:
         input:
-            study.sources("harness/replay.py"),
+            study.sources("harness/results/replay.py"),
             study.recorded_inputs,
         output:
             csv="<run>/raw/{op}.csv",
@@ -63,7 +65,7 @@ else:
         message:
             "Replay {wildcards.op} from {params.recorded}"
         shell:
-            "python -m harness.replay --op {wildcards.op} --recorded {params.recorded:q}"
+            "python -m harness.results.replay --op {wildcards.op} --recorded {params.recorded:q}"
             " --out {output.csv} > {log} 2>&1"
 
 

@@ -23,6 +23,7 @@ rule paper:
 rule report:
     input:
         study.sources("paper/report.py"),
+        study.glob("paper/templates/*"),
         expand("<run>/figures/{name}.svg", name=study.stems("paper/figures")),
         rules.summarize.output,
         rules.survey.output,

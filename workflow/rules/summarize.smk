@@ -3,7 +3,7 @@
 
 rule summarize:
     input:
-        study.sources("harness/summarize.py"),
+        study.sources("harness/summarize/__main__.py"),
         study.recorded_reports,
         study.sanitized,
         expand("<run>/build/{family}.json", family=study.families),
@@ -11,8 +11,8 @@ rule summarize:
         expand("<run>/raw/{op}.{kind}", op=study.shown, kind=["csv", "json"]),
         "<run>/environment.json",
         "<run>/ceilings.csv",
-        "harness/datasheets.csv",
-        "harness/kernl.csv",
+        "harness/machine/datasheets.csv",
+        "harness/summarize/kernl.csv",
         study.tables_in_force,
     output:
         "<run>/summary.csv",

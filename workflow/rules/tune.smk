@@ -51,6 +51,6 @@ if study.measures:
         message:
             "Autotune {wildcards.op} of {wildcards.impl}"
         shell:
-            "python -m harness.autotune --op {wildcards.op} --impl {wildcards.impl}"
+            "python -m harness.measure.autotune --op {wildcards.op} --impl {wildcards.impl}"
             " --dtypes {params.dtypes} --passes {params.passes}"
             " {params.limit} {params.drawing} --cell-timeout-s {params.timeout} --out {output} > {log} 2>&1"

@@ -1,0 +1,1 @@
+"""Ahead-of-time build of kernel files."""

@@ -1,0 +1,1 @@
+"""One call of one implementation: inputs, invocation, tolerance, memory guards."""

@@ -1,0 +1,41 @@
+"""A cell is what is timed at one go: a case in one dtype and one direction."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harness.calls import drawn
+from kernels._contract import Case, Op
+
+
+@dataclass(frozen=True)
+class Cell:
+    """set: "grid" of the sweep, "drawn" of a shape that was drawn for the run."""
+
+    case: Case
+    dtype: str
+    direction: str
+    set: str = drawn.GRID
+
+    def __str__(self) -> str:
+        return f"{self.case.name} {self.dtype} {self.direction}"
+
+
+def sweep(
+    op: Op,
+    dtypes: Iterable[str],
+    directions: Iterable[str],
+    max_cases: int | None,
+    drawn_seed: int | None = None,
+) -> Iterator[Cell]:
+    """The cells of an op's sweep in these dtypes and directions, first cases first.
+
+    Then those of the shapes that the seed draws, if there is one. max_cases: of either.
+    """
+    sets = {drawn.GRID: (op.sweep, op.passes)}
+    sets |= {drawn.DRAWN: (drawn.cases(op, drawn_seed), drawn.passes(op))}
+    for name, (cases, passes) in sets.items():
+        for case in cases[:max_cases]:
+            for dtype in op.dtypes_of(case):
+                for direction in passes:
+                    if dtype in dtypes and direction in directions:
+                        yield Cell(case, dtype, direction, name)

@@ -1,0 +1,131 @@
+"""Triton's interpreter made quicker, with the same results: it is made for clarity."""
+
+import functools
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+
+
+def quicken() -> None:
+    """Has the interpreter of this process from now on do once, or at once, what it does repeatedly.
+
+    Reductions with a combining function of their own work on whole arrays: neighbours are combined,
+    then the results, as a GPU does it, in place of one after the other. A verification of kernels
+    that reduce pairs spent nine tenths of its time there. Of what was left, more than half went
+    into what depends on nothing that changes: at each call of a function by a kernel the search of
+    the whole language for what is to be replaced, at each operation the types of its shape.
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    if interpreter.ReduceOps.generic_reduce is _reduce:
+        return
+    interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter._patch_builtin = _patching(interpreter._patch_builtin)
+    interpreter._get_np_dtype = _numpy_dtypes(interpreter._get_np_dtype)
+    core._type_for_tuple_values = _types_of_tuples(core._type_for_tuple_values)
+    core._unwrap_shape = _unwrapping(core._unwrap_shape)
+
+
+def _reduce(operation, tensors: tuple) -> list:
+    """Do what the method of `ReduceOps` does: a tensor for each of `tensors`, of equal shapes."""
+    whole = operation.axis is None
+    tensors, axis = operation.unravel(tensors, operation.axis)
+    dtypes = [tensor.dtype for tensor in tensors]
+    arrays = [np.moveaxis(tensor.handle.data, axis, -1) for tensor in tensors]
+    while arrays[0].shape[-1] > 1:
+        pairs = [
+            operation.to_tensor(array[..., first::2], dtype)
+            for first in (0, 1)
+            for array, dtype in zip(arrays, dtypes, strict=True)
+        ]
+        combined = operation.combine_fn.fn(*pairs)
+        combined = combined if isinstance(combined, tuple) else (combined,)
+        arrays = [tensor.handle.data for tensor in combined]
+    if whole and not operation.keep_dims:
+        arrays = [array.item() for array in arrays]
+    elif operation.keep_dims:
+        arrays = [np.moveaxis(array, -1, axis) for array in arrays]
+    else:
+        arrays = [array[..., 0] for array in arrays]
+    return [operation.to_tensor(*each) for each in zip(arrays, dtypes, strict=True)]
+
+
+def _patching(plain: Callable) -> Callable:
+    """`plain`, which replaces the builtins of a module or class, without a search for them.
+
+    Which members those are is asked here, before any kernel runs: while one does, they are replaced
+    by functions that no longer say so, and a function that it calls finds nothing to replace.
+    """
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    places = (tl, tl.core, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
+    names = {
+        place: [name for name, member in inspect.getmembers(place) if tl.core.is_builtin(member)]
+        for place in places
+    }
+
+    @functools.wraps(plain)
+    def patch(place, builder, scope):
+        if place not in names:
+            return plain(place, builder, scope)
+        # All of them are replaced, or none is.
+        if tl.core.is_builtin(getattr(place, names[place][0])):
+            for name in names[place]:
+                interpreter._patch_attr(place, name, getattr(place, name), builder, scope)
+
+    return patch
+
+
+def _numpy_dtypes(plain: Callable) -> Callable:
+    """`plain`, which gives a type of Triton as one of NumPy, with the answers for scalars kept."""
+    from triton.language import core
+
+    known = {}
+
+    @functools.wraps(plain)
+    def numpy_dtype(dtype):
+        if type(dtype) is core.block_type:
+            dtype = dtype.element_ty
+        if type(dtype) is not core.dtype:
+            return plain(dtype)
+        if dtype.name not in known:
+            known[dtype.name] = plain(dtype)
+        return known[dtype.name]
+
+    return numpy_dtype
+
+
+def _types_of_tuples(plain: Callable) -> Callable:
+    """`plain`, which gives the type of a tuple; those of tuples of numbers, as of shapes, kept."""
+    from triton.language import core
+
+    known = {}
+
+    @functools.wraps(plain)
+    def type_of(values, fields=None):
+        numbers = tuple([each.value if type(each) is core.constexpr else each for each in values])
+        if fields is not None or not all(type(number) is int for number in numbers):
+            return plain(values, fields)
+        if numbers not in known:
+            known[numbers] = plain(values)
+        return known[numbers]
+
+    return type_of
+
+
+def _unwrapping(plain: Callable) -> Callable:
+    """`plain`, which gives a shape as a list of numbers; those that hold nothing else at once."""
+    from triton.language import core
+
+    @functools.wraps(plain)
+    def unwrapped(shape):
+        if type(shape) in (list, tuple, core.tuple):
+            numbers = [each.value if type(each) is core.constexpr else each for each in shape]
+            if all(type(number) is int for number in numbers):
+                return numbers
+        return plain(shape)
+
+    return unwrapped

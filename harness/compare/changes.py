@@ -1,0 +1,261 @@
+"""Changes between two runs of the study, and which claims of the first the second repeats.
+
+Runs share no block, so nothing is paired: the change of a cell is the difference of two medians,
+each as uncertain as its own blocks. How far two runs of the same code differ beyond that is learnt
+from a control, a baseline whose version is the same in both: its gaps in the cells nearest in time
+are one more variance, and its own gap in a cell joins the noise floors of the two A/A twins.
+
+That needs one GPU model. Between two, times say nothing of the code; then the ratios to each
+baseline are compared instead, which are paired within each run.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness import stats
+from harness.project.registry import OURS, TWIN
+from harness.stats import Estimate
+from harness.summarize import comparisons, inference, timings
+from harness.summarize.inference import UNKNOWN, Difference
+from harness.summarize.timings import KEY, Cell
+
+Key = tuple[str, ...]
+FIRST_CONTROL = "torch_eager"
+TIMES = {"better": "faster", "worse": "slower", "no difference": "same"}
+RATIOS = {"better": "higher", "worse": "lower", "no difference": "same"}
+
+
+@dataclass
+class Run:
+    """One run: its sidecars by op; by key, the cells whose times count, and their summary rows."""
+
+    sidecars: Mapping[str, dict]
+    counted: Mapping[Key, Mapping[str, Cell]]
+    summary: Mapping[Key, Mapping[str, dict]]
+    compared: list[comparisons.Comparison]
+
+    @classmethod
+    def of(
+        cls, study: Mapping[str, tuple[list[dict], dict]], ceilings: Mapping[str, dict]
+    ) -> "Run":
+        """study: raw rows and sidecar by op; ceilings: GB/s and TFLOP/s by quantity, by op.
+
+        Drawn shapes are left out: each run draws its own.
+        """
+        counted, summary, every = {}, {}, {}
+        for op, (rows, _) in study.items():
+            for key, rivals in timings.group(rows).items():
+                if next(iter(rivals.values())).set != timings.GRID:
+                    continue
+                counted[key] = timings.counted(rivals, ceilings[op])
+                every[key] = rivals
+        known = inference.known(comparisons.noise(counted))
+        for key, rivals in every.items():
+            found = timings.summary(rivals, ceilings[key[0]], known)
+            summary[key] = {row["impl"]: row for row in found}
+        sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
+        return cls(sidecars, counted, summary, comparisons.comparisons(counted, known))
+
+    def gpus(self, ops: Iterable[str]) -> set[str]:
+        """The names of the GPUs that timed these ops; "" of one that its sidecar does not name."""
+        return {(self.sidecars[op]["environment"].get("gpu") or {}).get("name", "") for op in ops}
+
+    def origin(self) -> str:
+        """Its GPU and run, and how many cells it has."""
+        gpus = ", ".join(sorted(filter(None, self.gpus(self.sidecars)))) or "no GPU named"
+        runs = ", ".join(sorted({car["run_id"] for car in self.sidecars.values()}))
+        return f"{gpus}; {runs}; {len(self.summary)} cells"
+
+    def ours(self, key: Key) -> dict:
+        """The summary row of ours in a cell; its status is "absent" where there is none."""
+        return self.summary.get(key, {}).get(OURS, {"status": "absent", "reason": ""})
+
+    def twin(self, key: Key) -> Estimate:
+        rivals = self.counted[key]
+        few = len(rivals[OURS].times()) < stats.FEWEST_BLOCKS
+        twin = comparisons.gap(rivals, TWIN)
+        return UNKNOWN if twin is None or few else twin
+
+
+def same_gpu(old: Run, new: Run) -> bool:
+    ops = set(old.sidecars) & set(new.sidecars)
+    gpus = old.gpus(ops) | new.gpus(ops)
+    return len(gpus) == 1 and "" not in gpus
+
+
+def shared(old: Run, new: Run) -> list[Key]:
+    """The cells in which both runs have a time of ours that counts."""
+    return [key for key, rivals in old.counted.items() if OURS in rivals and _timed(new, key)]
+
+
+def control(old: Run, new: Run) -> str:
+    """The baseline that is the same code in both runs, in most cells; "" without one."""
+    found: dict[str, int] = {}
+    for key in shared(old, new):
+        for impl in set(old.counted[key]) & set(new.counted[key]) - {OURS, TWIN}:
+            versions = {run.counted[key][impl].first["impl_version"] for run in (old, new)}
+            found[impl] = found.get(impl, 0) + (len(versions) == 1 and "" not in versions)
+    known = [impl for impl in found if found[impl]]
+    return max(known, key=lambda impl: (impl == FIRST_CONTROL, found[impl], impl), default="")
+
+
+def times(old: Run, new: Run) -> dict[Key, Difference]:
+    """The log of the old time of ours over the new, by cell."""
+    keys, same = shared(old, new), control(old, new)
+    gaps = {key: _unpaired(old, new, key, same) for key in keys}
+    length = {key: float(np.median(list(old.counted[key][OURS].times().values()))) for key in keys}
+    known = inference.known({key: (length[key], gaps[key]) for key in keys})
+    unknown = () if same else (UNKNOWN,)
+    return {
+        key: Difference(
+            _unpaired(old, new, key, OURS),
+            known.at(length[key]),
+            (old.twin(key), new.twin(key), gaps[key], *unknown),
+        )
+        for key in keys
+    }
+
+
+def ratios(old: Run, new: Run) -> dict[tuple[Key, str], Difference]:
+    """The log of the new ratio (a baseline's time over ours) over the old, by cell and baseline."""
+    before = {(one.key, one.baseline): one.difference for one in old.compared}
+    found = {}
+    for one in new.compared:
+        if (was := before.get((one.key, one.baseline))) is not None:
+            now = one.difference
+            log, offset = _minus(now.log, was.log), now.offset.joined(was.offset)
+            found[one.key, one.baseline] = Difference(log, offset, (*was.gaps, *now.gaps))
+    return found
+
+
+def cell_rows(old: Run, new: Run) -> list[dict]:
+    """A row for each cell of either run, or for each cell and baseline if the GPUs differ.
+
+    verdict: that of the change, or "lost" where ours had a time that counts and has none, "gained"
+    where it is the other way round, "missing" and "new" of cells that one run has not, "untimed".
+    """
+    words = TIMES if same_gpu(old, new) else RATIOS
+    if words is TIMES:
+        found = {(key, ""): one for key, one in times(old, new).items()}
+    else:
+        found = ratios(old, new)
+    judged = dict(zip(found, inference.judged([[one] for one in found.values()]), strict=True))
+    rows = []
+    for (key, baseline), row in judged.items():
+        row["verdict"] = words.get(row["verdict"], row["verdict"])
+        rows.append(_named(key, baseline) | _both(old, new, key, baseline) | row)
+    told = {key for key, _ in judged}
+    for key in dict.fromkeys([*old.summary, *new.summary]):
+        if key not in told:
+            rows.append(_named(key, "") | _both(old, new, key, "") | _hole(old, new, key))
+    return rows
+
+
+def mean_rows(old: Run, new: Run) -> tuple[list[dict], float]:
+    """How the times of ours changed by (op, pass), and whether they got worse over all cells.
+
+    The second is the p-value of the hypothesis that the new run is slower by MARGIN or more in the
+    geometric mean over all cells but those of training (`timings.parts`): a small one shows that it
+    is the same or better.
+    """
+    found = times(old, new)
+    groups = inference.grouped(found, lambda key: (key[0], key[3]))
+    rows = []
+    judged = inference.judged([[found[key] for key in keys] for keys in groups.values()])
+    for ((op, direction), keys), row in zip(groups.items(), judged, strict=True):
+        row["verdict"] = TIMES.get(row["verdict"], row["verdict"])
+        rows.append({"op": op, "pass": direction, "cells": len(keys)} | row)
+    if not found or any(np.isnan(row["p"]) for row in rows):
+        return rows, 1.0
+    part = timings.parts(old.counted)
+    whole = inference.proving([one for key, one in found.items() if part[key] == timings.HEADLINE])
+    return rows, float(stats.above(whole, -stats.MARGIN))
+
+
+def claim_rows(old: Run, new: Run) -> list[dict]:
+    """For each claim of the old run, what the new one says of the same cells and rivals; those
+    against the best rival first.
+
+    outcome: "reproduced", "not reproduced", "undecided" or "not testable".
+    """
+    said = _claims(old.compared, old.summary)
+    asked = {(one.key, one.baseline) for one in old.compared}
+    again = [one for one in new.compared if (one.key, one.baseline) in asked]
+    answers = {_claim(row): row for row in _claims(again, old.summary)}
+    rows = []
+    for claim in said:
+        answer = answers.get(_claim(claim), {"cells": 0})
+        if answer["cells"] and answer["rivals"] < claim["rivals"] and answer["verdict"] != "worse":
+            # To be ahead of fewer is less; to be behind one of them is enough.
+            answer = {"cells": 0}
+        row = {name: claim[name] for name in ("against", "op", "pass", "baseline")}
+        row |= {"cells": answer["cells"], "of": claim["cells"]}
+        for name in ("ratio", "ci_lo", "ci_hi", "verdict"):
+            row |= {f"old_{name}": claim[name], f"new_{name}": answer.get(name, "")}
+        rows.append(row | {"outcome": outcome(claim["verdict"], row["new_verdict"])})
+    return rows
+
+
+def outcome(old: str, new: str) -> str:
+    """The outcome of a claim, from its verdict in both runs; "" where the new one has none."""
+    if not new:
+        return "not testable"
+    if "undecided" in (old, new):
+        return "undecided"
+    return "reproduced" if old == new else "not reproduced"
+
+
+def _claims(compared: Sequence[comparisons.Comparison], summary: Mapping) -> list[dict]:
+    return comparisons.best_rows(compared, summary) + comparisons.claim_rows(compared, summary)
+
+
+def _claim(row: Mapping) -> tuple:
+    """The key that tells claims apart; that against the best is the same whoever is the closest."""
+    about = row["against"], row["op"], row["pass"], row["timed_by"]
+    return (*about, row["baseline"]) if row["against"] == "each" else about
+
+
+def _timed(run: Run, key: Key) -> bool:
+    return OURS in run.counted.get(key, {})
+
+
+def _unpaired(old: Run, new: Run, key: Key, impl: str) -> Estimate | None:
+    found = [run.counted[key].get(impl) for run in (old, new)]
+    if None in found:
+        return None
+    before, after = (stats.log_median(list(cell.times().values())) for cell in found)
+    return _minus(before, after)
+
+
+def _minus(one: Estimate, other: Estimate) -> Estimate:
+    widened = stats.plus(one, other.variance, other.freedom)
+    return Estimate(one.value - other.value, widened.variance, widened.freedom)
+
+
+def _hole(old: Run, new: Run, key: Key) -> dict:
+    before, after = old.ours(key)["status"], new.ours(key)["status"]
+    if after == "absent":
+        return {"verdict": "missing"}
+    if before == "absent":
+        return {"verdict": "new"}
+    had, has = _timed(old, key), _timed(new, key)
+    if had and has:
+        return {"verdict": "undecided"}
+    return {"verdict": "lost" if had else "gained" if has else "untimed"}
+
+
+def _named(key: Key, baseline: str) -> dict:
+    return dict(zip(KEY, key, strict=True)) | {"baseline": baseline}
+
+
+def _both(old: Run, new: Run, key: Key, baseline: str) -> dict:
+    """The figures of both runs for ours in a cell: its time in us, or its ratio to a baseline."""
+    column = f"speedup_vs_{baseline}" if baseline else "device_us"
+    row: dict = {"unit": "ratio" if baseline else "us"}
+    for name, run in (("old", old), ("new", new)):
+        ours = run.ours(key)
+        row |= {name: ours.get(column), f"{name}_pct_sol": ours.get("pct_sol")}
+        row |= {f"{name}_status": ours["status"], f"{name}_reason": ours["reason"]}
+    return row

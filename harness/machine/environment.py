@@ -1,0 +1,159 @@
+"""The machine, as text: what a reader needs to know to judge or repeat a measurement.
+
+`python -m harness.machine.environment --out environment.json --config-sha256 …`; imports neither
+torch nor Triton nor a baseline. A description that still holds is kept, run id and date included:
+so all ops of a run state the same, whoever asked first.
+"""
+
+import argparse
+import contextlib
+import datetime
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+
+from harness import cli, files
+from harness.cli import UserError
+from harness.machine import nvml
+from harness.project import libraries
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 2**30
+DIRTY = "-dirty"
+NO_MODEL = {"nvidia", "geforce", "tesla"}
+# A description holds as long as these do; what else it says follows from them or moves by itself.
+LASTING = ("commit", "dirty", "image", "python", "kernel", "versions", "hashes", "config_sha256")
+LASTING_OF_GPU = ("uuid", "driver", "vbios", "power_limit_w", "ecc", "mig")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--config-sha256", required=True, help="digest of the configuration")
+    options = parser.parse_args()
+    ensure(options.out, ROOT, options.config_sha256)
+
+
+def ensure(path: Path, root: Path, config_sha256: str) -> dict[str, object]:
+    """What the file at `path` says where it still holds, otherwise `describe`, written there."""
+    fresh = describe(root, config_sha256)
+    with contextlib.suppress(UserError):
+        known = files.read_json(path, "")
+        if _lasting(known) == _lasting(fresh):
+            path.touch()
+            return known
+    files.write_json(path, fresh)
+    return fresh
+
+
+def _lasting(environment: dict) -> tuple[object, ...]:
+    gpu = environment.get("gpu") or {}
+    return *map(environment.get, LASTING), *map(gpu.get, LASTING_OF_GPU)
+
+
+def describe(root: Path, config_sha256: str) -> dict[str, object]:
+    """The record of docs/formats.md for the tree at `root` and this machine."""
+    now = datetime.datetime.now(datetime.UTC)
+    commit, dirty = revision(root)
+    gpu = first_gpu()
+    machine = model(gpu["name"]) if gpu else "nogpu"
+    distributions = [*libraries.ALWAYS, *libraries.libraries(root)]
+    return {
+        "run_id": f"{now:%Y%m%dT%H%MZ}-{commit[:7]}-{machine}",
+        "date": cli.utc(now),
+        "commit": commit,
+        "dirty": dirty,
+        "image": os.environ.get("TILEWRIGHT_IMAGE") or None,
+        "python": platform.python_version(),
+        "platform": "-".join((platform.system(), platform.machine(), *platform.libc_ver())),
+        "kernel": platform.release(),
+        "cpu": cpu(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
+        "gpu": gpu,
+        "versions": {name: libraries.version(name) for name in distributions},
+        "hashes": {name: libraries.content_hash(name) for name in distributions},
+        "config_sha256": config_sha256,
+    }
+
+
+def revision(root: Path) -> tuple[str, bool]:
+    """The commit of the tree, and whether files differ from it.
+
+    Without history the commit is TILEWRIGHT_COMMIT, taken at its word, which ends in "-dirty" for
+    a tree that differed; or "unknown", which is dirty: nothing shows that it is as committed.
+    """
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is not None and Path(top).resolve() == root.resolve():
+        commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
+        if commit is not None:
+            return commit, status != ""
+    stated = os.environ.get("TILEWRIGHT_COMMIT", "")
+    commit = stated.removesuffix(DIRTY)
+    return (commit, commit != stated) if commit else ("unknown", True)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    call = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def cpu() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def model(name: str) -> str:
+    """The GPU's model as part of a file name: "NVIDIA H200" is "h200"."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "-".join(word for word in words if word not in NO_MODEL)
+
+
+def first_gpu() -> dict[str, object] | None:
+    """The first visible GPU by NVML; a value that its driver does not tell is null."""
+    visible = nvml.gpus()
+    if not visible:
+        return None
+    driver = nvml.driver()
+    device = driver.nvmlDeviceGetHandleByUUID(visible[0].uuid)
+
+    def ask(function: str, *arguments):
+        return nvml.ask(driver, function, device, *arguments)
+
+    capability = ask("nvmlDeviceGetCudaComputeCapability")
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    power = ask("nvmlDeviceGetEnforcedPowerLimit")
+    default = ask("nvmlDeviceGetPowerManagementDefaultLimit")
+    ecc, mig = ask("nvmlDeviceGetEccMode"), ask("nvmlDeviceGetMigMode")
+    persistence = ask("nvmlDeviceGetPersistenceMode")
+    cuda = nvml.ask(driver, "nvmlSystemGetCudaDriverVersion_v2")
+    return {
+        "name": visible[0].name,
+        "uuid": visible[0].uuid,
+        "sm": capability and "sm_{}{}".format(*capability),
+        "memory_gib": memory and round(memory.total / GIB, 1),
+        "driver": nvml.ask(driver, "nvmlSystemGetDriverVersion"),
+        "vbios": ask("nvmlDeviceGetVbiosVersion"),
+        "cuda": cuda and f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "power_limit_w": power and power / 1000,
+        "power_default_w": default and default / 1000,
+        "sm_mhz": ask("nvmlDeviceGetClockInfo", driver.NVML_CLOCK_SM),
+        "mem_mhz": ask("nvmlDeviceGetClockInfo", driver.NVML_CLOCK_MEM),
+        "max_sm_mhz": ask("nvmlDeviceGetMaxClockInfo", driver.NVML_CLOCK_SM),
+        "max_mem_mhz": ask("nvmlDeviceGetMaxClockInfo", driver.NVML_CLOCK_MEM),
+        "ecc": ecc and bool(ecc[0]),
+        "mig": mig and bool(mig[0]),
+        "persistence": None if persistence is None else bool(persistence),
+    }
+
+
+if __name__ == "__main__":
+    cli.run(main)

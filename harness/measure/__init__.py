@@ -1,0 +1,1 @@
+"""Timing of all implementations of one op."""

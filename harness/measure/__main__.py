@@ -1,0 +1,251 @@
+"""Times one op on a leased GPU and writes `raw/<op>.csv` with its sidecar.
+
+`python -m harness.measure --op softmax … --out raw/softmax.csv`; `--help` names the rest. Started
+again after an interruption, it measures what was not yet finished.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, fields, replace
+from functools import partial
+from pathlib import Path
+
+from harness import cli, files
+from harness.calls import cell, drawn
+from harness.cli import UserError
+from harness.machine import affinity, ceilings, gpu_lock
+from harness.machine import environment as surroundings
+from harness.measure import autotune, checkpoint, scheduler
+from harness.measure.gate import Gate
+from harness.measure.stopping import REASONS, Timing
+from harness.project import fingerprint, registry
+from harness.project.source_tree import self_tuned
+from harness.results import choices, measured, raw
+from harness.workers import forkserver
+from kernels._contract import DTYPES, PASSES
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = "harness.measure.worker"
+# The digest of the configuration; no option of the rule, for it changes without moving a number.
+CONFIG = "TILEWRIGHT_CONFIG_SHA256"
+TIMING = [field.name for field in fields(Timing)]
+SURROUNDINGS = {
+    # The processes that torch.compile would start to compile side by side would import torch beside
+    # the first timings; one by one a first call takes longer, and that is not timed.
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+} | choices.KEEP
+
+
+def main() -> None:
+    options = _options()
+    began = time.monotonic()
+    for name, value in SURROUNDINGS.items():
+        os.environ.setdefault(name, value)
+    # It imports what the workers need while this process imports what it needs itself.
+    forkserver.current()
+    op, family = registry.op(options.op)
+    if not options.narrower:
+        wanted = {key: vars(options)[key] for key in ("dtypes", "passes", "max_cases")}
+        measured.refuse_narrower([(options.out, options.impls)], **wanted)
+    drawn_seed = drawn.read(options.drawn)
+    wanted = options.dtypes, options.passes, options.max_cases
+    cells = list(cell.sweep(op, *wanted, drawn_seed))
+    if not cells:
+        wanted = f"dtypes {', '.join(options.dtypes)}, passes {', '.join(options.passes)}"
+        # Its files are written all the same, so that the study goes on without it.
+        print(f"{op.name}: left out, no case of its sweep in {wanted}", file=sys.stderr)
+    impls = _with_twin(options.impls)
+    limits = ceilings.read(options.ceilings)
+    plan = scheduler.Plan(
+        op=op,
+        family=family,
+        impls=impls,
+        cells=cells,
+        seed=options.seed,
+        timing=Timing(**{key: vars(options)[key] for key in TIMING}),
+        ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
+        bench=options.bench,
+        alone={
+            impl: choices.variables(choices.place(options.autotuned, op.name, impl))
+            for impl in self_tuned(ROOT, op.name, impls)
+        },
+        drawn_seed=drawn_seed,
+    )
+    code = partial(fingerprint.implementation, ROOT, family)
+    gate = Gate(options.verify, op.name, impls, code)
+    tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code)
+    with autotune.lease_of_board(options.autotuned, op.name, tuned) as gpu:
+        # The lease decides which GPU this is.
+        environment = surroundings.ensure(options.environment, ROOT, options.config_sha256)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
+        origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}
+        measure(plan, gate, gpu_lock.Watch(gpu), origin, options.out, began)
+
+
+def measure(
+    plan: scheduler.Plan,
+    gate: Gate,
+    watch: gpu_lock.Watch,
+    origin: dict[str, object],
+    out: Path,
+    began: float,
+) -> None:
+    """Runs a plan and writes both files whole, or neither; prints the share of overhead.
+
+    Raises UserError where nothing has a time and `out` holds measured times, which stay.
+
+    Cells that an earlier, interrupted run of the same plan has finished are taken over.
+    origin: the part of the sidecar that is known beforehand. began: when the job began, by the
+    monotonic clock.
+    """
+    digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
+    with checkpoint.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
+        rest = [each for each in plan.cells if str(each) not in kept.cells]
+        runner = scheduler.Engine(replace(plan, cells=rest, seed=kept.seed), gate, watch)
+        with contextlib.closing(runner.cells()) as cells:
+            for done in cells:
+                now = time.monotonic()
+                kept.add(done.name, asdict(done) | {"spent_s": now - began})
+                began = now
+        if not any(
+            row["status"] in raw.TIMED for each in kept.cells.values() for row in each["rows"]
+        ):
+            # Taken over, these cells would fail the next attempt too.
+            kept.remove()
+            _keep(out)
+        total = sum(each["spent_s"] for each in kept.cells.values()) + time.monotonic() - began
+        _write(out, list(kept.cells.values()), total, origin | _schedule(plan, kept))
+        kept.remove()
+
+
+def _keep(out: Path) -> None:
+    """Raises UserError where `out` holds measured times; one that cannot be read may hold some."""
+    if not measured.is_held(out):
+        return
+    with contextlib.suppress(UserError):
+        if not any(row["status"] in raw.TIMED for row in raw.read(out, "")[0]):
+            return
+    raise UserError(
+        f"{out}: holds measured times, and this measurement took none; they stay: set another run,"
+        " or remove the file to have what failed in its place"
+    )
+
+
+def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, object]) -> None:
+    timed_s, first_s = (sum(each[key] for each in cells) for key in ("timed_s", "first_s"))
+    share = 1 - (timed_s + first_s) / total_s
+    lines = [raw.line(row) for each in cells for row in each["rows"]]
+    with files.whole_file(out) as temporary:
+        temporary.write_text(raw.header_line() + "".join(lines), encoding="utf-8")
+        sidecar = sidecar | {
+            "rows": len(lines),
+            "csv_sha256": raw.sha256(temporary.read_bytes()),
+            "overhead": {
+                "total_s": round(total_s, 3),
+                "timed_s": round(timed_s, 3),
+                "first_s": round(first_s, 3),
+                "share": round(share, 4),
+            },
+        }
+        files.write_json(out.with_suffix(".json"), sidecar)
+    done = f"{sidecar['op']}: {len(lines)} rows in {total_s:.1f} s, "
+    done += f"first calls {first_s / total_s:.0%}, overhead {share:.0%}"
+    print(done, file=sys.stderr)
+
+
+def _schedule(plan: scheduler.Plan, kept: checkpoint.Journal) -> dict[str, object]:
+    """The part of the sidecar that tells how the times were taken."""
+    stopped = Counter(each["stopped"] for each in kept.cells.values())
+    schedule = {
+        "seed": kept.seed,
+        "drawn_seed": plan.drawn_seed,
+        **asdict(plan.timing),
+        "cores": affinity.count(),
+    }
+    schedule |= {"stopped": {reason: stopped[reason] for reason in REASONS}}
+    return {"schedule": schedule, "resumed": kept.resumed}
+
+
+def origin_of(op: str, environment: dict, limits: list[dict]) -> dict[str, object]:
+    """The part of the sidecar that is known before the first cell."""
+    return {
+        "op": op,
+        **{key: environment.get(key) for key in ("run_id", "date", "commit", "dirty")},
+        "mode": "measured",
+        "harness_sha256": fingerprint.harness(ROOT),
+        "environment": environment,
+        "environment_sha256": raw.environment_sha256(environment),
+        "ceilings": limits,
+    }
+
+
+def _moving(plan: scheduler.Plan, gate: Gate, origin: dict[str, object]) -> dict[str, object]:
+    """All that could move a number, except the code."""
+    return {
+        "impls": list(plan.impls),
+        "cells": [
+            [str(each), [asdict(gate.verdict(impl, each)) for impl in plan.impls]]
+            for each in plan.cells
+        ],
+        "seed": plan.seed,
+        "timing": asdict(plan.timing),
+        "bench": plan.bench,
+        "origin": origin,
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="harness.measure", description=__doc__)
+    parser.add_argument("--op", required=True)
+    parser.add_argument("--verify", type=Path, required=True, help="folder of the reports")
+    parser.add_argument(
+        "--autotuned", type=Path, required=True, help="folder of harness.measure.autotune"
+    )
+    parser.add_argument("--environment", type=Path, required=True, help="made where it is not true")
+    parser.add_argument("--config-sha256", default=os.environ.get(CONFIG, ""))
+    parser.add_argument("--ceilings", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seed", type=cli.seed, required=True, help="an integer, or fresh")
+    parser.add_argument("--dtypes", type=_names, nargs="+", default=[list(DTYPES)])
+    parser.add_argument("--passes", type=_names, nargs="+", default=[list(PASSES)])
+    parser.add_argument("--impls", type=_names, nargs="+", required=True)
+    for field in fields(Timing):
+        kind = field.type if field.type in (int, float) else _names
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, required=True)
+    parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument("--narrower", action="store_true", help="replace times of more than these")
+    parser.add_argument(
+        "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes are timed too"
+    )
+    parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
+    options = parser.parse_args()
+    for key in ("dtypes", "passes", "impls"):
+        setattr(options, key, [name for names in getattr(options, key) for name in names])
+    for key, known in (("dtypes", DTYPES), ("passes", PASSES)):
+        if unknown := [name for name in getattr(options, key) if name not in known]:
+            raise UserError(f"--{key}: {unknown[0]!r} is none of {', '.join(known)}")
+    return options
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _with_twin(impls: list[str]) -> list[str]:
+    """Ours runs twice, in two processes: the gap between the two is the noise floor."""
+    rivals = [impl for impl in impls if impl not in (registry.OURS, registry.TWIN)]
+    return [registry.OURS, registry.TWIN, *rivals] if registry.OURS in impls else rivals
+
+
+def _stop(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,160 @@
+"""Lets a library that tunes itself do so while it has the GPU alone.
+
+`python -m harness.measure.autotune --op matmul --impl quack --out …`. A library may time its
+candidates in the first call with a shape and keep the choice on disk. In verification, or beside
+the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
+that are not its own. Here it meets every cell that may be timed, and nothing else runs. It finds no
+earlier choice: its folder (`harness.results.choices`) is emptied first. Verification comes after,
+so that it judges what was chosen; measuring, on the same board, finds the same choices. What a
+library does not keep, it chooses again while it makes its first call alone. A baseline whose
+library does so names the ops in `AUTOTUNES`.
+"""
+
+import argparse
+import contextlib
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from harness import cli, files
+from harness.calls import cell, drawn
+from harness.calls.cell import Cell
+from harness.cli import UserError
+from harness.files import read_json
+from harness.machine import gpu_lock, nvml
+from harness.project import fingerprint, registry
+from harness.project.source_tree import self_tuned
+from harness.results import choices
+from harness.status import FATAL
+from harness.workers import forkserver
+from harness.workers.pool import Crew
+from kernels._contract import DTYPES, PASSES
+
+FIELDS = {"code_sha256", "date", "gpu", "cells"}
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = "harness.measure.worker"
+# The shapes decide what a tuner chooses, the entries do not.
+SEED = 0
+
+
+def main() -> None:
+    options = _options()
+    for name, value in choices.KEEP.items():
+        os.environ.setdefault(name, value)
+    forkserver.current()
+    op, family = registry.op(options.op)
+    code = fingerprint.implementation(ROOT, family, options.impl)
+    wanted = options.dtypes, options.passes, options.max_cases
+    cells = cell.sweep(op, *wanted, drawn.read(options.drawn))
+    # Always the first: all libraries are to choose on the board that measures them all.
+    board = next((gpu.uuid for gpu in nvml.gpus()), None)
+    with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
+        date = cli.utc(datetime.datetime.now(datetime.UTC))
+        # Without its choices the old report says nothing.
+        options.out.unlink(missing_ok=True)
+        kept = choices.emptied(options.out.with_suffix(""))
+        limit_s = options.cell_timeout_s
+        found = tuned(op.name, options.impl, cells, options.bench, limit_s, kept)
+    report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
+    board = {"name": gpu.name, "uuid": gpu.uuid}
+    files.write_json(options.out, report | {"gpu": board, "cells": found})
+
+
+def tuned(
+    op: str,
+    impl: str,
+    cells: Iterable[Cell],
+    bench: str,
+    limit_s: float,
+    variables: Mapping[str, str],
+) -> list[dict[str, object]]:
+    """Has a worker prepare one cell after the other; of each the status and the seconds.
+
+    variables: of the environment, by which the library keeps what it chooses.
+
+    Nothing is verified yet: one that falls or hangs is replaced before the next cell. Of a library
+    that is not here, or ends its process as it is imported, the first cell says so for all.
+    """
+    found = []
+    with Crew(op, SEED, bench, {impl: variables}) as crew:
+        for each in cells:
+            began = time.monotonic()
+            answer = crew.start([impl]).get(impl, {"status": "ok"})
+            if ready := answer["status"] == "ok":
+                what = {"case": each.case.name, "dtype": each.dtype, "direction": each.direction}
+                answer = crew.ask([impl], limit_s, "prepare", **what)[impl]
+            seconds = round(time.monotonic() - began, 3)
+            reason = answer["reason"] if answer["status"] != "ok" else ""
+            found.append(
+                {"cell": str(each), "status": answer["status"], "reason": reason, "s": seconds}
+            )
+            if answer["status"] == "unavailable" or (not ready and answer["status"] in FATAL):
+                break
+            if answer["status"] not in FATAL:
+                answer = crew.ask([impl], limit_s, "release")[impl]
+            if answer["status"] != "ok":
+                crew.dismiss(impl)
+    return found
+
+
+def required(
+    root: Path, folder: Path, op: str, impls: Iterable[str], code: Callable[[str], str]
+) -> dict[str, dict[str, str]]:
+    """When and on which board each library that tunes itself did so, by implementation.
+
+    code: the digest of an implementation as it is now. Raises UserError where a report or its
+    choices are missing, where it is of other code, or where two are of different boards.
+    """
+    found = {}
+    for impl in self_tuned(root, op, impls):
+        path = folder / op / f"{impl}.json"
+        remedy = f"make it with python -m harness.measure.autotune --op {op} --impl {impl}"
+        report = read_json(path, remedy, FIELDS)
+        if report["code_sha256"] != code(impl):
+            raise UserError(f"{path}: is of other code or another version; {remedy}")
+        if not choices.place(folder, op, impl).is_dir():
+            raise UserError(f"{path}: what the library chose is gone; {remedy} --out {path}")
+        found[impl] = {"date": report["date"], "gpu": report["gpu"]["uuid"]}
+    boards = sorted({one["gpu"] for one in found.values()})
+    if len(boards) > 1:
+        where = f"libraries tuned themselves on {len(boards)} boards, {', '.join(boards)}"
+        raise UserError(f"{folder / op}: {where}; remove it and start again")
+    return found
+
+
+@contextlib.contextmanager
+def lease_of_board(
+    folder: Path, op: str, tuned: Mapping[str, Mapping[str, str]]
+) -> Iterator[gpu_lock.Gpu]:
+    """An exclusive lease of the board on which libraries tuned themselves; of any if none did.
+
+    tuned: as `required` gives it. Raises UserError where that board is not here.
+    """
+    board = next((one["gpu"] for one in tuned.values()), None)
+    if board and board not in {gpu.uuid for gpu in nvml.gpus()}:
+        problem = f"libraries tuned themselves on another board, {board}"
+        raise UserError(f"{folder / op}: {problem}; remove it and start again")
+    with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
+        yield gpu
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--op", required=True)
+    parser.add_argument("--impl", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
+    parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument(
+        "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes it meets too"
+    )
+    parser.add_argument("--cell-timeout-s", type=float, default=180.0)
+    parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,368 @@
+"""One implementation of one op on the leased GPU, as `harness.workers.child` drives it.
+
+A cell is prepared once: inputs in several copies, the outputs that the calls must give, and a
+CUDA graph for each copy. Then it is timed in blocks, and checked at the end: the outputs of the
+timed calls must be those from before the timing, and memory must not have grown from call to call.
+
+`device_us` is the time of one call's kernels, replayed as a graph. A backward pass is captured on
+its own, after its forward pass has run, so autograd takes no part in it; of the pass "both" one
+graph holds the two, for gradients of one where the op is a loss. `call_us` is what a caller waits:
+the work of the host, autograd's included, is in it.
+
+Where an implementation computes in place, its inputs are put back before each call that is timed on
+the GPU, outside of the clock. `call_us` is of calls without that, each on what the one before left.
+"""
+
+import contextlib
+import functools
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from harness import status
+from harness.calls import drawn, inputs, wide
+from harness.calls.snapshot import Kept
+from harness.machine import affinity
+from harness.machine.timer import Timer
+from harness.project import registry
+from kernels._contract import Case
+
+COPIES = 3
+# Share of the GPU's memory that the inputs of one worker may take; all rivals hold theirs at once.
+INPUT_SHARE = 1 / 64
+# Share that one call may take before its memory is given back after each block; no graph then,
+# which would keep it. Such a call is so long that the events beside it cost nothing.
+CALL_SHARE = 1 / 16
+# Blocks that must all have left more memory in use than the one before: a cache that fills is none.
+LEAKY_BLOCKS = 4
+# Differences allowed between runs that are not bitwise equal, relative to the largest entry.
+CLOSE_IN_EPS, CLOSE_AT_LEAST = 4, 1e-5
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Bench:
+    """See the module; raises as its parts do, and `harness.status` reads the exceptions."""
+
+    def __init__(self, op: str, impl: str, seed: int):
+        self._op, _ = registry.op(op)
+        self._function = registry.function(op, impl)
+        self._ours = impl in (registry.OURS, registry.TWIN)
+        self._in_place = registry.in_place(op, impl)
+        self._wide = registry.wide(op, impl)
+        self._seed = seed
+        self.version = registry.version(impl)
+        self._timer = Timer()
+        self._forget()
+
+    def prepare(self, case: str, dtype: str, direction: str) -> dict[str, object]:
+        """Compiles, warms up and captures a cell; "reason" says why where a graph is impossible.
+
+        `peak_mem_bytes`: inputs, what the forward pass saved, outputs and workspace of one call.
+        `held_bytes`: what the process keeps from the others. `first_s`: the first calls, in
+        which a library compiles and tunes; `busy_s`: all others, until the GPU has done them.
+        """
+        the_case = drawn.named(self._op, case)
+        # A library's random numbers are another draw in each forward pass; for one of these its
+        # gradients are always the same.
+        by_law = direction != "backward" and self._op.judged(self._ours) == "properties"
+        self._law = functools.partial(self._breach, the_case) if by_law else None
+        with torch.cuda.stream(self._timer.stream):
+            copies, busy, first = COPIES, 0.0, 0.0
+            while len(self._calls) < copies:
+                before = torch.cuda.memory_allocated()
+                seed = self._seed + len(self._calls)
+                call, given = self._call(the_case, dtype, direction, seed)
+                kept = Kept(given if self._in_place else ())
+                with self._declining():
+                    first_s = _clocked(call)[1]
+                kept.narrow()
+                kept.put_back()
+                torch.cuda.reset_peak_memory_stats()
+                outputs, again_s = _clocked(call)
+                peak = torch.cuda.max_memory_allocated() - before - kept.nbytes
+                read = [tensor for tensor in given if not kept.holds(tensor)]
+                leaves = sum(tensor.requires_grad and tensor.is_leaf for tensor in given)
+                # The gradients come last.
+                own = [_own(tensor, read) for tensor in outputs[-leaves:]]
+                if direction != "forward" and not any(own):
+                    raise status.Unsupported("a view of what it was given: nothing is computed")
+                first, busy = first + first_s, busy + again_s
+                self._calls.append(call)
+                self._given.append(given)
+                self._before.append(kept)
+                self._expected.append(tuple(output.clone() for output in outputs))
+                del outputs
+                size = max(1, _size(given) + kept.nbytes)
+                copies = min(COPIES, max(1, int(_memory(INPUT_SHARE) / size)))
+            self._large = peak > _memory(CALL_SHARE)
+            reason = self._by_events("the call is large") if self._large else self._capture()
+            torch.cuda.synchronize()
+            self._trim()
+        memory = {"peak_mem_bytes": peak, "held_bytes": torch.cuda.memory_reserved()}
+        took = {"first_s": first, "busy_s": busy}
+        return {"reason": reason, **memory, "l2_bytes": self._timer.l2_bytes, **took}
+
+    def block(self, calls: int, turn: int = 0) -> dict[str, object]:
+        """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all.
+
+        turn: the number of the block, which says on what cores the host works. Where no graph is
+        possible its part may be in `device_us` as well.
+        """
+        began = time.perf_counter()
+        put_back = [kept.put_back for kept in self._before]
+        with affinity.held(turn):
+            device_us, reading = self._timer.cold(self._timed, calls, put_back)
+            call_us = self._timer.eager(self._calls, calls)
+        busy = time.perf_counter() - began
+        self._trim()
+        self._weigh()
+        return {"device_us": device_us, "call_us": call_us, **reading, "busy_s": busy}
+
+    def energy(self, window_ms: float) -> dict[str, object]:
+        """`energy_uj` of a timed call on a warm L2, inputs in rotation; `energy_pm_uj`, `busy_s`.
+
+        Both energies are None where the driver does not count them, see `Timer.energy`, and of
+        what computes in place: there is no pause in which to put its inputs back.
+        """
+        if any(kept.nbytes for kept in self._before):
+            return {"energy_uj": None, "energy_pm_uj": None, "busy_s": 0.0}
+        began = time.perf_counter()
+        energy_uj, half_width = self._timer.energy(self._timed, window_ms)
+        busy = time.perf_counter() - began
+        self._trim()
+        return {"energy_uj": energy_uj, "energy_pm_uj": half_width, "busy_s": busy}
+
+    def check(self) -> dict[str, object]:
+        """Raises Inaccurate unless the timed calls, and one more, gave the expected outputs.
+
+        An implementation that computes in place makes each timed call once more for it: later calls
+        have been where its outputs lay. `leaked_bytes`: by how much memory grew, where it grew in
+        each block after the first.
+        """
+        with torch.cuda.stream(self._timer.stream):
+            for index, kept in enumerate(self._before):
+                if kept.nbytes:
+                    kept.put_back()
+                    self._timed[index]()
+                self._compare("a timed call", self._outputs[index], index)
+            self._before[-1].put_back()
+            self._compare("the last call", self._calls[-1](), len(self._calls) - 1)
+        grew = len(self._weights) >= LEAKY_BLOCKS and all(
+            a < b for a, b in itertools.pairwise(self._weights)
+        )
+        return {"leaked_bytes": self._weights[-1] - self._weights[0] if grew else 0}
+
+    def release(self) -> dict[str, object]:
+        """Gives the cell's memory back, and what torch.compile learned from its shapes.
+
+        `held_bytes`: what the process keeps from the others nevertheless.
+        """
+        self._forget()
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+        gc.collect()
+        # The objects left are here to stay: the next collection need not walk through it.
+        gc.freeze()
+        torch.cuda.empty_cache()
+        return {"held_bytes": torch.cuda.memory_reserved()}
+
+    def _weigh(self) -> None:
+        """Notes the memory in use; garbage that waits for a collection is no leak."""
+        weight = torch.cuda.memory_allocated()
+        if self._weights and weight > self._weights[-1]:
+            gc.collect()
+            weight = torch.cuda.memory_allocated()
+        self._weights.append(weight)
+
+    def _forget(self) -> None:
+        self._large, self._law = False, None
+        self._weights: list[int] = []
+        self._calls: list[Callable[[], Tensors]] = []
+        self._timed: list[Callable[[], object]] = []
+        self._given: list[Tensors] = []
+        self._before: list[Kept] = []
+        self._expected: list[Tensors] = []
+        self._outputs: list[Tensors] = []
+
+    def _call(self, case: Case, dtype: str, direction: str, seed: int):
+        """The call that is timed, without arguments, and the tensors that it reads."""
+        tensors = wide.given(inputs.make(self._op, case, dtype, seed, "cuda"), self._wide)
+        arguments = self._op.arguments(case)
+        given = tuple(tensor for tensor in tensors.values() if tensor is not None)
+
+        def forward() -> Tensors:
+            result = self._function(**tensors, **arguments)
+            return result if isinstance(result, tuple) else (result,)
+
+        if direction == "forward":
+            return forward, given
+        wanted = [
+            tensors[name].requires_grad_()
+            for name, spec in self._op.inputs.items()
+            if spec.grad and tensors[name] is not None and tensors[name].is_floating_point()
+        ]
+        with self._declining():
+            outputs = [output for output in forward() if output.requires_grad]
+        if self._op.unit_gradient:
+            gradients = tuple(torch.ones_like(output) for output in outputs)
+        else:
+            gradients = inputs.gradients(outputs, seed)
+        if direction == "both":
+
+            def both() -> Tensors:
+                results = forward()
+                roots = [result for result in results if result.requires_grad]
+                found = torch.autograd.grad(roots, wanted, gradients)
+                return *(result.detach() for result in results), *found
+
+            return both, (*given, *gradients)
+
+        def backward() -> Tensors:
+            return torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
+
+        return backward, (*given, *outputs, *gradients)
+
+    def _capture(self) -> str:
+        try:
+            for call in self._calls:
+                # Each graph in a pool of its own: in a common one the workspace of one copy may
+                # lie where the outputs of another do, and the copies are replayed in turn.
+                replay, outputs = self._timer.capture(call)
+                self._timed.append(replay)
+                self._outputs.append(outputs)
+        except Exception as error:
+            torch.cuda.synchronize()
+            return self._by_events(status.reason(error))
+        for given, outputs in zip(self._given, self._outputs, strict=True):
+            _poison(outputs, given)
+        return ""
+
+    def _by_events(self, why: str) -> str:
+        self._outputs = list(self._expected)
+        self._timed = [self._kept(index) for index in range(len(self._calls))]
+        return f"events: {why}"
+
+    def _trim(self) -> None:
+        """Leaves to the rivals what a large call took; the first, untimed call takes it again."""
+        if self._large:
+            torch.cuda.empty_cache()
+
+    def _kept(self, index: int) -> Callable[[], None]:
+        """A call that keeps its outputs, so that the ones that were timed can be checked."""
+
+        def timed() -> None:
+            self._outputs[index] = self._calls[index]()
+
+        return timed
+
+    @contextlib.contextmanager
+    def _declining(self) -> Iterator[None]:
+        """A library that raises declines the case; ours, or a fault of the GPU, is a crash."""
+        try:
+            yield
+        except Exception as error:
+            if self._ours or status.out_of_memory(error) or not _context_lives():
+                raise
+            raise status.Unsupported(status.reason(error)) from error
+
+    def _breach(self, case: Case, outputs: Tensors, given: Tensors) -> str:
+        """Which property of a random op the outputs of a forward pass, or of both, lack."""
+        specs = self._op.inputs.items()
+        present = {name: spec for name, spec in specs if not spec.when or spec.when in case.flags}
+        names = dict(zip((*present, "dy"), given, strict=False))
+        wanted = [f"d{name}" for name, spec in present.items() if spec.grad]
+        results = dict(zip(("out", *wanted), outputs, strict=False))
+        return self._op.properties(names, results, **self._op.arguments(case))
+
+    def _compare(self, which: str, outputs: Tensors, index: int) -> None:
+        """outputs: of the call of this index."""
+        if self._law:
+            if breach := self._law(outputs, self._given[index]):
+                raise status.Inaccurate(f"{which}: {breach}")
+            return
+        expected = self._expected[index]
+        exact = self._ours and self._op.deterministic
+        for number, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
+            # A view that was made without gradients and written since cannot be read else.
+            got, wanted = got.detach(), wanted.detach()
+            if not (_same_bits if exact else _close)(got, wanted):
+                how = "bitwise equal to" if exact else "close to"
+                raise status.Inaccurate(
+                    f"output {number} of {which} is not {how} that from before the timing"
+                )
+
+
+def _clocked(call: Callable[[], Tensors]) -> tuple[Tensors, float]:
+    """Return the results of a call, and the seconds until the GPU has done it."""
+    began = time.perf_counter()
+    outputs = call()
+    torch.cuda.synchronize()
+    return outputs, time.perf_counter() - began
+
+
+def _context_lives() -> bool:
+    """False after an illegal access: from then on each call of this process fails."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _memory(share: float) -> float:
+    device = torch.cuda.current_device()
+    return torch.cuda.get_device_properties(device).total_memory * share
+
+
+def _size(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _poison(outputs: Tensors, given: Tensors) -> None:
+    """Fills outputs with NaN: what no replay writes is found by the check.
+
+    An output that lies in the memory of an input is left alone, and so is one whose entries share
+    memory, as the gradient of a sum does.
+    """
+    for output in outputs:
+        apart = output.is_floating_point() and output.numel() == _span(output)
+        if apart and _own(output, given):
+            # A view that was made without gradients of a tensor with one may not be written else.
+            output.detach().fill_(float("nan"))
+
+
+def _own(output: torch.Tensor, given: Tensors) -> bool:
+    """Whether an output lies in memory of its own."""
+    start = output.untyped_storage().data_ptr()
+    return all(start != tensor.untyped_storage().data_ptr() for tensor in given)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """How many elements of memory lie under a tensor if no two of its entries share one."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    kind = INTEGERS[a.element_size()]
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    if not a.numel():
+        return True
+    largest = b.nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+    tolerance = max(CLOSE_IN_EPS * torch.finfo(a.dtype).eps, CLOSE_AT_LEAST) * largest
+    return torch.isclose(a, b, rtol=0.0, atol=tolerance, equal_nan=True).all().item()

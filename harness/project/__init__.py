@@ -1,0 +1,1 @@
+"""What the source tree declares: ops, implementations, libraries, digests."""

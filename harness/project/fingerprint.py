@@ -1,0 +1,91 @@
+"""Code and data in one word: SHA-256 digests that tell whether a result is of what is here now."""
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from harness.project import libraries
+from harness.project.registry import OURS, TWIN
+from harness.project.source_tree import sources
+
+# The files that take the times.
+CLOCK = ("harness/measure/__main__.py", "harness/measure/worker.py")
+# Statements whose first expression may be a docstring.
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def of(value: object) -> str:
+    """Of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def contents(files: Mapping[str, Path]) -> dict[str, str]:
+    """Those of files by name; what is no file is left out."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in files.items()
+        if path.is_file()
+    }
+
+
+def syntax(text: str) -> str:
+    """SHA-256 of what Python source does: its syntax tree without comments, docstrings and layout.
+
+    The same for every version of Python that parses it alike. Raises SyntaxError.
+    """
+    digest = hashlib.sha256()
+    for word in _words(ast.parse(text)):
+        digest.update(f"{len(word)}:{word}".encode())
+    return digest.hexdigest()
+
+
+def _words(node: object) -> Iterator[str]:
+    """A syntax tree in prefix order, so that different trees give different words.
+
+    `ast.dump` and `ast.unparse` differ between versions of Python. Fields that are empty are left
+    out because newer versions add some.
+    """
+    if isinstance(node, ast.AST):
+        yield type(node).__name__
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(node, DOCUMENTED):
+                value = value[1:] if ast.get_docstring(node, clean=False) is not None else value
+            if value is not None and value != [] and name not in ("kind", "ctx"):
+                yield name
+                yield from _words(value)
+        yield "end"
+    elif isinstance(node, list):
+        yield f"list {len(node)}"
+        for item in node:
+            yield from _words(item)
+    else:
+        yield repr(node)
+
+
+def harness(root: Path) -> str:
+    """The digest of the code that holds the clock: of `harness.measure`, its bench, and what they
+    import from this project."""
+    return of(_trees(root, *CLOCK))
+
+
+def implementation(root: Path, family: str, impl: str) -> str:
+    """The digest of all that a verification of `impl` holds for; "" where it has no file.
+
+    These are the syntax of its file and of what that imports from this project, and the version of
+    its library. So a comment or a docstring moves no digest, and an operator does. family: the
+    kernel file of the op.
+    """
+    ours = impl in (OURS, TWIN)
+    path = f"kernels/{family}.py" if ours else f"baselines/{impl}.py"
+    if not (root / path).is_file():
+        return ""
+    library = "triton" if ours else libraries.distribution(root / path)
+    return of({"files": _trees(root, path), "version": libraries.version(library)})
+
+
+def _trees(root: Path, *starts: str) -> dict[str, str]:
+    """The syntax of these files and of what they import from this project, by name."""
+    names = sources(root, *starts)
+    return {name: syntax((root / name).read_text(encoding="utf-8")) for name in names}

@@ -1,0 +1,167 @@
+"""Kernels and baselines by name, imported late: an absent library is a status, never a crash."""
+
+import contextlib
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import baselines
+import kernels
+from harness import status
+from harness.cli import UserError
+from harness.project import source_tree
+from kernels._contract import Op
+
+OURS = "ours"
+TWIN = "ours_twin"
+FOLDER = Path(baselines.__path__[0])
+
+
+class Unavailable(Exception):
+    """The library behind a baseline cannot be imported here; the message says why.
+
+    It may be absent, miss a driver or a GPU, or not fit another library in its version.
+    """
+
+
+def op(name: str) -> tuple[Op, str]:
+    """The declaration of an op and its family, the stem of its file.
+
+    The syntax trees tell which file that is, so a broken file costs no op of another. Raises
+    UserError where no file declares the op, or where its file cannot be imported.
+    """
+    families = _families(tuple(kernels.__path__))
+    if name in families:
+        return _declared(name, families[name]), families[name]
+    # One that a function makes has its name in no tree.
+    for module in pkgutil.iter_modules(kernels.__path__):
+        with contextlib.suppress(UserError):
+            return _declared(name, module.name), module.name
+    raise UserError(f"kernels/: no file declares an op {name!r}; write Op({name!r}, …) in one")
+
+
+def _declared(name: str, stem: str) -> Op:
+    for value in vars(kernel(stem)).values() if not stem.startswith("_") else ():
+        if isinstance(value, Op) and value.name == name:
+            return value
+    raise UserError(f"kernels/{stem}.py: has no Op({name!r}, …) at module level; write one")
+
+
+def kernel(stem: str) -> ModuleType:
+    """The module of a kernel file; UserError names the file and why it cannot be imported."""
+    try:
+        return importlib.import_module(f"kernels.{stem}")
+    except Exception as error:
+        traceback.print_exception(error)
+        raise UserError(
+            f"kernels/{stem}.py: {status.reason(error)}; mend the file, or leave its ops out of"
+            " `ops`"
+        ) from error
+
+
+@functools.cache
+def _families(folders: tuple[str, ...]) -> dict[str, str]:
+    """The stem of the file of each op that the files of these folders declare."""
+    found = {}
+    for folder in map(Path, folders):
+        for stem in source_tree.stems(folder.parent, folder.name):
+            # Of one that has no syntax tree its own jobs tell.
+            with contextlib.suppress(UserError):
+                names = source_tree.declared_ops(folder.parent, f"{folder.name}/{stem}.py")
+                found |= dict.fromkeys(names, stem)
+    return found
+
+
+def function(op_name: str, impl: str) -> Callable:
+    """The callable of `impl` ("ours", "ours_twin" or a baseline's stem) for one op.
+
+    Raises Unavailable where the baseline's library is absent, UserError where it lacks the op.
+    """
+    module = kernel(op(op_name)[1]) if impl in (OURS, TWIN) else _baseline(impl)
+    try:
+        return getattr(module, op_name)
+    except AttributeError:
+        raise UserError(f"{module.__name__}: has no function {op_name}") from None
+
+
+def accumulates(op_name: str, impl: str) -> str | None:
+    """The dtype in which an implementation sums, as its file declares it; None where it does not.
+
+    A file that knows has `ACCUMULATES`, a dtype for each op by name, with its source beside it.
+    """
+    stem = f"kernels.{op(op_name)[1]}" if impl in (OURS, TWIN) else f"baselines.{impl}"
+    return getattr(importlib.import_module(stem), "ACCUMULATES", {}).get(op_name)
+
+
+def in_place(op_name: str, impl: str) -> bool:
+    """Whether calls may write over what they are given, as a baseline's file declares it.
+
+    A file with such an op has `IN_PLACE`, their names. Ours never may.
+    """
+    if impl in (OURS, TWIN):
+        return False
+    return op_name in getattr(_baseline(impl), "IN_PLACE", ())
+
+
+def wide(op_name: str, impl: str) -> tuple[str, ...]:
+    """The tensors that a library has in float32, as a baseline's file declares them.
+
+    A file with such an op has `WIDE`, by op the names of inputs, or "out" for what it returns. Ours
+    has every tensor in the dtype of the call.
+    """
+    if impl in (OURS, TWIN):
+        return ()
+    return tuple(getattr(_baseline(impl), "WIDE", {}).get(op_name, ()))
+
+
+def settings(op_name: str, impl: str) -> str:
+    """How a baseline departs from the library's default call of an op; "" where it does not.
+
+    A file with such an op has `SETTINGS`, a sentence for each by name.
+    """
+    if impl in (OURS, TWIN):
+        return ""
+    return getattr(_baseline(impl), "SETTINGS", {}).get(op_name, "")
+
+
+def version(impl: str) -> str:
+    """The version of the library behind an implementation; "" where it is absent."""
+    if impl in (OURS, TWIN):
+        return _distribution("triton")
+    try:
+        return _distribution(_baseline(impl).LIBRARY)
+    except Unavailable:
+        return ""
+
+
+def stems() -> list[str]:
+    """The stems of all baseline files, sorted."""
+    found = (module.name for module in pkgutil.iter_modules(baselines.__path__))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def _baseline(impl: str):
+    if impl not in stems():
+        raise UserError(f"baselines/{impl}.py: no such file; implementations are {stems()}")
+    try:
+        return importlib.import_module(f"baselines.{impl}")
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1].filename
+        if isinstance(error, SyntaxError):
+            place = error.filename or place
+        # A fault of our own file is no absence; a missing name that it imports may be one.
+        if Path(place).parent == FOLDER and not isinstance(error, ImportError):
+            raise
+        raise Unavailable(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def _distribution(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,163 @@
+"""Declarations and imports in the files of this project, from names and syntax trees."""
+
+import ast
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from harness.cli import UserError
+
+PACKAGES = ("harness", "kernels", "baselines")
+# The word that AUTOTUNES has in place of the names of all ops.
+EVERY = "all"
+MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+
+
+def stems(root: Path, folder: str) -> list[str]:
+    """The public files of a folder, by stem, sorted; `_*.py` is shared code."""
+    found = (path.stem for path in (root / folder).glob("*.py"))
+    return sorted(stem for stem in found if not stem.startswith("_"))
+
+
+def ops(root: Path) -> dict[str, str]:
+    """The family (kernel file) of each op: the literal first argument of each `Op(…)` call."""
+    family = {}
+    for stem in stems(root, "kernels"):
+        for name in declared_ops(root, f"kernels/{stem}.py"):
+            if name in family:
+                other = family[name]
+                raise UserError(f"kernels/{stem}.py: op {name!r} is also in {other}.py; rename one")
+            family[name] = stem
+    return family
+
+
+def declared_ops(root: Path, path: str) -> list[str]:
+    """The names of the ops that a kernel file declares; UserError where one cannot be read.
+
+    It is a literal, since nothing is imported, and a name of Python, since a function has it.
+    Inside functions nothing is looked for.
+    """
+    names, queue = [], [parsed(root, path)]
+    while queue:
+        node = queue.pop()
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            queue += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call) and _name(node.func) == "Op":
+            named = [word.value for word in node.keywords if word.arg == "name"]
+            first = (node.args or named or [None])[0]
+            value = first.value if isinstance(first, ast.Constant) else None
+            if not (isinstance(value, str) and value.isidentifier()):
+                what = ast.unparse(first) if first is not None else "nothing"
+                raise UserError(
+                    f"{path}:{node.lineno}: the name of an Op is {what}; write a literal that is"
+                    " the name of the function, such as 'softmax'"
+                )
+            names.append(value)
+    return names
+
+
+def public_names(root: Path, path: str) -> set[str]:
+    """The names that a file defines at module level, by `def` or by assignment."""
+    names = set()
+    for node in parsed(root, path).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+def sources(root: Path, *starts: str) -> list[str]:
+    """The files of this project that the given files import, themselves included, sorted.
+
+    Late imports count, and so do strings that are module names: commands start their workers by
+    name. What is named at run time only (a kernel, a baseline) is the caller's to add.
+    """
+    found, queue = set(), list(starts)
+    while queue:
+        path = queue.pop()
+        if path in found:
+            continue
+        found.add(path)
+        if (root / path).is_file():  # Snakemake names a missing one better
+            for module in _imports(root, path):
+                queue += [file for file in _files(root, path, module) if (root / file).is_file()]
+    return sorted(found)
+
+
+def parsed(root: Path, path: str) -> ast.Module:
+    """The syntax tree of a file; UserError where it has none."""
+    try:
+        return ast.parse((root / path).read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
+
+
+def self_tuned(root: Path, op: str, impls: Iterable[str]) -> list[str]:
+    """The baselines of an op whose library tunes itself for it, as their files declare.
+
+    AUTOTUNES holds the names of ops, or is EVERY of a library that does so for all that it offers.
+    """
+    found = []
+    for impl in impls:
+        path = f"baselines/{impl}.py"
+        named = literal(root, path, "AUTOTUNES", ()) if (root / path).is_file() else ()
+        if isinstance(named, str) and named != EVERY:
+            raise UserError(f"{path}: AUTOTUNES is {named!r}; make it a tuple, or {EVERY!r}")
+        if named == EVERY or op in named:
+            found.append(impl)
+    return found
+
+
+def library(root: Path, path: str) -> str:
+    """The distribution that a baseline file names; UserError where it names none."""
+    found = literal(root, path, "LIBRARY", None)
+    if isinstance(found, str) and found:
+        return found
+    raise UserError(f"{path}: has no LIBRARY; name the distribution in it")
+
+
+def literal(root: Path, path: str, name: str, default: object) -> object:
+    """The value that a file assigns to a name at module level; `default` where it does not.
+
+    UserError where it is no literal: nothing is imported to compute it.
+    """
+    for node in parsed(root, path).body:
+        if isinstance(node, ast.Assign) and [_name(target) for target in node.targets] == [name]:
+            try:
+                return ast.literal_eval(node.value)
+            except ValueError:
+                where = f"{path}:{node.lineno}"
+                raise UserError(f"{where}: {name} is computed; write it as a literal") from None
+    return default
+
+
+@functools.cache
+def _imports(root: Path, path: str) -> frozenset[str]:
+    return frozenset(_named_modules(parsed(root, path)))
+
+
+def _named_modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from filter(MODULE_NAME.fullmatch, [node.value])
+
+
+def _files(root: Path, importer: str, module: str) -> Iterator[str]:
+    """Where a module may lie: packages start at the root, scripts see the folders above them."""
+    name = module.replace(".", "/") + ".py"
+    if module.split(".")[0] in PACKAGES:
+        yield name
+    elif importer.split("/")[0] not in PACKAGES:
+        folders = (parent.as_posix() for parent in Path(importer).parents)
+        yield from (f"{folder}/{name}" for folder in folders if folder != ".")
+
+
+def _name(node: ast.expr) -> str:
+    return getattr(node, "id", None) or getattr(node, "attr", "")

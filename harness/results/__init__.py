@@ -1,0 +1,1 @@
+"""The files that pass from one stage to another, or are kept."""

@@ -1,0 +1,97 @@
+"""Copies the ops that a run measured, with their verification, to where git keeps them.
+
+`python -m harness.results.record --run results/study --into results/recorded/h200`; an op is
+replaced whole: CSV, sidecar and reports of all its implementations come from one run. What the
+sanitizer said of a kernel file goes along, if the run asked it. `manifest.json` holds the digest of
+each file; `--seal` writes it for what lies in a recorded folder.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from harness import cli, files
+from harness.cli import UserError
+from harness.project.registry import TWIN
+from harness.results import manifest, raw
+from harness.results import reports as reports_of
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path)
+    parser.add_argument("--into", type=Path)
+    parser.add_argument("--allow-dirty", action="store_true", help="record uncommitted code too")
+    parser.add_argument("--seal", type=Path, help="only write the manifest of this recorded run")
+    options = parser.parse_args()
+    if options.seal:
+        print(f"sealed {', '.join(manifest.seal(options.seal))}", file=sys.stderr)
+        return
+    if not (options.run and options.into):
+        parser.error("give --run and --into, or --seal")
+    for op in record(options.run, options.into, options.allow_dirty):
+        print(f"recorded {op}", file=sys.stderr)
+
+
+def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
+    """Copies every op of `run` that has a time, or none; returns their names.
+
+    An op that the configuration leaves no case, or that failed in all, would take the place of a
+    record with times; it is named and left out. Raises UserError where a file is missing or broken,
+    was replayed, or, unless allowed, comes from a tree with changes that no commit holds.
+    """
+    remedy = "measure it again: python -m harness.measure"
+    sources = {path.stem: path for path in sorted((run / "raw").glob("*.csv"))}
+    if not sources:
+        raise UserError(f"{run}/raw: holds no measurement; {remedy}")
+    reports = {}
+    for op, path in list(sources.items()):
+        rows, sidecar = raw.read(path, remedy)
+        if sidecar["mode"] != "measured":
+            raise UserError(f"{path}: was {sidecar['mode']}, not measured; {remedy}")
+        if sidecar.get("dirty", True) and not allow_dirty:
+            raise UserError(f"{path}: measured on uncommitted code; commit it and {remedy}")
+        if not any(row["status"] in raw.TIMED for row in rows):
+            print(f"{op}: not recorded, it has no time", file=sys.stderr)
+            del sources[op]
+            continue
+        impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
+        reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
+        for report in reports[op]:
+            again = f"verify it again: python -m harness.verify --op {op}"
+            files.read_json(report, again, reports_of.FIELDS)
+    if not sources:
+        raise UserError(f"{run}/raw: holds no time; {remedy}")
+    for op, path in sources.items():
+        _replace_folder(into / "verify" / op, reports[op])
+        for source in (path.with_suffix(".json"), path):
+            _replace_file(into / "raw" / source.name, source)
+    sanitized = sorted((run / "sanitize").glob("*.json"))
+    for source in sanitized:
+        _replace_file(into / "sanitize" / source.name, source)
+    manifest.write(into, sources, [path.stem for path in sanitized])
+    return list(sources)
+
+
+def _replace_file(place: Path, source: Path) -> None:
+    with files.whole_file(place) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def _replace_folder(folder: Path, files: list[Path]) -> None:
+    """Puts a folder with copies of these files in the place of the old one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
+        fresh, old = Path(name) / "fresh", Path(name) / "old"
+        fresh.mkdir()
+        for file in files:
+            shutil.copyfile(file, fresh / file.name)
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,1 @@
+"""Our kernels under compute-sanitizer."""

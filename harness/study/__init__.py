@@ -1,0 +1,1 @@
+"""The jobs of a study: what the Snakefile asks."""

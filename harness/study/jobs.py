@@ -1,0 +1,391 @@
+"""Which jobs exist, from file names and syntax trees: imports neither torch, Triton nor a baseline.
+
+A file's presence is its registration. Everything here is read by the Snakefile while it parses.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.cli import UserError
+from harness.files import read_json
+from harness.machine.nvml import gpus
+from harness.project import libraries
+from harness.project.source_tree import (
+    PACKAGES,
+    library,
+    ops,
+    public_names,
+    self_tuned,
+    sources,
+    stems,
+)
+from harness.results import measured
+from harness.study import config as settings
+
+OURS = "ours"
+# Every error is judged by that of PyTorch in the same dtype.
+REFERENCE_IMPL = "baselines/torch_eager.py"
+TABLES = "kernels/tuned"
+# As `harness.results.manifest` has it, which reads more than file names.
+MANIFEST = "manifest.json"
+# How each mode of `tuning` tells the kernels, which know nothing of a configuration.
+TUNED = {
+    "replay": "unset TILEWRIGHT_TUNED",
+    "heuristic": "export TILEWRIGHT_TUNED=",
+    "tune": "export TILEWRIGHT_TUNED={run}/tuned",
+}
+
+
+def committed_tables(root: Path) -> dict[str, str]:
+    """By family the digest of what the tables of kernels/tuned/ hold for it."""
+    records: dict[str, list] = {}
+    for path in sorted((root / TABLES).glob("*.json")):
+        place = path.relative_to(root)
+        table = read_json(path, f"tune again, or remove {place}").get("families")
+        if not isinstance(table, dict):
+            raise UserError(f"{place}: holds no families; tune again, or remove it")
+        for family, record in table.items():
+            records.setdefault(family, []).append([path.name, record])
+    return {
+        family: hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        for family, found in records.items()
+    }
+
+
+def tree(root: Path) -> str:
+    """The commit, with a "+" where measured code differs from it; "" without history."""
+
+    def git(*words: str) -> str:
+        call = ["git", "-C", str(root), *words]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", *PACKAGES)
+        return git("rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("TILEWRIGHT_COMMIT", "")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The jobs of one configuration; methods that take `wildcards` are Snakemake input functions.
+
+    ops: the family of each selected op. rivals: the baselines that offer it, sorted. digests: of
+    the committed tables of tuned configurations, by family.
+    """
+
+    root: Path
+    config: Mapping
+    ops: Mapping[str, str]
+    rivals: Mapping[str, list[str]]
+    digests: Mapping[str, str]
+
+    @classmethod
+    def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
+        """The study that `config`, merged from `files`, describes; UserError where it is wrong."""
+        settings.check(root, config, files)
+        for folder in ("kernels", "baselines"):
+            for stem in stems(root, folder):
+                if not stem.isidentifier():
+                    raise UserError(
+                        f"{folder}/{stem}.py: no module can have this name; rename the file to"
+                        " letters, digits and underscores"
+                    )
+        every_op, every_baseline = ops(root), stems(root, "baselines")
+        chosen = settings.select("ops", sorted(every_op), config, files)
+        libraries = settings.select("baselines", every_baseline, config, files)
+        for stem in libraries:
+            library(root, f"baselines/{stem}.py")
+        settings.exist(["timing", "energy_impls"], [OURS, *every_baseline], config, files)
+        offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
+        rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
+        families = {op: every_op[op] for op in chosen}
+        study = cls(root, config, families, rivals, committed_tables(root))
+        measured.refuse_deletion(root / study.run, sys.argv)
+        if study.measures and not config["narrower"]:
+            study.check_wider()
+        if not study.measures:
+            why = "no GPU is visible: a replay" if config["measure"] == "auto" else "a replay"
+            measured.refuse(root / study.run, why)
+            study.check_recorded(files)
+        return study
+
+    def check_wider(self) -> None:
+        """Raises UserError where the run holds measured times that this configuration leaves out,
+        be it that a baseline is no longer installed.
+        """
+        names = {impl for impls in self.rivals.values() for impl in impls}
+        about = {impl: library(self.root, f"baselines/{impl}.py") for impl in names}
+        here = {OURS, *(name for name in names if libraries.version(about[name]))}
+        raw = self.root / self.run / "raw"
+        csvs = [(raw / f"{op}.csv", here.intersection(self.impls(op))) for op in self.ops]
+        wanted = {key: self.config[key] for key in ("dtypes", "passes", "max_cases")}
+        measured.refuse_narrower(csvs, **wanted)
+
+    def check_recorded(self, files: list[str]) -> None:
+        """Raises UserError where `recorded` names no recorded run."""
+        folder = self.config["recorded"]
+        if not (self.root / folder / MANIFEST).is_file():
+            runs = self.root.glob(f"results/recorded/*/{MANIFEST}")
+            known = ", ".join(sorted(f"results/recorded/{path.parent.name}" for path in runs))
+            problem = f"{folder!r} is no recorded run, it has no {MANIFEST}; there are: {known}"
+            settings.refuse(["recorded"], problem, self.config, files)
+
+    @property
+    def run(self) -> str:
+        return f"results/{self.config['run']}"
+
+    @property
+    def families(self) -> list[str]:
+        return sorted(set(self.ops.values()))
+
+    @property
+    def measures(self) -> bool:
+        """Whether this run times its ops; otherwise it replays the recorded run."""
+        wish = self.config["measure"]
+        return bool(gpus()) if wish == "auto" else wish
+
+    @property
+    def shown(self) -> list[str]:
+        """The ops whose times this run has: of a replay those that the recorded run holds.
+
+        Where it holds none, and of ops that are asked for by name, each replay says what it misses.
+        """
+        if self.measures or self.config["ops"] != "all":
+            return list(self.ops)
+        return [op for op in self.ops if self._recorded(f"raw/{op}.csv")] or list(self.ops)
+
+    @property
+    def untimed(self) -> list[str]:
+        """The ops that are built and verified, and of which this run has no times."""
+        return [op for op in self.ops if op not in self.shown]
+
+    @property
+    def config_sha256(self) -> str:
+        return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def tree(self) -> str:
+        return tree(self.root)
+
+    @property
+    def limit(self) -> str:
+        """The option that keeps the first cases of each sweep; empty where all are wanted."""
+        cases = self.config["max_cases"]
+        return "" if cases is None else f"--max-cases {cases}"
+
+    @property
+    def draws(self) -> list[str]:
+        """The file of the drawn shapes, which all jobs of a run share that measures; else none."""
+        return [f"{self.run}/drawn.json"] if self.measures else []
+
+    @property
+    def drawing(self) -> str:
+        """The option that names it; empty where nothing is timed."""
+        return " ".join(f"--drawn {path}" for path in self.draws)
+
+    def library(self, wildcards) -> str:
+        """The library that an implementation rests on, with the version that is here."""
+        if wildcards.impl == OURS:
+            return f"triton {libraries.version('triton')}"
+        name = libraries.distribution(self.root / f"baselines/{wildcards.impl}.py")
+        return f"{name} {libraries.version(name)}"
+
+    def verify_budget(self, wildcards) -> str:
+        """The options that limit the verification of a baseline; empty for ours and no limit."""
+        limits = self.config["verify"] if wildcards.impl != OURS else {}
+        given = {key: value for key, value in limits.items() if value is not None}
+        return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
+
+    def verify_priority(self, wildcards) -> float:
+        """Which verifications begin first: of the recorded run the share that ran out of time.
+
+        The longest, begun last, would run alone at the end.
+        """
+        path = self.root / self.config["recorded"] / "verify" / wildcards.op
+        try:
+            cells = read_json(path / f"{wildcards.impl}.json", "").get("cells", [])
+        except UserError:
+            # The command that shows a broken one says so.
+            return 0.0
+        return sum(cell["status"] == "unreached" for cell in cells) / max(1, len(cells))
+
+    @property
+    def timing(self) -> str:
+        """The keys of `timing` as options of `harness.measure`."""
+        timing = self.config["timing"]
+        timing = timing | {"energy_impls": ",".join(timing["energy_impls"])}
+        options = ((f"--{key.replace('_', '-')}", str(value)) for key, value in timing.items())
+        return shlex.join(word for option in options for word in option)
+
+    def impls(self, op: str) -> list[str]:
+        return [OURS, *self.rivals[op]]
+
+    def impls_of(self, wildcards) -> list[str]:
+        return self.impls(wildcards.op)
+
+    def stems(self, folder: str) -> list[str]:
+        return stems(self.root, folder)
+
+    @property
+    def drawn(self) -> list[str]:
+        """The families that have a figure of their own."""
+        return [name for name in self.stems("paper/figures") if name in self.stems("kernels")]
+
+    def sources(self, *starts: str) -> list[str]:
+        return sources(self.root, *starts)
+
+    def glob(self, *patterns: str) -> list[str]:
+        """Files of the tree that match, relative to its root; names that start with `_` do not."""
+        found = (path for pattern in patterns for path in self.root.glob(pattern))
+        return sorted(
+            path.relative_to(self.root).as_posix() for path in found if path.name[0] not in "._"
+        )
+
+    def build_inputs(self, wildcards) -> list[str]:
+        return self.sources("harness/build/__main__.py", f"kernels/{wildcards.family}.py")
+
+    def verify_inputs(self, wildcards) -> list[str]:
+        op, impl = wildcards.op, wildcards.impl
+        judges = ("harness/verify/__main__.py", f"kernels/{self.ops[op]}.py", REFERENCE_IMPL)
+        if impl == OURS:
+            built = f"{self.run}/build/{self.ops[op]}.json"
+            return [*self.sources(*judges), built, *self.tables(wildcards), *self.draws]
+        tuned = [path for path in self.autotuned(wildcards) if Path(path).stem == impl]
+        # Choices made alone, so that what is timed is what was judged.
+        rival = self.sources(*judges, f"baselines/{impl}.py")
+        return [*rival, *self.draws, *(tuned if self.measures else ())]
+
+    def autotune_inputs(self, wildcards) -> list[str]:
+        op, impl = wildcards.op, wildcards.impl
+        return [
+            *self.sources(
+                "harness/measure/autotune.py", f"kernels/{self.ops[op]}.py", f"baselines/{impl}.py"
+            ),
+            *self.draws,
+        ]
+
+    def sanitize_inputs(self, wildcards) -> list[str]:
+        kernels = self.sources("harness/sanitize/__main__.py", f"kernels/{wildcards.family}.py")
+        return [*kernels, *self.tables(wildcards)]
+
+    @property
+    def variables(self) -> str:
+        """The shell commands that set, for all jobs, what is read from the environment."""
+        tuned = TUNED[self.config["tuning"]].format(run=self.run)
+        config = f"export TILEWRIGHT_CONFIG_SHA256={self.config_sha256}"
+        # The commands run with the Python that runs Snakemake, be its environment activated or not.
+        path = f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+        commands = f"unset PYTHONDONTWRITEBYTECODE; {config}; {tuned}; {path}; "
+        # Snakemake formats what it is given.
+        return commands.replace("{", "{{").replace("}", "}}")
+
+    def tune_inputs(self, wildcards) -> list[str]:
+        return self.sources("harness/tune/__main__.py", f"kernels/{wildcards.family}.py")
+
+    def tables(self, wildcards) -> list[str]:
+        """The table that this run tunes for the op or the kernel file; none in other modes."""
+        family = wildcards.get("family") or self.ops[wildcards.op]
+        return [f"{self.run}/tuned/{family}.json"] if self.config["tuning"] == "tune" else []
+
+    @property
+    def tables_in_force(self) -> list[str]:
+        """The files of the tables that bind in this study: committed, of the run, or none."""
+        if self.config["tuning"] == "tune":
+            return [f"{self.run}/tuned/{family}.json" for family in self.families]
+        replays = self.config["tuning"] == "replay"
+        paths = sorted((self.root / TABLES).glob("*.json")) if replays else []
+        return [str(path.relative_to(self.root)) for path in paths]
+
+    def tuning(self, wildcards) -> str:
+        """What changes where other configurations of ours bind: the mode, and what it replays."""
+        if wildcards.get("impl", OURS) != OURS:
+            return ""
+        mode = self.config["tuning"]
+        return f"{mode} {self.committed_tables(wildcards)}" if mode == "replay" else mode
+
+    def committed_tables(self, wildcards) -> str:
+        """The digest of what the committed tables hold for the op or the kernel file."""
+        return self.digests.get(wildcards.get("family") or self.ops[wildcards.op], "")
+
+    def reports(self, op: str) -> list[str]:
+        """The reports that this run makes of an op: of all whose times it takes.
+
+        Beside replayed times, of ours and of the reference implementation only. What the rivals
+        run on a GPU was verified there, and its reports are recorded; without one they run other
+        code or none.
+        """
+        impls = self.impls(op)
+        if not self.measures:
+            impls = [impl for impl in impls if impl in (OURS, Path(REFERENCE_IMPL).stem)]
+        return [f"{self.run}/verify/{op}/{impl}.json" for impl in impls]
+
+    def failed(self, wildcards) -> str:
+        """When the measurement of an op last failed, "" if never.
+
+        Snakemake puts the former times back after a failure, and takes them for the new ones.
+        """
+        path = self.root / self.failure(wildcards)
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+    def failure(self, wildcards) -> str:
+        """The file that holds the time of the last failure."""
+        return f"{self.run}/raw/.{wildcards.op}.failed"
+
+    def gate(self, wildcards) -> list[str]:
+        """No time without a verification report: those of all implementations of the op."""
+        return self.reports(wildcards.op)
+
+    def choices(self, wildcards) -> str:
+        """The option that names what a library that tunes itself has chosen; empty for others."""
+        impls = [impl for impl in [wildcards.impl] if self.measures and impl != OURS]
+        tuned = self_tuned(self.root, wildcards.op, impls)
+        return "".join(f"--choices {self.run}/autotune/{wildcards.op}/{impl}" for impl in tuned)
+
+    def board(self, wildcards) -> str:
+        """The board on which a library must have tuned itself for an op: where the op was measured,
+        otherwise the one that is here. On another board it tunes itself again.
+        """
+        with contextlib.suppress(UserError):
+            sidecar = read_json(self.root / self.run / f"raw/{wildcards.op}.json", "")
+            if sidecar.get("mode") == "measured":
+                return (sidecar.get("environment", {}).get("gpu") or {}).get("uuid", "")
+        return next((gpu.uuid for gpu in gpus()), "")
+
+    def autotuned(self, wildcards) -> list[str]:
+        """What the libraries that tune themselves for the op say of it."""
+        baselines = self_tuned(self.root, wildcards.op, self.rivals[wildcards.op])
+        return [f"{self.run}/autotune/{wildcards.op}/{impl}.json" for impl in baselines]
+
+    def recorded_inputs(self, wildcards) -> list[str]:
+        return self._recorded(f"raw/{wildcards.op}.csv", f"raw/{wildcards.op}.json")
+
+    def recorded_reports(self, wildcards) -> list[str]:
+        return self._recorded(
+            *(f"verify/{op}/{impl}.json" for op in self.ops for impl in self.impls(op))
+        )
+
+    def sanitized(self, wildcards) -> list[str]:
+        """What the sanitizer said of the kernel files, in this run or as recorded, where it did."""
+        paths = (f"sanitize/{family}.json" for family in self.families)
+        here = (f"{self.run}/{path}" for path in paths)
+        return [p for p in here if (self.root / p).is_file()] + self._recorded(
+            *(f"sanitize/{family}.json" for family in self.families)
+        )
+
+    def _recorded(self, *names: str) -> list[str]:
+        """Files of the recorded run, as far as they exist: the commands name a missing one."""
+        paths = (f"{self.config['recorded']}/{name}" for name in names)
+        return [path for path in paths if (self.root / path).is_file()]
+
+    def script_inputs(self, folder: str) -> Callable:
+        """The input function of the scripts `paper/<folder>/<name>.py`."""
+        return lambda wildcards: self.sources(f"paper/{folder}/{wildcards.name}.py")

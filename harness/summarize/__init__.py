@@ -1,0 +1,1 @@
+"""From rows and reports to the CSV files that the paper reads."""

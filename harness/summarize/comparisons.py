@@ -1,0 +1,183 @@
+"""Claims of the study: ours against each baseline, by cell and by op, with families corrected.
+
+A row of verdicts.csv compares ours with a baseline in one cell; its family is all cells and
+baselines of the op, of drawn shapes apart from the tuned grid. A row of claims.csv says the same of
+the geometric mean over the cells of one (op, pass) of the grid, against each baseline or against
+the best; its family is all claims of that kind. The part `training` (`timings.parts`) has
+families of its own in both. `harness.stats` explains the numbers.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness import stats
+from harness.project.registry import OURS, TWIN
+from harness.stats import Estimate, Interval
+from harness.summarize import inference
+from harness.summarize.inference import UNKNOWN, Difference, Offsets
+from harness.summarize.timings import GRID, HEADLINE, KEY, Cell, parts, ratio, shared
+
+# A ratio beyond this is as often a baseline that does other work as it is a better kernel.
+FLAGGED = 10
+CLAIM = ("op", "family", "pass", "baseline", "timed_by")
+
+
+class Comparison(NamedTuple):
+    """Ours and one baseline in one cell; times of both come from the same blocks.
+
+    key: values of KEY. ratio: the baseline's time over ours, with its interval. clock: "graph", or
+    "events" where either was timed so. set: "grid" or "drawn". part: as in `timings.parts`.
+    """
+
+    key: tuple[str, ...]
+    family: str
+    baseline: str
+    ratio: Interval
+    difference: Difference
+    clock: str = "graph"
+    set: str = GRID
+    part: str = HEADLINE
+
+
+# Cells by KEY, in each the implementations whose times count.
+Study = Mapping[tuple[str, ...], Mapping[str, Cell]]
+
+
+def noise(study: Study) -> dict[tuple[str, ...], tuple[float, Estimate]]:
+    """The A/A gaps of a study by cell, each with the length in us of a call of ours.
+
+    A gap between means of several processes is narrower than one between two processes; it is
+    widened to that, so that `inference.Offsets` knows gaps of one kind.
+    """
+    found = {}
+    for key, rivals in study.items():
+        if (twin := gap(rivals, TWIN)) is not None:
+            length = stats.median_interval(list(rivals[OURS].times().values())).value
+            wider = math.sqrt(2 / sum(1 / rivals[impl].processes for impl in (OURS, TWIN)))
+            value, variance = wider * twin.value, wider**2 * twin.variance
+            found[key] = length, twin._replace(value=value, variance=variance)
+    return found
+
+
+def processes(study: Study) -> dict[tuple[str, ...], int]:
+    """How many processes ran ours in each cell."""
+    return {key: rivals[OURS].processes for key, rivals in study.items() if OURS in rivals}
+
+
+def comparisons(study: Study, known: Offsets | None = None) -> list[Comparison]:
+    """All comparisons of a study; known: what `noise` tells of offsets, where it is at hand."""
+    known, found = known or inference.known(noise(study)), []
+    part = parts(study)
+    for key, rivals in study.items():
+        if OURS not in rivals:
+            continue
+        ours, twin = rivals[OURS], gap(rivals, TWIN)
+        length = stats.median_interval(list(ours.times().values())).value
+        for impl, cell in rivals.items():
+            log = None if impl in (OURS, TWIN) else gap(rivals, impl)
+            if log is None:
+                continue
+            theirs, _ = shared(cell, ours)
+            few = len(theirs) < stats.FEWEST_BLOCKS
+            gaps = (UNKNOWN if few or twin is None else twin,)
+            offset = known.between(length, ours.processes, cell.processes)
+            difference = Difference(log, offset, gaps)
+            clock = "events" if "events" in (ours.clock, cell.clock) else "graph"
+            one = ratio(cell, ours, known)
+            about = cell.first["family"], impl, one, difference, clock, cell.set, part[key]
+            found.append(Comparison(key, *about))
+    return found
+
+
+def verdict_rows(study: Iterable[Comparison]) -> list[dict]:
+    """The rows of verdicts.csv; families are those of an op, set and part."""
+    rows = []
+    for family in inference.grouped(study, lambda one: (one.key[0], one.set, one.part)).values():
+        judged = inference.judged([[one.difference] for one in family])
+        for one, found in zip(family, judged, strict=True):
+            row = dict(zip(KEY, one.key, strict=True))
+            row |= {"family": one.family, "set": one.set, "part": one.part}
+            row |= {"baseline": one.baseline, "timed_by": one.clock}
+            row |= {"offset": math.sqrt(one.difference.offset.variance)}
+            found |= {"ratio": one.ratio.value, "ci_lo": one.ratio.lo, "ci_hi": one.ratio.hi}
+            rows.append(row | found | {"note": _note(one.ratio.value)})
+    return rows
+
+
+def claim_rows(study: Sequence[Comparison], cells: Iterable[tuple[str, ...]]) -> list[dict]:
+    """The rows of claims.csv against each baseline; `cells`: the keys of all cells of ours, timed
+    or not. Cells that events timed make claims of their own, drawn shapes none.
+    """
+    offered = inference.grouped(cells, lambda key: (key[0], key[3]))
+    rows = []
+    for part, some in inference.grouped(study, lambda one: one.part).items():
+        claims = members(some)
+        judged = inference.judged([[one.difference for one in found] for found in claims.values()])
+        for (key, compared), found in zip(claims.items(), judged, strict=True):
+            row = {"against": "each", "part": part, "rivals": 1} | _named(key)
+            row |= {"cells": len(compared), "of": len(offered[row["op"], row["pass"]])}
+            rows.append(row | found | {"note": _note(found["ratio"])})
+    return rows
+
+
+def best_rows(study: Sequence[Comparison], cells: Iterable[tuple[str, ...]]) -> list[dict]:
+    """The rows of claims.csv against the best rival of each (op, pass), whichever that is.
+
+    Nobody is chosen: the best rival is a parameter, the least of the true differences to all. Ours
+    is better if it is better than every rival, an intersection-union test, whose p is the largest
+    of theirs (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling"); worse if
+    it is worse than one, by the smallest p times their number; no different if it is no worse than
+    any by MARGIN and no better than one by that. Each rival counts over the cells in which it has a
+    time that a graph took. Shown is the rival of the least ratio; the interval covers the least of
+    the true ratios. Their family is all such claims of a part of the study.
+    """
+    offered = inference.grouped(cells, lambda key: (key[0], key[3]))
+    groups = inference.grouped(study, lambda one: one.part)
+    return [row for part, some in groups.items() for row in _best_rows(some, offered, part)]
+
+
+def _best_rows(study: Sequence[Comparison], offered: Mapping, part: str) -> list[dict]:
+    """A family of `best_rows`; offered: the cells of each (op, pass)."""
+    claims, rows = members(study), []
+    each = inference.grouped((key for key in claims if key[-1] == "graph"), lambda key: key[:3])
+    for (op, _, direction), keys in each.items():
+        found = inference.against_best([[one.difference for one in claims[key]] for key in keys])
+        closest = keys[found.pop("closest")]
+        row = {"against": "best", "part": part, "rivals": len(keys)} | _named(closest)
+        row |= {"cells": len(claims[closest]), "of": len(offered[op, direction])}
+        rows.append(row | found | {"note": _note(found["ratio"])})
+    adjusted = stats.holm(np.array([row["p"] for row in rows]))
+    for row, p_holm in zip(rows, adjusted.tolist(), strict=True):
+        row |= {"p_holm": p_holm}
+        if not p_holm <= 1 - stats.CONFIDENCE:
+            row["verdict"] = "undecided"
+    return rows
+
+
+def members(study: Sequence[Comparison]) -> dict[tuple, list[Comparison]]:
+    """The comparisons of each claim against a baseline, by the values of CLAIM."""
+    grid = [one for one in study if one.set == GRID]
+    return inference.grouped(
+        grid, lambda one: (one.key[0], one.family, one.key[3], one.baseline, one.clock)
+    )
+
+
+def _named(claim: tuple) -> dict[str, str]:
+    return dict(zip(CLAIM, claim, strict=True))
+
+
+def gap(rivals: Mapping[str, Cell], impl: str) -> Estimate | None:
+    """The log of a rival's time over ours, block by block; None where they share no block."""
+    if impl not in rivals or OURS not in rivals:
+        return None
+    theirs, own = shared(rivals[impl], rivals[OURS])
+    return stats.log_ratio(theirs, own) if theirs else None
+
+
+def _note(value: float) -> str:
+    if 1 / FLAGGED <= value <= FLAGGED:
+        return ""
+    return f"more than {FLAGGED} times: see whether both do the same work"

@@ -1,0 +1,233 @@
+"""Judges a family of differences: each from its blocks, its offsets and what should be equal.
+
+`harness.stats` has the rules; here they meet the cells, which may lack what the rules ask for.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness import stats
+from harness.stats import Estimate
+
+NEIGHBOURS = 40
+# A gap that would have to be known and is not: nothing can be decided.
+UNKNOWN = Estimate(math.nan, 0.0, 1.0)
+
+
+class Offset(NamedTuple):
+    """The variance between things that should be equal, beyond their blocks.
+
+    freedom: the degrees of freedom of that variance, for intervals. tails: those of the Student's t
+    that the offsets follow, for verdicts.
+    """
+
+    variance: float
+    freedom: float
+    tails: float
+
+    def joined(self, other: "Offset") -> "Offset":
+        """That of a difference which has both offsets."""
+        variances = np.array([self.variance, other.variance])
+        pooled = (
+            float(stats.pooled(variances, np.array(pair)))
+            for pair in ((self.freedom, other.freedom), (self.tails, other.tails))
+        )
+        return Offset(float(variances.sum()), *pooled)
+
+
+NONE = Offset(0.0, 1.0, 1.0)
+
+
+class Difference(NamedTuple):
+    """The log ratio of two times in one cell, and what tells how far to trust it.
+
+    log: uncertain by its blocks alone. gaps: what should be zero in this cell; None says nothing.
+    """
+
+    log: Estimate
+    offset: Offset
+    gaps: tuple[Estimate | None, ...]
+
+
+class Offsets:
+    """How far two processes that run the same code differ, for calls of any length.
+
+    An offset of some tenths of a microsecond is much of a short call and nothing of a long one, so
+    the variance at a length is that of the NEIGHBOURS gaps between calls nearest in length. The
+    tails are those of all gaps together, each over the standard deviation of its neighbours.
+    """
+
+    def __init__(self, lengths_us: Sequence[float], gaps: Sequence[Estimate]):
+        self._found: dict[bytes, float] = {}
+        self._places, self._gaps = np.log(lengths_us), stacked(gaps)
+        others = neighbours(self._places, self._places, others=True)
+        self._tails = float(tails(self._gaps, others)) if len(gaps) > 1 else stats.FEW_TAILS
+
+    def at(self, length_us: float) -> Offset:
+        """That of the gap between two processes, for calls of so many microseconds."""
+        if not self._places.size:
+            return NONE
+        near = neighbours(np.log([length_us]), self._places)
+        # The same neighbours serve many lengths, and the estimate takes a while.
+        key = near.tobytes()
+        if key not in self._found:
+            self._found[key] = float(variances(self._gaps, near)[0])
+        return Offset(self._found[key], float(near.size), self._tails)
+
+    def alone(self, length_us: float, processes: int = 1) -> Offset:
+        """That of the mean of so many processes: of one, half of the variance of a gap."""
+        gap = self.at(length_us)
+        return gap._replace(variance=gap.variance / 2 / processes)
+
+    def between(self, length_us: float, ours: int, theirs: int) -> Offset:
+        """That of the gap between the means of so many processes each."""
+        gap = self.at(length_us)
+        return gap._replace(variance=gap.variance * (1 / ours + 1 / theirs) / 2)
+
+
+def neighbours(places: np.ndarray, among: np.ndarray, others: bool = False) -> np.ndarray:
+    """The indices of the NEIGHBOURS gaps `among` that lie nearest to each place, (places, count).
+
+    others: the i-th gap is not among the neighbours of the i-th place. Of gaps at the same distance
+    the first counts.
+    """
+    distances = np.abs(places[:, None] - among[None, :])
+    if others:
+        np.fill_diagonal(distances, np.inf)
+    count = min(NEIGHBOURS, len(among) - others)
+    return np.argsort(distances, stable=True)[:, :count]
+
+
+def variances(gaps: Estimate, near: np.ndarray) -> np.ndarray:
+    """The variance of offsets at each place, (..., places), from gaps, (..., gaps)."""
+    return stats.between(Estimate(*(np.asarray(part)[..., near] for part in gaps)))
+
+
+def tails(gaps: Estimate, others: np.ndarray) -> np.ndarray:
+    """The degrees of freedom of the offsets of all gaps, (..., gaps); others: their neighbours."""
+    whole = variances(gaps, others) + np.asarray(gaps.variance)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scores = np.where(whole > 0, np.asarray(gaps.value) / np.sqrt(whole), 0.0)
+    return stats.tails(scores)
+
+
+def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
+    """What is to be said of each member of a family, in columns of a table.
+
+    A member is the mean over some cells. Its noise floor is the widest of its gaps, taken over the
+    same cells. `ratio`, `ci_lo`, `ci_hi` hold the exponential, with its interval by Student's t.
+    """
+    if not family:
+        return []
+    ratios = stats.ratio_interval(stacked([combined(member) for member in family]))
+    logs = stacked([proving(member) for member in family])
+    noise = np.array([floor(member) for member in family])
+    p = stats.p_value(logs, noise)
+    p_holm = stats.holm(p)
+    found = {
+        "ratio": ratios.value,
+        "ci_lo": ratios.lo,
+        "ci_hi": ratios.hi,
+        "noise": noise,
+        "p": p,
+        "p_holm": p_holm,
+        "verdict": stats.verdicts(logs.value, noise, p_holm),
+    }
+    return [{name: one[i].item() for name, one in found.items()} for i in range(len(family))]
+
+
+def against_best(members: Sequence[Sequence[Difference]]) -> dict:
+    """What is to be said of the least of several true differences, in columns of a table.
+
+    members: a rival each, over its cells. `closest` is the index of the one with the least ratio;
+    `claims.best_rows` says how p and verdict follow. No family is corrected for.
+    """
+    logs, shown = (stacked([how(member) for member in members]) for how in (proving, combined))
+    noise, count = np.array([floor(member) for member in members]), len(members)
+    band = np.maximum(stats.MARGIN, noise)
+    better = stats.above(logs, band).max()
+    worse = count * stats.below(logs, -band).min()
+    level = max(
+        stats.above(logs, -stats.MARGIN).max(),
+        count * stats.below(logs, stats.MARGIN).min(),
+    )
+    closest = int(np.argmin(logs.value))
+    # Two edges of one band, as in `statistics.p_value`.
+    found = {"better": 2 * better, "worse": 2 * worse, "no difference": level}
+    verdict = min(found, key=found.get)
+    p = math.nan if np.isnan(noise).any() else min(1.0, float(found[verdict]))
+    value = float(np.exp(logs.value[closest]))
+    sure = 1 - (1 - stats.CONFIDENCE) / count
+    lo = stats.ratio_interval(shown).lo.min()
+    hi = stats.ratio_interval(shown, sure).hi.min()
+    return {"closest": closest, "ratio": value, "ci_lo": float(lo), "ci_hi": float(hi)} | {
+        "noise": float(noise[closest]),
+        "p": p,
+        "verdict": verdict,
+    }
+
+
+def combined(member: Sequence[Difference]) -> Estimate:
+    """The mean over cells, for its interval."""
+    return over_cells(*_parts(member))
+
+
+def proving(member: Sequence[Difference]) -> Estimate:
+    """The mean over cells, for a verdict."""
+    return over_cells(*_parts(member), proving=True)
+
+
+def over_cells(logs: Estimate, offsets: Offset, proving: bool = False) -> Estimate:
+    """The mean of independent differences, (..., cells), with the variance of their offsets.
+
+    proving: with the tails of the offsets, which a mean of many thins out, instead of the degrees
+    of freedom of their variance. All cells know that variance from the same gaps: neither grows
+    beyond its degrees of freedom.
+    """
+    variance = np.asarray(offsets.variance)
+    known = np.asarray(offsets.freedom).mean(axis=-1)
+    if proving:
+        thinned = stats.pooled(variance, np.asarray(offsets.tails))
+        known = np.minimum(thinned, np.maximum(known, np.max(offsets.tails, axis=-1)))
+    count = variance.shape[-1]
+    return stats.plus(stats.mean(logs), variance.sum(axis=-1) / count**2, known)
+
+
+def floor(member: Sequence[Difference]) -> float:
+    """The noise floor of a member: how far the widest of its gaps reaches."""
+    kinds = (
+        [gap for gap in kind if gap is not None]
+        for kind in zip(*(one.gaps for one in member), strict=True)
+    )
+    means = [stats.mean(stacked(kind)) for kind in kinds if kind]
+    return float(np.max(stats.reach(stacked(means)))) if means else math.nan
+
+
+def stacked(parts: Sequence[Estimate]) -> Estimate:
+    """Estimates in arrays, (parts,) each; of none, empty ones."""
+    return Estimate(*np.reshape(parts, (len(parts), 3)).T)
+
+
+def grouped(items: Iterable, key: Callable[..., Hashable]) -> dict:
+    found: dict = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def known(gaps: Mapping[tuple, tuple[float, Estimate | None]]) -> Offsets:
+    """Offsets from the length of a call in microseconds and its gap, where there is one."""
+    found = [(length, gap) for length, gap in gaps.values() if gap is not None]
+    return Offsets([length for length, _ in found], [gap for _, gap in found])
+
+
+def _parts(member: Sequence[Difference]) -> tuple[Estimate, Offset]:
+    """The logs and the offsets of the cells, each part in an array."""
+    offsets = np.array([one.offset for one in member])
+    return stacked([one.log for one in member]), Offset(*offsets.T)
+
+
+NOTHING_KNOWN = Offsets([], [])

@@ -1,0 +1,1 @@
+"""Timing of the configurations of a kernel file."""

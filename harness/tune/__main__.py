@@ -1,0 +1,131 @@
+"""Times the candidates of a kernel file: `python -m harness.tune --file softmax --out …`.
+
+The result is a table of the format of kernels/tuned/, for this GPU and this file alone; with
+TILEWRIGHT_TUNED set to its folder the launchers use it, and `python -m harness.tune.merge` keeps
+it.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from harness import cli, files
+from harness.cli import UserError
+from harness.machine import gpu_lock
+from kernels._contract import DTYPES, PASSES
+
+# Inputs and order are the same in each run, so that a table changes with the machine alone.
+SEED = 0
+BENCH = "harness.tune.worker"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="harness.tune", description=__doc__)
+    parser.add_argument("--file", required=True, help="stem of a kernel file")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
+    parser.add_argument("--max-cases", type=int, help="keep the first cases of each sweep")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--jobs", type=int, default=cores, help="compilers that run side by side")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    if not Path(f"kernels/{options.file}.py").is_file():
+        raise UserError(f"kernels/{options.file}.py: no such file")
+    if not gpu_lock.gpus():
+        raise UserError("tuning needs a GPU and none is visible; set tuning to replay or heuristic")
+    # Triton reads it while it is imported.
+    os.environ.pop("TRITON_INTERPRET", None)
+    wanted = (options.dtypes, options.passes, options.max_cases)
+    files.write_json(options.out, table(options.file, *wanted, options.jobs))
+
+
+@contextlib.contextmanager
+def leased(exclusive: bool) -> Iterator[gpu_lock.Watch]:
+    with gpu_lock.hold(exclusive) as gpu:
+        yield gpu_lock.Watch(gpu)
+
+
+def table(
+    stem: str,
+    dtypes: Sequence[str],
+    passes: Sequence[str],
+    most: int | None,
+    jobs: int,
+    bench: str = BENCH,
+    leased: Callable = leased,
+) -> dict[str, object]:
+    """The table of one kernel file; prints as it goes.
+
+    leased: a context in which a GPU is ours, alone or shared. It is ours alone for the timing only:
+    other jobs may use it while candidates are compiled.
+    """
+    from harness.build import tables
+    from harness.tune import candidates, merge, search
+
+    for finding in tables.findings(stem):
+        _say(f"tune {stem}: {finding['table']}: {finding['kernel']}: {finding['reason']}")
+    began = time.monotonic()
+    with leased(exclusive=False) as watch, _tuner(stem, bench, watch) as timer:
+        gpu = _device(stem, timer)
+    found = candidates.reached(stem, dtypes, passes, most, gpu["limits"])
+    barred = candidates.barred(stem, found, gpu["arch"], gpu["limits"], jobs)
+    _say(f"tune {stem}: {len(found)} keys compiled in {time.monotonic() - began:.0f} s")
+    entries: dict[str, list] = {}
+    with leased(exclusive=True) as watch, _tuner(stem, bench, watch) as timer:
+        if (other := _device(stem, timer)) != gpu:
+            raise UserError(
+                f"tune {stem}: compiled for {gpu['device']}, and {other['device']} is what is free;"
+                " choose one kind of GPU by CUDA_VISIBLE_DEVICES"
+            )
+        for place, reasons in zip(found, barred, strict=True):
+            try:
+                entry = timer.tune(place, reasons)
+            except search.Lost as lost:
+                _say(f"tune {stem}: {place}: the rule's own choice fails: {lost}")
+                continue
+            entries.setdefault(place.kernel, []).append(entry)
+            _say(f"tune {stem}: {place}: {_told(entry)}")
+    seconds = time.monotonic() - began
+    _say(f"tune {stem}: {sum(map(len, entries.values()))} keys in {seconds:.0f} s")
+    return {"device": gpu["device"], "families": {stem: merge.record(stem, entries)}}
+
+
+def _tuner(stem: str, bench: str, watch: gpu_lock.Watch):
+    from harness.tune.search import Tuner
+    from harness.workers.gpu_memory import Memory
+    from harness.workers.pool import Worker
+
+    memory = Memory(watch.used_bytes, watch.users)
+    return Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED, memory)
+
+
+def _device(stem: str, timer) -> dict:
+    from harness.tune.search import Lost
+
+    try:
+        return timer.device()
+    except Lost as lost:
+        raise UserError(f"tune {stem}: the worker does not start: {lost}") from None
+
+
+def _told(entry: Mapping) -> str:
+    from harness.build.tables import text
+
+    chosen = f"{text(entry['config'])} {entry['us']:.1f} µs"
+    chosen += " (the rule's)" if text(entry["config"]) == entry["rule"] else ""
+    if second := entry["runner_up"]:
+        tie = ", a tie" if second["tie"] else ""
+        chosen += f"; next {second['config']} {second['gap']:+.1%}{tie}"
+    return f"{chosen}; {len(entry['failed'])} failed" if entry["failed"] else chosen
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,150 @@
+"""The candidates of one kernel on the leased GPU, as `harness.workers.child` drives it for tuning.
+
+The op runs once with each candidate; its results must be those of the rule's choice. Then the
+launches of the one kernel, with the arguments of that run, are captured and timed alone.
+"""
+
+import contextlib
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from harness import status
+from harness.build import recorder
+from harness.calls import guards, inputs, invoke, tolerance
+from harness.machine.timer import Timer
+from harness.project import registry
+from kernels import _device, _tuned
+from kernels._tuned import Configs
+
+
+class Bench:
+    """See the module. op: the stem of a kernel file; impl is not used."""
+
+    version = ""
+
+    def __init__(self, op: str, impl: str, seed: int):
+        # A table would take the choice out of the tuner's hands.
+        os.environ[_tuned.MODE] = ""
+        self._configs = {each.name: each for each in recorder.declared(op, Configs)}
+        self._seed = seed
+        self._timer = Timer()
+        self._forget()
+
+    def check(self) -> dict[str, object]:
+        """The name and the architecture of the GPU, and what launchers ask of it."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(device)
+        hip = torch.version.hip is not None
+        limits = {
+            "sm_count": _device.sm_count(device),
+            "shared_bytes": _device.shared_bytes(device),
+            "hip": hip,
+        }
+        arch = f"{properties.major}{properties.minor}"
+        return {
+            "device": torch.cuda.get_device_name(device),
+            "arch": properties.gcnArchName.partition(":")[0] if hip else arch,
+            "limits": limits,
+        }
+
+    def prepare(
+        self, op: str, case: str, dtype: str, direction: str, kernel: str, index: int, config: dict
+    ) -> None:
+        """Runs, checks and captures one candidate; the first of a place is the rule's choice."""
+        place = (op, case, dtype, direction, kernel)
+        with torch.cuda.stream(self._timer.stream), _declining():
+            if place != self._place:
+                self._open(*place)
+            with _watched(self._configs[kernel], config) as calls, guards.guarded() as bands:
+                results = self._run()
+                torch.cuda.synchronize()
+            if beside := bands.broken():
+                raise status.Inaccurate(beside)
+            if self._expected is None:
+                self._expected = results
+            else:
+                _compare(results, self._expected)
+            del results
+            replay, _ = self._timer.capture(lambda: [call() for call in calls])
+            # The calls hold the tensors that the graph reads and writes.
+            self._replays[index] = replay, calls
+
+    def block(self, index: int, calls: int) -> dict[str, object]:
+        """The median GPU time in µs of `calls` launches on a cold L2."""
+        replay, _ = self._replays[index]
+        return {"us": self._timer.cold([replay], calls)[0]}
+
+    def _open(self, op: str, case: str, dtype: str, direction: str, kernel: str) -> None:
+        self._forget()
+        gc.collect()
+        torch.cuda.empty_cache()
+        declared, _ = registry.op(op)
+        the_case = next(each for each in declared.sweep if each.name == case)
+        function = registry.function(op, registry.OURS)
+        tensors = inputs.make(declared, the_case, dtype, self._seed, "cuda")
+        seeds = None
+        if direction != "forward":
+            shapes = inputs.make(declared, the_case, dtype, self._seed, "meta")
+            outputs = invoke.run(declared, declared.reference, the_case, shapes).values()
+            empty = [torch.empty_like(output, device="cuda") for output in outputs]
+            seeds = inputs.gradients(empty, self._seed)
+        self._run = lambda: invoke.run(declared, function, the_case, tensors, seeds)
+        self._place = (op, case, dtype, direction, kernel)
+
+    def _forget(self) -> None:
+        self._place: tuple | None = None
+        self._run: Callable[[], dict] | None = None
+        self._expected: dict[str, torch.Tensor] | None = None
+        self._replays: dict[int, tuple] = {}
+
+
+@contextlib.contextmanager
+def _watched(configs: Configs, config: Mapping[str, int]) -> Iterator[list[Callable]]:
+    """Has the body launch a kernel with this configuration; lists its launches, to be repeated."""
+    calls, launch = [], JITFunction.run
+
+    def run(kernel, *args, **kwargs):
+        if kernel is configs.kernel:
+            calls.append(lambda: launch(kernel, *args, **kwargs))
+        return launch(kernel, *args, **kwargs)
+
+    JITFunction.run = run
+    try:
+        with recorder.choosing(configs, lambda **key: config):
+            yield calls
+    finally:
+        JITFunction.run = launch
+
+
+@contextlib.contextmanager
+def _declining() -> Iterator[None]:
+    """What the candidate is to blame for is a refusal; a fault of the GPU ends the worker."""
+    try:
+        yield
+        torch.cuda.synchronize()
+    except status.Inaccurate:
+        raise
+    except Exception as error:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise error from None
+        if status.out_of_memory(error):
+            raise
+        raise status.Unsupported(status.reason(error)) from error
+
+
+def _compare(results: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    for name, result in results.items():
+        if torch.equal(result, expected[name]):
+            continue
+        distance = tolerance.distance(result, expected[name])
+        ratio = tolerance.judge(distance, None, result.dtype).ratio
+        if not ratio <= 1:
+            raise status.Inaccurate(
+                f"{name} is {ratio:.3g} times as far from that of the rule's choice as it may be"
+            )

@@ -1,0 +1,1 @@
+"""Verification of one implementation of one op."""

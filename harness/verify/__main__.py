@@ -1,0 +1,265 @@
+"""Verification of one implementation of one op: `python -m harness.verify --op O --impl I --out F`.
+
+A child process runs the cells, so that one which kills or hangs its process becomes a row. The
+inputs come from a seed that is drawn anew for each run and stands in the report. With a
+GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
+the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
+wrong is a row of the paper, not an error. One that compiles each shape anew may be given limits:
+for what will be timed, which comes first; for the ordinary edge cases, on which its mark rests;
+and for the hostile ones. The cells that it has not reached by then are `unreached`, which says
+nothing of it.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from harness.calls import drawn
+from harness.cli import UserError, fresh_seed, run, seed
+from harness.files import write_json
+from harness.machine import nvml
+from harness.project import fingerprint, libraries, source_tree
+from harness.results import choices, severity, withdrawn
+from harness.verify import ledger
+from harness.workers.pool import LOST, START_S, Worker
+from kernels._contract import DTYPES, PASSES
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = "harness.verify.worker"
+OURS = ("ours", "ours_twin")
+# Beside other verifications; of those whose memory ran out one at a time; beside none.
+ATTEMPTS = ("shared", "in turn", "alone")
+# The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
+INTERPRETED = ("float32", "float16")
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.seed is None:
+        arguments.seed = fresh_seed()
+    ours = arguments.impl in OURS
+    mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
+    # Of the code as it is before it runs: an edit meanwhile makes the report one of other code.
+    family = source_tree.ops(ROOT).get(arguments.op, "")
+    code = {"code_sha256": fingerprint.implementation(ROOT, family, arguments.impl)}
+    report = code | verify(arguments, mode)
+    write_json(arguments.out, report)
+    print(summary(report))
+    return int(ours and report["status"] not in ("ok", "unsupported"))
+
+
+def verify(arguments: argparse.Namespace, mode: str) -> dict:
+    """Runs all cells and returns the report.
+
+    Memory that ran out beside other verifications proves nothing: such cells run again, one
+    verification after another, and what has still no room has the GPU to itself at last.
+    """
+    units: dict[int, list] = {}
+    for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
+        with _surroundings(mode, attempt, arguments.choices):
+            facts, units = _run(arguments, mode, units)
+        crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
+        if not crowded:
+            break
+        if attempt != ATTEMPTS[-1] and mode == "gpu":
+            units = {n: cells for n, cells in units.items() if n not in crowded}
+    cells = [cell for number in sorted(units) for cell in units[number]]
+    report = {name: vars(arguments)[name] for name in ("op", "impl", "seed")}
+    report |= {"mode": mode, "guard": withdrawn.GUARD} | severity.overall(cells)
+    return report | facts | {"cells": cells}
+
+
+@contextlib.contextmanager
+def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None]:
+    """A lease on a GPU, or the interpreter for our kernels and nobody else: Inductor's own kernels
+    would break under its variable.
+
+    chosen: the folder of what the library chose while it had the GPU alone. It is judged by a copy
+    of that. What a compiler or a library chooses here is not kept: other verifications run beside
+    it.
+    """
+    os.environ.pop("TRITON_INTERPRET", None)
+    if mode == "gpu":
+        from harness.machine import gpu_lock
+
+        with contextlib.ExitStack() as held:
+            gpu = held.enter_context(gpu_lock.hold(exclusive=attempt == "alone"))
+            os.environ.update(choices.KEEP)
+            if attempt == "in turn":
+                held.enter_context(gpu_lock.turn(gpu))
+            own = Path(held.enter_context(tempfile.TemporaryDirectory()))
+            if chosen is not None and chosen.is_dir():
+                os.environ.update(choices.copied(chosen, own))
+            else:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own)
+            yield
+        return
+    if mode == "interpreter":
+        os.environ["TRITON_INTERPRET"] = "1"
+    yield
+
+
+def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tuple[dict, dict]:
+    """Adds the cells of each unit that is missing, in a new process after each that is lost.
+
+    Returns the facts that hold for the whole report, and the cells by number of the unit.
+    """
+    spent_s = Counter()
+    while True:
+        with _worker(arguments) as worker:
+            hello = worker.answer(START_S)
+            if hello["status"] == "unavailable":
+                found = {key: hello[key] for key in ("status", "reason")}
+                return {"impl_version": "", "device": ""} | found, {}
+            if _fell(hello, worker, arguments.impl):
+                print(worker.last_words(), file=sys.stderr)
+                found = {"status": hello["status"], "reason": f"at import: {hello['reason']}"}
+                return {"impl_version": _installed(arguments.impl), "device": ""} | found, {}
+            limit_s, plan = arguments.cell_timeout_s, hello
+            if hello["status"] == "ok":
+                plan = hello | _ask(worker, limit_s, "prepare", **_plan(arguments, mode))
+            if plan["status"] != "ok":
+                if plan["status"] != "unsupported":
+                    print(worker.last_words(), file=sys.stderr)
+                raise UserError(f"verify {arguments.op} {arguments.impl}: {plan['reason']}")
+            for number, blanks in enumerate(plan["units"]):
+                if number in units:
+                    continue
+                if late := _late(blanks, arguments, spent_s):
+                    units[number] = late
+                    continue
+                began = time.monotonic()
+                answer = _ask(worker, limit_s, "check", unit=number)
+                spent_s[_class(blanks[0])] += time.monotonic() - began
+                if answer["status"] == "unsupported":
+                    raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
+                lost = {key: answer[key] for key in ("status", "reason") if key in answer}
+                units[number] = answer.get("cells") or [blank | lost for blank in blanks]
+                if any(cell["status"] == "crashed" for cell in units[number]):
+                    print(worker.last_words(), file=sys.stderr)
+                if not answer.get("alive"):
+                    break
+            else:
+                facts = {key: plan[key] for key in ("impl_version", "device")}
+                facts["spent_s"] = {name: round(s, 1) for name, s in spent_s.items()}
+                look = partial(_ask, worker, limit_s, "ledger")
+                return facts | {"ledger": ledger.take(units, plan.get("declared", {}), look)}, units
+
+
+def _fell(hello: dict, worker: Worker, impl: str) -> bool:
+    """Whether a library killed or hung its process as it was imported, which is a row, too."""
+    told = impl in OURS or hello["status"] not in ("crashed", "hung") or not worker.ended
+    return not told and hello["reason"] != LOST
+
+
+def _installed(impl: str) -> str:
+    """The version of the library behind a baseline, which is not imported for it."""
+    name = libraries.distribution(ROOT / f"baselines/{impl}.py")
+    return libraries.version(name) or ""
+
+
+def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:
+    """The rows of a unit that the time limit of its class leaves out; [] where it is to run."""
+    name = _class(blanks[0])
+    limit_s = vars(arguments)[f"{name}_s"]
+    if arguments.impl in OURS or limit_s is None or spent_s[name] < limit_s:
+        return []
+    reason = f"time limit of {limit_s:g} s"
+    return [blank | {"status": "unreached", "reason": reason} for blank in blanks]
+
+
+def _class(cell: dict) -> str:
+    """By which limit a cell is bound: that of the sweep, of ordinary or of hostile edge cases."""
+    if cell["kind"] != "edge":
+        return "sweep"
+    return "hostile" if cell["hostile"] else "ordinary"
+
+
+def summary(report: dict) -> str:
+    """One line for each cell that is not ok, and a last one with the count and the verdict."""
+    name = f"verify {report['op']} {report['impl']} ({report['mode']})"
+    lines = [
+        f"{name}: {severity.name(cell)}: {cell['status']}: {cell['reason']}"
+        for cell in report["cells"]
+        if cell["status"] not in ("ok", "unreached")
+    ]
+    counts = Counter(cell["status"] for cell in report["cells"])
+    passed = f"{counts['ok']} of {len(report['cells'])} cells ok"
+    if counts["unreached"]:
+        passed += f", {counts['unreached']} not reached"
+    verdict = ": ".join(filter(None, (report["status"], report["reason"])))
+    return "\n".join([*lines, f"{name}: seed {report['seed']}: {passed}; {verdict}"])
+
+
+@contextlib.contextmanager
+def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
+    worker = Worker(arguments.op, arguments.impl, arguments.seed, BENCH)
+    try:
+        yield worker
+    finally:
+        worker.kill()
+
+
+def _ask(worker: Worker, limit_s: float, do: str, **arguments: object) -> dict:
+    worker.send(do, **arguments)
+    return worker.answer(limit_s)
+
+
+def _plan(arguments: argparse.Namespace, mode: str) -> dict:
+    edge_only = arguments.edge_only or mode != "gpu"
+    # Of a baseline what will be timed comes first: the time for the rest may be limited.
+    timed = ["sweep", "drawn"]
+    kinds = ["edge", *timed] if arguments.impl in OURS else [*timed, "edge"]
+    dtypes = arguments.dtypes
+    if mode != "gpu":
+        # A study of bfloat16 alone is still verified where there is no GPU: in float32.
+        dtypes = [name for name in dtypes if name in INTERPRETED] or list(INTERPRETED[:1])
+    return {
+        "gpu": mode == "gpu",
+        "dtypes": dtypes,
+        "passes": arguments.passes,
+        "kinds": ["edge"] if edge_only else kinds,
+        "most": arguments.max_cases,
+        "drawn_seed": drawn.read(arguments.drawn),
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="harness.verify", description=__doc__.split("\n")[0])
+    parser.add_argument("--op", required=True)
+    parser.add_argument("--impl", required=True, help="ours, or the stem of a baseline's file")
+    parser.add_argument("--out", required=True, help="the report, JSON")
+    parser.add_argument("--seed", type=seed, help="an integer from 0, or fresh (the default)")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
+    parser.add_argument("--passes", nargs="+", default=list(PASSES))
+    parser.add_argument("--max-cases", type=int, help="so many of each kind of case")
+    parser.add_argument(
+        "--drawn", type=Path, help="file of harness.calls.drawn; on a GPU its shapes too"
+    )
+    parser.add_argument("--edge-only", action="store_true")
+    parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
+    parser.add_argument("--choices", type=Path, help="folder of what the library chose alone")
+    limited = "seconds after which a baseline begins no further {}; none where left out"
+    parser.add_argument("--sweep-s", type=float, help=limited.format("case of its sweep"))
+    parser.add_argument("--ordinary-s", type=float, help=limited.format("ordinary edge case"))
+    parser.add_argument("--hostile-s", type=float, help=limited.format("hostile one"))
+    arguments = parser.parse_args()
+    for key in ("dtypes", "passes"):
+        # Blanks or commas: a list of the configuration, or one word of a command line.
+        words = ",".join(getattr(arguments, key))
+        setattr(arguments, key, [word for word in words.split(",") if word])
+    for key, known in (("dtypes", DTYPES), ("passes", PASSES)):
+        if unknown := sorted(set(getattr(arguments, key)) - set(known)):
+            raise UserError(f"--{key}: {unknown[0]!r} is none of {', '.join(known)}")
+    return arguments
+
+
+if __name__ == "__main__":
+    run(main)

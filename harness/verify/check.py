@@ -1,0 +1,194 @@
+"""One implementation in one cell: called several times, every tensor held against the oracle."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from harness.calls import guards, invoke
+from harness.calls.invoke import Named, Wrong
+from harness.calls.snapshot import Kept
+from harness.calls.tolerance import Verdict
+from harness.verify.problem import Problem
+
+# Elements of inputs up to which a kernel in Triton's interpreter is called more than twice.
+CHEAP = 2**14
+# GPU cycles, some milliseconds, for which the inputs of a call are not yet there.
+DELAY = 10_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """reason: why a result is wrong, "" where it is right. tensors: a report row for each.
+
+    deterministic: whether a repeat had the same bits; None where no repeat was reached.
+    """
+
+    reason: str
+    tensors: list[dict[str, object]]
+    deterministic: bool | None
+
+
+def check(
+    function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool = False
+) -> Finding:
+    """Calls an implementation on other inputs, then on those of the problem, and both once more.
+
+    A result kept from an earlier call, whether by shape or by address, is wrong in this order: the
+    other inputs lie in the same memory. ours: the repeat must give the same bits where the op is
+    declared deterministic. in_place: it may write over its inputs, and its results may lie there.
+    Whatever the implementation raises passes through.
+    """
+    trial = _Trial(function, problem, direction, ours, in_place)
+    rows, same, kept = [], None, {}
+    try:
+        for repeat in (False, True):
+            if not (ours or repeat):
+                # Whatever is compiled at the first call is compiled with no function replaced.
+                trial.warm_up()
+            elif trial.cheap or not ours:
+                trial.on_others()
+            results = trial.judged()
+            if not repeat:
+                kept = results
+                worst, verdicts = trial.verdicts(results)
+                rows = [verdict.row(name) for name, verdict in verdicts.items()]
+                if worst:
+                    return Finding(worst, rows, None)
+                continue
+            odd = [name for name, tensor in results.items() if not _same_bits(tensor, kept[name])]
+            same = not odd
+            worst, _ = trial.verdicts(results) if odd else ("", {})
+            if odd and ours and problem.op.deterministic:
+                return Finding(f"{odd[0]} differs between two calls", rows, same)
+            if worst:
+                return Finding(f"in a later call {worst}", rows, same)
+    except Wrong as wrong:
+        return Finding(str(wrong), rows, None)
+    finally:
+        trial.close()
+    return Finding("", rows, same)
+
+
+class _Trial:
+    """The calls of one check; the inputs of the problem are as before after `close`."""
+
+    def __init__(
+        self, function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool
+    ):
+        self._function, self._problem, self._direction = function, problem, direction
+        self._given = problem.given(direction)
+        self._kept, self._in_place = Kept(self._given), in_place
+        self._results: list[Named] = []
+        self._gpu = any(tensor.is_cuda for tensor in self._given)
+        elements = sum(tensor.numel() for tensor in self._given)
+        self.cheap = self._gpu or elements <= CHEAP
+        # A compiled graph that makes a mask of ones would be compiled anew for another function.
+        self._filled = ours
+        self._by_law = problem.op.judged(ours) == "properties"
+
+    def warm_up(self) -> None:
+        self._show_others()
+        self._forget(self._run())
+
+    def on_others(self) -> None:
+        """A call on other values in the memory of the inputs; its results are dropped."""
+        self._show_others()
+        with guards.guarded(self._filled) as bands:
+            results = self._run()
+        self._forget(results)
+        _refuse(bands.broken())
+
+    def judged(self) -> Named:
+        """The results of a call on the problem's inputs; Wrong where memory gives it away."""
+        free = guards.FreeMemory() if self._gpu else None
+        if self._gpu:
+            # A call that does not wait for the current stream reads the other values.
+            torch.cuda._sleep(DELAY)
+        self._kept.put_back()
+        with guards.guarded(self._filled) as bands:
+            results = self._run()
+        self._results.append(results)
+        if free:
+            # What lies in the memory of inputs is no allocation of the call.
+            apart = [tensor for tensor in results.values() if not self._kept.holds(tensor)]
+            _refuse(free.overrun(apart))
+        _refuse(bands.broken())
+        _shaped(results, self._problem.expected, self._direction)
+        if self._in_place:
+            # They may lie where the inputs do, and it is by the inputs that they are judged.
+            results = {name: tensor.detach().clone() for name, tensor in results.items()}
+            self._results.append(results)
+            self._kept.put_back()
+            return results
+        _refuse("changes its inputs" if self._kept.changed else "")
+        _separate(results, self._problem)
+        return results
+
+    def verdicts(self, results: Named) -> tuple[str, dict[str, Verdict]]:
+        """What is wrong with the worst result, "" if nothing; the verdict on each."""
+        if self._by_law:
+            return self._problem.breach(results, self._direction), {}
+        verdicts = self._problem.judge(results)
+        if 1 < max(each.ratio for each in verdicts.values()) < math.inf:
+            verdicts = self._problem.judge(results, closely=True)
+        worst = max(verdicts, key=lambda name: verdicts[name].ratio)
+        if verdicts[worst].ratio <= 1:
+            return "", verdicts
+        if not results[worst].is_floating_point():
+            return f"{worst} is not equal to the oracle", verdicts
+        return _explain(worst, verdicts[worst]), verdicts
+
+    def close(self) -> None:
+        self._kept.put_back()
+        for results in self._results:
+            self._forget(results)
+
+    def _run(self) -> Named:
+        problem = self._problem
+        seeds = None if self._direction == "forward" else problem.seeds
+        return invoke.run(problem.op, self._function, problem.case, problem.tensors, seeds)
+
+    def _show_others(self) -> None:
+        others = self._problem.others(self._direction)
+        for tensor, other in zip(self._given, others, strict=True):
+            guards.memory(tensor).copy_(guards.memory(other))
+
+    def _forget(self, results: Named) -> None:
+        guards.wipe(results.values(), keep=self._given)
+
+
+def _refuse(reason: str) -> None:
+    if reason:
+        raise Wrong(reason)
+
+
+def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(guards.memory(tensor.clone()), guards.memory(other.clone()))
+
+
+def _shaped(results: Named, expected: Named, direction: str) -> None:
+    names = [name for name in expected if direction != "forward" or name.startswith("out")]
+    if list(results) != names:
+        raise Wrong(f"returns {', '.join(results)}; expected {', '.join(names)}")
+    for name, tensor in results.items():
+        want = expected[name]
+        if tensor.shape != want.shape or tensor.dtype != want.dtype:
+            raise Wrong(
+                f"{name} is {tuple(tensor.shape)} {tensor.dtype},"
+                f" expected {tuple(want.shape)} {want.dtype}"
+            )
+
+
+def _separate(results: Named, problem: Problem) -> None:
+    for name, tensor in results.items():
+        for other, given in problem.tensors.items():
+            if given is not None and tensor.numel() and guards.start(tensor) == guards.start(given):
+                raise Wrong(f"{name} lies in the memory of the input {other}")
+
+
+def _explain(name: str, verdict: Verdict) -> str:
+    if not math.isfinite(verdict.distance.max):
+        return f"{name} has inf or NaN where the oracle has none, or none where it has"
+    return f"{name} is {verdict.ratio:.3g} times as far from the oracle as the rule allows"

@@ -1,0 +1,202 @@
+"""The truth about one cell: its inputs, the float64 results, and how far PyTorch eager is off."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from harness.calls import guards, inputs, tolerance
+from harness.calls.invoke import Named, run
+from harness.calls.tolerance import Distance
+from kernels._contract import Case, Op
+
+# Draws of rounded inputs from which the oracle's sensitivity is taken, and eager's luck.
+ROUNDINGS = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One case in one dtype, with all that a result is judged by.
+
+    seeds: gradients of the outputs, None where the op has no backward pass. expected: tensors
+    without data that have the shape and dtype of each result. oracle: the results in float64.
+    eager: how far PyTorch eager is from the oracle, by result. rough: those results of eager that
+    are too far to go by the oracle alone, in float64. scale: the size of the inputs, at most one.
+    rival: eager itself, None where it has no result.
+    """
+
+    op: Op
+    case: Case
+    dtype: str
+    seed: int
+    tensors: Mapping[str, torch.Tensor | None]
+    seeds: Sequence[torch.Tensor] | None
+    expected: Named
+    oracle: Named
+    eager: Mapping[str, Distance]
+    rough: Named
+    scale: float
+    rival: Callable | None = None
+
+    def given(self, direction: str) -> list[torch.Tensor]:
+        """The tensors that an implementation reads: inputs, then gradients of the outputs."""
+        seeds = None if direction == "forward" else self.seeds
+        return [t for t in (*self.tensors.values(), *(seeds or ())) if t is not None]
+
+    def others(self, direction: str) -> Iterator[torch.Tensor]:
+        """As `given`, with other values, each made when it is asked for."""
+        seed = self.seed + 1
+        for name, tensor in self.tensors.items():
+            if tensor is not None:
+                device = str(tensor.device)
+                made = inputs.make(self.op, self.case, self.dtype, seed, device, only=name)
+                yield made[name]
+        if direction != "forward":
+            yield from inputs.gradients(self.seeds, seed, self.case.layout)
+
+    def judge(self, results: Named, closely: bool = False) -> dict[str, tolerance.Verdict]:
+        """Each result against the rule; `closely` where the oracle's sensitivity counts too, and
+        eager may be as far off as it is beside these inputs."""
+        moved = self.sensitivity if closely else {}
+        eager = self.without_luck if closely else self.eager
+        return {
+            name: tolerance.judge(
+                tolerance.distance(tensor, self.oracle[name], self.scale),
+                eager.get(name),
+                tensor.dtype,
+                moved.get(name),
+                self._beside(name, tensor),
+            )
+            for name, tensor in results.items()
+        }
+
+    def _beside(self, name: str, tensor: torch.Tensor) -> Distance | None:
+        rough = self.rough.get(name)
+        return None if rough is None else tolerance.distance(tensor, rough, self.scale)
+
+    def breach(self, results: Named, direction: str) -> str:
+        """Which of the op's properties random results lack; "" where they have them all."""
+        given = dict(self.tensors)
+        if direction != "forward":
+            given["dy"] = self.seeds[0]
+        return self.op.properties(given, results, **self.op.arguments(self.case))
+
+    @functools.cached_property
+    def sensitivity(self) -> dict[str, Distance]:
+        """How far the oracle moves when each input is rounded once in float32, by result."""
+        worst = {}
+        for draw in range(ROUNDINGS):
+            moved = {
+                name: None if t is None else _rounded(t, self.seed + draw)
+                for name, t in self.tensors.items()
+            }
+            seeds = _each(self.seeds, lambda t, draw=draw: _rounded(t, self.seed + draw))
+            for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
+                found = tolerance.distance(tensor, self.oracle[name], self.scale)
+                worst[name] = tolerance.further(worst.get(name, found), found)
+        return worst
+
+    @functools.cached_property
+    def without_luck(self) -> dict[str, Distance]:
+        """How far eager is from the oracle at worst, by result: here, and where each input is the
+        next number of its dtype, up or down."""
+        worst = dict(self.eager)
+        for draw in range(ROUNDINGS if self.rival else 0):
+            beside = {
+                name: None if t is None else _neighbour(t, self.seed + draw)
+                for name, t in self.tensors.items()
+            }
+            seeds = _each(self.seeds, lambda t, draw=draw: _neighbour(t, self.seed + draw))
+            wide = {name: None if t is None else _wide(t) for name, t in beside.items()}
+            oracle = run(self.op, self.op.reference, self.case, wide, _each(seeds, _wide))
+            for name, tensor in run(self.op, self.rival, self.case, beside, seeds).items():
+                found = tolerance.distance(tensor, oracle[name], self.scale)
+                if math.isfinite(found.max):
+                    worst[name] = tolerance.further(worst[name], found)
+        return worst
+
+
+def problem(
+    op: Op, case: Case, dtype: str, seed: int, device: str, eager: Callable, ones: bool = False
+) -> Problem:
+    """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
+
+    eager: the implementation whose error sets the bound. Where it raises, the reference in the
+    cell's dtype takes its place; where that raises too, the floor alone is the bound. ones: the
+    gradients of the outputs are one, as the pass "both" of a loss is timed.
+    """
+    shapes = inputs.make(op, case, dtype, seed, "meta")
+    outputs = run(op, op.reference, case, shapes)
+    seeds = None
+    if op.differentiable:
+        blank = [torch.ones_like(output, device=device) for output in outputs.values()]
+        seeds = blank if ones else inputs.gradients(blank, seed, case.layout)
+    expected = run(op, op.reference, case, shapes, _each(seeds, lambda t: t.to("meta")))
+    bands = guards.Bands()
+    tensors = {
+        name: bands.copy(t) if t is not None and t.numel() else t
+        for name, t in inputs.make(op, case, dtype, seed, device).items()
+    }
+    wide = {name: None if t is None else _wide(t) for name, t in tensors.items()}
+    oracle = run(op, op.reference, case, wide, _each(seeds, _wide))
+    del wide
+    # Plain values are around one.
+    scale = _scale(tensors.values()) if case.values else 1.0
+    errors, rough, rival = {}, {}, None
+    # Eager draws other random numbers than the reference does.
+    for function in (op.reference,) if op.properties else (eager, op.reference):
+        try:
+            result = run(op, function, case, tensors, seeds)
+        except Exception:
+            continue
+        errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
+        rough = {n: _wide(t) for n, t in result.items() if tolerance.beyond_cap(errors[n], t)}
+        guards.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
+        rival = function
+        break
+    return Problem(
+        op, case, dtype, seed, tensors, seeds, expected, oracle, errors, rough, scale, rival
+    )
+
+
+def _each(tensors: Sequence[torch.Tensor] | None, change: Callable) -> list | None:
+    return None if tensors is None else [change(tensor) for tensor in tensors]
+
+
+def _present(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _rounded(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """The tensor in float64, each entry off by up to half an ulp of float32."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    noise = torch.rand(tensor.shape, generator=generator, device=tensor.device, dtype=torch.float64)
+    return tensor.double() * (1 + (noise - 0.5) * torch.finfo(torch.float32).eps)
+
+
+def _neighbour(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """The tensor with each entry one step of its dtype up or down; what has no such step stays."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
+    step = torch.where(up, 1.0, -1.0).double() * torch.finfo(tensor.dtype).eps
+    return (tensor.double() * (1 + step)).to(tensor.dtype)
+
+
+def _scale(tensors: Sequence[torch.Tensor | None]) -> float:
+    """The largest finite entry of all floating tensors, at most one; one where there is none."""
+    largest = [
+        t.double().nan_to_num(0.0, 0.0, 0.0).abs().max().item()
+        for t in tensors
+        if t is not None and t.numel() and t.is_floating_point()
+    ]
+    return min(1.0, max(largest, default=0.0)) or 1.0

@@ -1,0 +1,162 @@
+"""The verification of one implementation in a process of its own, as `harness.workers.child` drives
+it."""
+
+import os
+import traceback
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from harness import status as statuses
+from harness.calls import drawn, interpreter, wide
+from harness.cli import UserError
+from harness.project import registry
+from harness.verify import call_profile, check
+from harness.verify import problem as oracle
+from kernels._contract import Case
+
+EAGER = "torch_eager"
+
+
+class Bench:
+    """The cells of one implementation by unit: a case in a dtype, all its passes.
+
+    Raises Unavailable or UserError as `registry.function` does.
+    """
+
+    def __init__(self, op: str, impl: str, seed: int):
+        self.op, _ = registry.op(op)
+        self.function = registry.function(op, impl)
+        self.version = registry.version(impl)
+        self.in_place = registry.in_place(op, impl)
+        self.wide = registry.wide(op, impl)
+        self.declared = {
+            "accumulates": registry.accumulates(op, impl),
+            "settings": registry.settings(op, impl),
+            "wide": " ".join(self.wide),
+        }
+        self.ours = impl in (registry.OURS, registry.TWIN)
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            interpreter.quicken()
+        self.seed = seed
+        self.device = "cpu"
+        self.units: list[tuple[Case, str]] = []
+        self.blanks: list[list[dict]] = []
+        try:
+            self.eager = registry.function(op, EAGER)
+        except (registry.Unavailable, UserError):
+            self.eager = self.op.reference
+
+    def prepare(
+        self,
+        gpu: bool,
+        dtypes: list[str],
+        passes: list[str],
+        kinds: list[str],
+        most: int | None,
+        drawn_seed: int | None = None,
+    ) -> dict:
+        """Chooses the device and the units, `most` cases of each kind ("edge", "sweep", "drawn").
+
+        Of a baseline the hostile edge cases come after the others, since its time may be limited.
+        Returns the device, the rows of each unit as they stand before it has run, and what the file
+        of the implementation declares for the ledger.
+        """
+        self.device = "cuda" if gpu else "cpu"
+        passes = [name for name in passes if name in self.op.passes]
+        cases = {"edge": self.op.edge, "sweep": self.op.sweep}
+        cases["drawn"] = drawn.cases(self.op, drawn_seed)
+        chosen = [
+            (kind, case, dtype)
+            for kind in kinds
+            for case in cases[kind][:most]
+            for dtype in self.op.dtypes_of(case)
+            if dtype in dtypes and passes
+        ]
+        if not self.ours:
+            chosen.sort(key=lambda unit: unit[0] == "edge" and unit[1].hostile)
+        self.units = [(case, dtype) for _, case, dtype in chosen]
+        judged = self.op.judged(self.ours)
+        self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
+        device = torch.cuda.get_device_name() if gpu else "cpu"
+        return {"device": device, "units": self.blanks, "declared": self.declared}
+
+    def check(self, unit: int) -> dict:
+        """The rows of a unit. `alive` is false where it cost this process its GPU context, or where
+        memory ran out: what an implementation keeps goes with its process.
+        """
+        case, dtype = self.units[unit]
+        rows = _rows(self, case, dtype, self.blanks[unit])
+        alive = _context_lives() and all(row["status"] != "oom" for row in rows)
+        if alive and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        return {"cells": rows, "alive": alive}
+
+    def ledger(self, unit: int) -> dict:
+        """By pass what a call of a unit contains; see `harness.verify.call_profile`."""
+        case, dtype = self.units[unit]
+        passes = [blank["pass"] for blank in self.blanks[unit]]
+        look = partial(call_profile.observe, self.op, self.function, case, dtype)
+        where = self.seed, self.device, self.wide
+        return {"entries": {name: look(name, *where) for name in passes}}
+
+
+def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
+    try:
+        # Of a loss other gradients than one are seen in the edge cases.
+        ones = bench.op.unit_gradient and blanks[0]["kind"] != "edge"
+        problem = oracle.problem(bench.op, case, dtype, bench.seed, bench.device, bench.eager, ones)
+    except Exception as error:
+        fault = _fault(error, ours=True)
+        fault["reason"] = f"oracle: {fault['reason']}"
+        return [blank | fault for blank in blanks]
+    found: dict[bool, dict] = {}
+    for blank in blanks:
+        # Verified is in either pass with gradients that the call gives outputs and gradients.
+        differentiated = blank["pass"] != "forward"
+        if differentiated not in found:
+            found[differentiated] = _cell(bench, problem, blank["pass"])
+    return [blank | found[blank["pass"] != "forward"] for blank in blanks]
+
+
+def _cell(bench: Bench, problem: oracle.Problem, direction: str) -> dict:
+    function = wide.judged(bench.function, bench.wide)
+    try:
+        found = check.check(function, problem, direction, bench.ours, bench.in_place)
+    except Exception as error:
+        return _fault(error, bench.ours)
+    return {"status": "inaccurate" if found.reason else "ok"} | asdict(found)
+
+
+def _fault(error: Exception, ours: bool) -> dict[str, str]:
+    if statuses.no_compiler(error):
+        raise UserError(
+            "needs a C++ compiler and finds none; run: apt-get install g++, or leave it out of"
+            " `baselines` in config/config.yaml"
+        ) from error
+    if statuses.out_of_memory(error):
+        status = "oom"
+    elif ours or not _context_lives():
+        status = "crashed"
+        traceback.print_exception(error)
+    else:
+        status = "unsupported"
+    return {"status": status, "reason": statuses.first_line(error) or type(error).__name__}
+
+
+def _blank(kind: str, case: Case, dtype: str, direction: str, judged: str) -> dict:
+    cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
+    cell |= {"hostile": case.hostile, "judged": judged, "status": "ok", "reason": ""}
+    return cell | {"tensors": [], "deterministic": None}
+
+
+def _context_lives() -> bool:
+    """False after an illegal access: from then on each call of this process fails."""
+    if not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Processes that may die, and their parent's end."""

@@ -1,0 +1,89 @@
+"""What the workers hold of the GPU's memory, and whether that of a dead one has come back."""
+
+import time
+from collections.abc import Callable, Collection
+
+from harness.cli import UserError
+
+# For each process: buffers of the survivors come and go, and they load code; too strict a limit
+# would end good jobs.
+TOLERANCE_BYTES = 256 << 20
+# What a worker may keep of a cell it has released: workspaces of libraries.
+KEPT_BYTES = 256 << 20
+LIMIT_S = 20.0
+PAUSE_S = 0.05
+
+
+class Memory:
+    """The memory of the GPU during one cell after another.
+
+    used: gives the bytes in use by all programs, None where the driver does not tell. users: the
+    numbers of the processes that use the GPU, as far as the driver tells them. A dead process that
+    was listed is waited for until it is not; for others the bytes in use must go down.
+    """
+
+    def __init__(self, used: Callable[[], int | None], users: Callable[[], Collection[int]]):
+        self._used, self._users = used, users
+        self._rest: int | None = None
+        self._held: dict[str, int] = {}
+        self._seen: set[int] = set()
+        self._gone: dict[str, int | None] = {}
+        self._least: int | None = None
+
+    def idle(self) -> None:
+        """The workers of a cell have started, and hold nothing of it yet."""
+        self._held, self._gone, self._rest = {}, {}, self._used()
+        self._seen = set(self._users())
+
+    def holds(self, impl: str, held_bytes: int) -> None:
+        """What a worker says it holds for the cell that it has prepared."""
+        self._held[impl] = held_bytes
+
+    def ready(self) -> None:
+        """All that can be timed are ready, or a round of blocks begins: the memory as it is now is
+        what that of the survivors is compared with.
+        """
+        used = self._used()
+        self._rest = None if used is None else used - sum(self._held.values())
+        self._seen = set(self._users())
+
+    def lost(self, impl: str, pid: int | None) -> None:
+        """A worker was ended: what it held is to come back."""
+        self.released(impl)
+        self._gone[impl] = pid
+
+    def released(self, impl: str) -> None:
+        """A living worker has given its cell back, and is trusted to have done so."""
+        self._held.pop(impl, None)
+
+    def settle(self) -> None:
+        """Waits until all that was lost is back; UserError where it does not come."""
+        if not self._gone:
+            return
+        deadline = time.monotonic() + LIMIT_S
+        while missing := self._missing():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{', '.join(self._gone)}: ended, but {missing} of GPU memory have not come"
+                    f" back in {LIMIT_S:g} s; end the process that nvidia-smi names and start"
+                    " again: finished cells are kept"
+                )
+            time.sleep(PAUSE_S)
+        self._gone = {}
+
+    def _missing(self) -> str:
+        """What the dead still have of the memory, in words; "" once all of it is back."""
+        if self._seen.issuperset(self._gone.values()):
+            listed = self._seen.intersection(self._gone.values(), self._users())
+            return f"all bytes of process {min(listed)}" if listed else ""
+        used = self._used()
+        if used is None or self._rest is None:
+            return ""
+        tolerance = TOLERANCE_BYTES * (1 + len(self._held))
+        beyond = used - self._rest - sum(self._held.values()) - tolerance
+        return f"{beyond / 2**20:.0f} MiB" if beyond > 0 else ""
+
+    def leaks(self, held_bytes: int) -> bool:
+        """Whether a worker that has released its cell holds clearly more than others then do."""
+        self._least = held_bytes if self._least is None else min(self._least, held_bytes)
+        return held_bytes > self._least + KEPT_BYTES

@@ -1,0 +1,132 @@
+"""What a library has in float32 is made so outside of the clock, and judged with the casts."""
+
+import pytest
+import torch
+
+from harness.calls import invoke, wide
+from harness.measure.worker import COPIES
+from harness.project import registry
+from harness.verify import call_profile, worker
+from harness.verify import problem as oracle
+from kernels._contract import Cost, Op, Tensor, case
+
+OP = Op(
+    "scaled",
+    lambda x, weight: x * weight,
+    {"x": Tensor("M N"), "weight": Tensor("N")},
+    lambda *_: Cost(0, 0, 0),
+    edge=(),
+    sweep=(case(M=8, N=16),),
+    passes=("forward", "backward"),
+)
+CASE = OP.sweep[0]
+
+
+class _Scaled(torch.autograd.Function):
+    """Takes its weight in float32 only, and gives the gradient of it so, as QuACK's layer norm."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        if weight.dtype != torch.float32:
+            raise ValueError("Weight must be float32")
+        ctx.save_for_backward(x, weight)
+        return (x * weight).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return (dy * weight).to(x.dtype), (dy * x).sum(0, dtype=torch.float32)
+
+
+def scaled(x, weight):
+    return _Scaled.apply(x, weight)
+
+
+def test_tensors_of_these_names_are_float32_and_the_others_as_they_were():
+    x, absent = torch.ones(2, dtype=torch.bfloat16), None
+    found = wide.given({"x": x, "weight": x, "bias": absent, "i": torch.arange(2)}, ["weight", "i"])
+    assert found["x"] is x and found["bias"] is None
+    assert (found["weight"].dtype, found["i"].dtype) == (torch.float32, torch.int64)
+    assert torch.equal(found["weight"].bfloat16(), x)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_it_is_judged_as_a_function_of_one_dtype(direction):
+    problem = oracle.problem(OP, CASE, "bfloat16", 0, "cpu", OP.reference)
+    seeds = problem.seeds if direction == "backward" else None
+    function = wide.judged(scaled, ["weight"])
+    results = invoke.run(OP, function, CASE, problem.tensors, seeds)
+    assert {tensor.dtype for tensor in results.values()} == {torch.bfloat16}
+    assert all(verdict.ratio <= 1 for verdict in problem.judge(results).values())
+    with pytest.raises(ValueError, match="must be float32"):
+        invoke.run(OP, scaled, CASE, problem.tensors, seeds)
+
+
+def test_what_returns_float32_is_judged_in_the_dtype_of_the_call():
+    x = torch.ones(3, dtype=torch.float16)
+    assert wide.judged(lambda x: x.float(), ["out"])(x=x).dtype == torch.float16
+    several = wide.judged(lambda x: (x.float(), x.argmax()), ["out"])(x=x)
+    assert [tensor.dtype for tensor in several] == [torch.float16, torch.int64]
+    assert wide.judged(lambda x: x.float(), ["x"])(x=x).dtype == torch.float32
+    assert wide.judged(scaled, []) is scaled
+
+
+def test_the_timed_call_gets_what_was_widened_before_it(make, monkeypatch):
+    seen = []
+
+    def function(x, bias):
+        seen.append((x.dtype, x.data_ptr()))
+        return x + 1
+
+    made = make(function, wide=("x",))
+    monkeypatch.setitem(CELL, "dtype", "bfloat16")
+    prepared = made.prepare(**CELL, direction="forward")
+    assert prepared["reason"] == ""
+    # Each copy of the inputs was widened once: no call made another.
+    made.block(3 * COPIES)
+    assert {dtype for dtype, _ in seen} == {torch.float32}
+    assert len({address for _, address in seen}) == COPIES
+    assert made.check() == {"leaked_bytes": 0}
+
+
+CELL = {"case": "M64", "dtype": "float32"}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_ledger_sees_no_cast_of_what_the_user_keeps_wide(direction):
+    def casting(x, weight):
+        return scaled(x, weight.float())
+
+    where = OP, scaled, CASE, "bfloat16", direction, 0, "cpu"
+    widened = call_profile.observe(*where, ["weight"])
+    cast = call_profile.observe(*where[:1], casting, *where[2:])
+    assert cast["casts"] == widened["casts"] + 1
+
+
+def test_the_verifier_judges_with_casts_and_looks_without(monkeypatch):
+    fake = {"op": lambda name: (OP, "family"), "function": lambda op, impl: scaled}
+    fake |= {"version": lambda impl: "1", "accumulates": lambda op, impl: "float32"}
+    fake |= {"in_place": lambda op, impl: False, "wide": lambda op, impl: ("weight",)}
+    fake |= {"settings": lambda op, impl: "loudly"}
+    for name, value in fake.items():
+        monkeypatch.setattr(registry, name, value)
+    bench = worker.Bench("scaled", "rival", 0)
+    plan = bench.prepare(False, ["bfloat16"], list(OP.passes), ["sweep"], None)
+    assert plan["declared"] == {"accumulates": "float32", "settings": "loudly", "wide": "weight"}
+    assert [(c["status"], c["reason"]) for c in bench.check(0)["cells"]] == [("ok", "")] * 2
+    # It refuses a narrow weight: that there are entries shows that it was given none.
+    assert set(bench.ledger(0)["entries"]) == set(OP.passes)
+
+
+def test_ours_declares_nothing(monkeypatch):
+    assert (
+        registry.wide("layer_norm", "ours") == () and registry.settings("layer_norm", "ours") == ""
+    )
+    module = __import__("baselines.torch_eager", fromlist=["x"])
+    monkeypatch.setattr(module, "WIDE", {"dot": ("out",)}, raising=False)
+    monkeypatch.setattr(module, "SETTINGS", {"dot": "slowly"}, raising=False)
+    assert registry.wide("dot", "torch_eager") == ("out",)
+    assert (registry.settings("dot", "torch_eager"), registry.settings("add", "torch_eager")) == (
+        "slowly",
+        "",
+    )

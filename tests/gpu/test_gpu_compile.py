@@ -1,0 +1,102 @@
+"""Our functions inside torch.compile and CUDA graphs: one graph, and the results of eager calls."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.calls import inputs, invoke
+from harness.machine import gpu_lock
+from harness.project import registry
+from harness.study import jobs
+from kernels.layer_norm import layer_norm
+from kernels.random import dropout, randint
+from kernels.rms_norm import rms_norm
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not gpu_lock.gpus() or not torch.cuda.is_available(), reason="needs a GPU"),
+]
+OPS = sorted(jobs.ops(Path(__file__).resolve().parents[2]))
+
+
+def plain_cases(op):
+    """An edge case for each set of flags, the largest of usual layout and values, and its dtype."""
+    usual = [case for case in op.edge if not case.layout and not case.values]
+    # The last of those that the op has: bfloat16, where that is one.
+    dtype = op.dtypes[-1]
+    found = {}
+    for case in sorted(usual, key=lambda case: sum(case.sizes.values())):
+        if dtype in op.dtypes_of(case):
+            found[case.flags] = case, dtype
+    assert found, op.name
+    return list(found.values())
+
+
+def with_gradients(op, function, case, tensors):
+    """The results of an eager call, and the gradients of the outputs if the op takes any."""
+    if not op.differentiable:
+        return invoke.run(op, function, case, tensors), None
+    outputs = invoke.run(op, function, case, tensors)
+    gradients = inputs.gradients(tuple(outputs.values()), 0)
+    return invoke.run(op, function, case, tensors, gradients), gradients
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OPS)
+def test_a_graph_without_a_break_gives_the_same(name, dynamic):
+    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    for case, dtype in plain_cases(op):
+        torch.compiler.reset()
+        compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+        tensors = inputs.make(op, case, dtype, 0, "cuda")
+        expected, gradients = with_gradients(op, function, case, tensors)
+        for key, result in invoke.run(op, compiled, case, tensors, gradients).items():
+            torch.testing.assert_close(result, expected[key], msg=f"{case.name}: {key} differs")
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_captured_graph_follows_what_lies_in_its_inputs(name):
+    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    for case, dtype in plain_cases(op):
+        tensors = inputs.make(op, case, dtype, 0, "cuda")
+        _, gradients = with_gradients(op, function, case, tensors)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = invoke.run(op, function, case, tensors, gradients)
+        others = inputs.make(op, case, dtype, 1, "cuda")
+        for key, tensor in others.items():
+            if tensor is not None:
+                tensors[key].copy_(tensor)
+        graph.replay()
+        expected = invoke.run(op, function, case, others, gradients)
+        for key, result in captured.items():
+            torch.testing.assert_close(result, expected[key], msg=f"{case.name}: {key} differs")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_numbers_beyond_32_bits_reach_the_kernel(dynamic):
+    def drawn(low, high, seed, offset):
+        return randint(low, high, 5000, seed, offset, device="cuda")
+
+    compiled = torch.compile(drawn, fullgraph=True, dynamic=dynamic)
+    for given in ((-(2**61), 2**62 + 12345, -(2**50), 2**45 + 3), (0, 50257, 2**31, 2**31)):
+        assert torch.equal(compiled(*given), drawn(*given))
+    x = torch.randn(5000, device="cuda")
+    compiled = torch.compile(dropout, fullgraph=True, dynamic=dynamic)
+    for p, seed in ((0.1, 2**40 + 3), (0.7, -(2**62)), (0.9, 1)):
+        assert torch.equal(compiled(x, p, seed), dropout(x, p, seed))
+
+
+@pytest.mark.parametrize("function", [layer_norm, rms_norm])
+def test_long_rows_in_a_graph(function):
+    # Outside of it several programs hold each, and wait for each other.
+    x = torch.randn(200, 131072, device="cuda", dtype=torch.bfloat16)
+    factors = torch.randn(1 + (function is layer_norm), 131072, device="cuda", dtype=x.dtype)
+    dy, found = torch.randn_like(x), []
+    for call in (function, torch.compile(function, fullgraph=True)):
+        leaves = [each.detach().requires_grad_() for each in (x, *factors)]
+        y = call(*leaves)
+        found.append((y, *torch.autograd.grad(y, leaves, dy)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one)

@@ -1,0 +1,192 @@
+"""Every op gives the same with the launch cache as without, and those whose calls count are cached.
+
+Without a GPU the launches are compared, with one the results. A host takes its place (`fake_host`):
+kernels are handed addresses there and do nothing.
+"""
+
+import csv
+import importlib
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from pkgutil import iter_modules
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import kernels
+from harness.calls import inputs, invoke
+from harness.machine import nvml
+from harness.project import registry
+from harness.study import jobs
+from kernels import _call_cache, _call_trace, _cross_entropy
+from kernels._call_cache import CachedLauncher, uncached
+from kernels._call_trace import asked_again
+from tests.support.fake_gpu import compiled, plain
+from tests.support.fake_host import Host
+
+ROOT = Path(__file__).parents[2]
+OPS = sorted(jobs.ops(ROOT))
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+no_gpu = pytest.mark.skipif(DEVICE == "cuda", reason="looks at launches without a GPU")
+CALLS = 4
+
+
+def counted():
+    """The cells of which the targets of the paper count what a call takes: op, case, pass."""
+    with (ROOT / "paper" / "targets.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["quantity"] == "call_ratio"]
+    assert rows
+    for name in OPS:
+        op = registry.op(name)[0]
+        own = [row for row in rows if name in row["op"].split() or row["op"] == "*"]
+        for case in op.sweep:
+            passes = [row["pass"] for row in own if re.fullmatch(row["case"], case.name)]
+            for direction in op.passes:
+                if direction in passes:
+                    words = f"{name}-{case.name}-{direction}"
+                    yield pytest.param(op, case, direction, id=words)
+
+
+def call_of(op, case, dtype, seed, backward, device=DEVICE):
+    """Tensors of a case, and a call of our function for it."""
+    tensors = inputs.make(op, case, dtype, seed, device)
+    seeds = None
+    if backward:
+        shapes = invoke.run(op, op.reference, case, inputs.make(op, case, dtype, seed, "meta"))
+        outputs = [torch.empty_like(x, device=device) for x in shapes.values()]
+        seeds = inputs.gradients(outputs, seed)
+    function = registry.function(op.name, registry.OURS)
+    return tensors, lambda: invoke.run(op, function, case, tensors, seeds)
+
+
+@pytest.fixture
+def host(monkeypatch):
+    compiled(monkeypatch)
+    # The counter of a GPU's streams is asked for anew in each call; so is the one of the host.
+    counter = torch.zeros(1, dtype=torch.int32)
+    for module in modules():
+        if hasattr(module, "ticket"):
+            monkeypatch.setattr(module, "ticket", asked_again(lambda device: counter))
+    # On a GPU nobody looks at the targets of a loss.
+    monkeypatch.setattr(_cross_entropy, "check", lambda *arguments: None)
+    forget()
+    yield Host(monkeypatch)
+    forget()
+
+
+def forget():
+    """No op has a plan: those of a host would serve the tests that follow."""
+    for value in itertools.chain(*(vars(module).values() for module in modules())):
+        if isinstance(launcher := getattr(value, "launcher", None), CachedLauncher):
+            launcher.plans.clear()
+            launcher.seen.clear()
+
+
+def modules():
+    return [importlib.import_module(f"kernels.{x.name}") for x in iter_modules(kernels.__path__)]
+
+
+class Keeping(TorchDispatchMode):
+    """Keeps what is made in the body, so that no address is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.made.append(func(*args, **(kwargs or {})))
+        return self.made[-1]
+
+
+def told_apart(begun, tensors):
+    """The launches with each address as the argument that lies there and how far in, or as the
+    number of a tensor that the call made."""
+    known = {
+        name: tensor.untyped_storage() for name, tensor in tensors.items() if tensor is not None
+    }
+    numbers = {}
+
+    def place(address):
+        for name, storage in known.items():
+            if 0 <= address - storage.data_ptr() < storage.nbytes():
+                return name, address - storage.data_ptr()
+        return numbers.setdefault(address, len(numbers))
+
+    def told(name, value):
+        if isinstance(value, TensorDescriptor):
+            sizes = value.shape, value.strides, value.block_shape
+            return place(value.base.data_ptr()), [list(size) for size in sizes]
+        is_address = isinstance(value, int) and (name.endswith("_ptr") or value > 2**40)
+        return place(value) if is_address else value
+
+    return [
+        (kernel, grid, [told(*each) for each in zip(kernel.arg_names, handed, strict=True)])
+        for kernel, grid, handed in begun
+    ]
+
+
+@no_gpu
+@pytest.mark.parametrize("op, case, direction", [*counted()])
+def test_what_a_call_takes_is_cached_where_it_counts(host, op, case, direction):
+    _, call = call_of(op, case, op.dtypes_of(case)[-1], 0, direction != "forward")
+    for _ in range(2):
+        call()
+    host.asked.clear()
+    call()
+    assert not host.asked, "not cached"
+
+
+@no_gpu
+@pytest.mark.parametrize("name", OPS)
+def test_the_same_kernels_start_on_the_same_memory_with_and_without(host, name):
+    op = registry.op(name)[0]
+    for case, dtype in plain(op):
+        for backward in (False, True)[: 1 + op.differentiable]:
+            for seed in range(CALLS):
+                tensors, call = call_of(op, case, dtype, seed, backward)
+                with Keeping():
+                    host.begun.clear()
+                    with uncached():
+                        call()
+                    without = told_apart(host.begun, tensors)
+                    host.begun.clear()
+                    call()
+                assert told_apart(host.begun, tensors) == without
+
+
+@gpu
+@pytest.mark.parametrize("name", OPS)
+def test_the_results_have_the_same_bits_with_and_without(name):
+    op = registry.op(name)[0]
+    for case, dtype in plain(op):
+        for backward in (False, True)[: 1 + op.differentiable]:
+            for seed in range(CALLS):
+                _, call = call_of(op, case, dtype, seed, backward)
+                with uncached():
+                    without = call()
+                for key, result in call().items():
+                    other = without[key]
+                    assert result.dtype == other.dtype and result.stride() == other.stride(), key
+                    assert torch.equal(result.view(torch.uint8), other.view(torch.uint8)), key
+
+
+def test_a_variable_turns_the_cache_off():
+    code = "from kernels import _call_cache, _call_trace; print(_call_trace.suspensions)"
+    for value, expected in (("0", [_call_cache.MODE]), ("1", []), ("", [])):
+        run = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {_call_cache.MODE: value},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout.strip() == str(expected)
+    assert not _call_trace.suspensions

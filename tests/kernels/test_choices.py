@@ -1,0 +1,168 @@
+"""No rule and no table knows the sweep: what is launched depends on the shape of a call alone."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.build import recorder
+from harness.project import source_tree
+from kernels import _tuned
+from kernels._tuned import Configs
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "kernels").glob("*.py"))
+# Sizes that a rule takes for what they are, not for one of a few kinds.
+LENGTH = 64
+
+# In a process in which kernels are compiled: the launches of fixed shapes under several sweeps.
+CHOICES = """
+import json, random
+from pathlib import Path
+from harness.build import recorder
+from harness.project import registry, source_tree
+from kernels import _device
+from kernels._tuned import Configs
+
+LIMITS = {"sm_count": 132, "shared_bytes": 232448, "hip": False}
+FAMILIES = source_tree.ops(Path())
+OPS = {name: registry.op(name)[0] for name in FAMILIES}
+SWEEPS = {name: op.sweep for name, op in OPS.items()}
+
+
+def drawn(op, seed, count=3):
+    generator = random.Random(seed)
+    return tuple(op.drawn(generator) for _ in range(count))
+
+
+PROBES = {name: (*drawn(op, 11), op.sweep[0], op.sweep[-1]) for name, op in OPS.items()}
+
+
+def choices(sweeps):
+    for name, op in OPS.items():
+        object.__setattr__(op, "sweep", sweeps[name])
+    for stem in set(FAMILIES.values()):
+        for configs in recorder.declared(stem, Configs):
+            configs._known.clear()
+    found = []
+    with _device.planned_for(**LIMITS):
+        for name, op in OPS.items():
+            for case in PROBES[name]:
+                dtype = "bfloat16" if "bfloat16" in op.dtypes else op.dtypes[0]
+                for each in recorder.launched(op, case, dtype):
+                    found.append([name, case.name, each.name, each.config, repr(each.grid)])
+    return found
+
+
+found = {
+    "declared": choices(SWEEPS),
+    "reversed": choices({name: sweep[::-1] for name, sweep in SWEEPS.items()}),
+    "others": choices({name: drawn(op, 12, 5) for name, op in OPS.items()}),
+    "none": choices(dict.fromkeys(OPS, ())),
+}
+[tiles] = [c for c in recorder.declared("vector", Configs) if c.name == "_forward_kernel"]
+rule = tiles.choose
+cheat = lambda **key: rule(**key) | {"num_warps": 8 if OPS["scale"].sweep else 4}
+object.__setattr__(tiles, "choose", cheat)
+found["cheat"] = choices(SWEEPS)
+found["cheat, none"] = choices(dict.fromkeys(OPS, ()))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    call = [sys.executable, "-c", CHOICES]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("sweep", ["reversed", "others", "none"])
+def test_another_sweep_changes_no_choice(chosen, sweep):
+    assert {line[0] for line in chosen["declared"]} == set(source_tree.ops(ROOT))
+    assert chosen[sweep] == chosen["declared"]
+
+
+def test_a_rule_that_asks_for_the_sweep_is_seen(chosen):
+    assert chosen["cheat"] != chosen["cheat, none"]
+
+
+def readers_of_a_sweep(tree):
+    """Where code asks for a sweep, other than to declare one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "sweep":
+            yield node.lineno
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and re.search("SWEEP$", inner.id):
+                    yield inner.lineno
+    for node in tree.body:
+        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+        reads = {name for name in names if re.search("SWEEP$", name)}
+        call = getattr(node, "value", None)
+        declares = isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Op"
+        targets = {getattr(target, "id", "") for target in getattr(node, "targets", ())}
+        extends = any(target.endswith("SWEEP") for target in targets)
+        if reads and not declares and not extends and not isinstance(node, ast.FunctionDef):
+            yield node.lineno
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_no_kernel_file_reads_a_sweep(path):
+    assert list(readers_of_a_sweep(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "WIDTHS = {c['N'] for c in SWEEP}",
+        "def _choose(n):\n    return n in [c['N'] for c in ROW_SWEEP]",
+        "rule = lambda n: n == OP.sweep[0]['N']",
+    ],
+)
+def test_a_reader_of_a_sweep_is_seen(code):
+    assert list(readers_of_a_sweep(ast.parse(code)))
+
+
+def entries():
+    for path in sorted((ROOT / "kernels/tuned").glob("*.json")):
+        for stem, record in json.loads(path.read_text())["families"].items():
+            for configs in recorder.declared(stem, Configs):
+                tuned = record["kernels"].get(configs.name, {}).get("keys", ())
+                yield configs, {tuple(e["key"].items()): e["config"] for e in tuned}
+
+
+def outcome(choose, key):
+    """What is chosen for a key, or why nothing is: some rules are for rows of some lengths only."""
+    try:
+        return choose(**key)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_table_binds_its_keys_and_leaves_all_others_to_the_rule(monkeypatch):
+    device, beside = torch.device("cuda", 0), 0
+    for configs, table in entries():
+        monkeypatch.setattr(_tuned, "table_of", lambda *_, table=table: table)
+        configs._known.clear()
+        configs._tables.clear()
+        for known, config in table.items():
+            key = dict(known)
+            assert configs.pick(device, **key) == config
+            for name, value in key.items():
+                if type(value) is int and value > LENGTH and name != "shared":
+                    other = key | {name: value + 1}
+                    if tuple(other.items()) not in table:
+                        beside += 1
+                        taken = partial(configs.pick, device)
+                        assert outcome(taken, other) == outcome(configs.choose, other)
+        configs._known.clear()
+        configs._tables.clear()
+    assert beside > 20

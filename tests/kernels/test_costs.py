@@ -1,0 +1,172 @@
+"""The work that each op declares, against figures derived by hand at small sizes.
+
+Rates, floors, the bound of a cell and the filters of the paper all rest on `Op.cost`. So each op
+and pass has a line here. Its figures come from the formula in the comment, not from the code.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from harness.project import registry, source_tree
+from kernels import activation, vector
+from kernels._contract import Cost, case, in_turn
+
+# (op, pass, case, bytes of an item, bytes read, bytes written, FLOPs)
+LINES = [
+    # Activations, N = 20. Forward: N items each way. Backward reads the gradient and, of gelu,
+    # tanh and cosh, one other vector; of relu and leaky_relu 20 bits, that is 3 bytes.
+    ("relu", "forward", case(N=20), 2, 40, 40, 20),
+    ("relu", "backward", case(N=20), 2, 40 + 3, 40, 20),
+    ("leaky_relu", "forward", case(N=20), 4, 80, 80, 20),
+    ("leaky_relu", "backward", case(N=20), 4, 80 + 3, 80, 20),
+    # FLOPs of an element: erf, two products, a sum and a factor; 11 for the slope.
+    ("gelu", "forward", case(N=20), 2, 40, 40, 100),
+    ("gelu", "backward", case(N=20), 2, 80, 40, 220),
+    ("tanh", "forward", case(N=20), 2, 40, 40, 20),
+    # g (1 - y²): two products and a difference.
+    ("tanh", "backward", case(N=20), 2, 80, 40, 60),
+    ("cosh", "forward", case(N=20), 4, 80, 80, 20),
+    # g sinh x.
+    ("cosh", "backward", case(N=20), 4, 160, 80, 40),
+    # Element-wise vectors, N = 20: operands read, results written, an operation for each result.
+    ("scale", "forward", case(N=20), 2, 40, 40, 20),
+    ("scale", "backward", case(N=20), 2, 40, 40, 20),
+    ("add", "forward", case(N=20), 4, 160, 80, 20),
+    ("mul", "forward", case(N=20), 2, 80, 40, 20),
+    # x, y and the gradient; dx and dy.
+    ("mul", "backward", case(N=20), 2, 120, 80, 40),
+    # Two bits an element say which input was taken: 3 words of 8 elements, 2 bytes each.
+    ("maximum", "forward", case(N=20), 2, 80, 40, 20),
+    ("maximum", "backward", case(N=20), 2, 40 + 6, 80, 40),
+    ("minimum", "forward", case(N=20), 4, 160, 80, 20),
+    ("minimum", "backward", case(N=20), 4, 80 + 6, 160, 40),
+    # A product and a sum for each pair; the gradient is one item.
+    ("dot", "forward", case(N=20), 2, 80, 2, 40),
+    ("dot", "backward", case(N=20), 2, 80 + 2, 80, 40),
+    # M = 3 rows of N = 7. Softmax: 5 FLOPs an element; backward reads y and dy.
+    ("softmax", "forward", case(M=3, N=7), 2, 42, 42, 105),
+    ("softmax", "backward", case(M=3, N=7), 2, 84, 42, 105),
+    # The rows see 5, 6 and 7 keys: 18; what they do not see is written as zero.
+    ("softmax", "forward", case("causal", M=3, N=7), 2, 36, 42, 90),
+    ("softmax", "backward", case("causal", M=3, N=7), 2, 72, 42, 90),
+    # More rows than keys: the last three see 1, 2 and 3 of them, the first four none.
+    ("softmax", "forward", case("causal", M=7, N=3), 2, 12, 42, 30),
+    # The mask has one row of 7, which the backward pass does not need.
+    ("softmax", "forward", case("mask", M=3, N=7), 4, 84 + 28, 84, 105),
+    ("softmax", "backward", case("mask", M=3, N=7), 4, 168, 84, 105),
+    # Norms: the rows and the vectors of 7; backward x, dy and the weight, then dx and the
+    # gradients of the vectors. A residual is one more tensor each way forward, one more gradient
+    # and a sum for each element.
+    ("layer_norm", "forward", case(M=3, N=7), 2, 42 + 28, 42, 168),
+    ("layer_norm", "backward", case(M=3, N=7), 2, 84 + 14, 42 + 28, 252),
+    ("layer_norm", "forward", case("residual", M=3, N=7), 2, 84 + 28, 84, 189),
+    ("layer_norm", "backward", case("residual", M=3, N=7), 2, 126 + 14, 42 + 28, 273),
+    ("rms_norm", "forward", case(M=3, N=7), 4, 84 + 28, 84, 84),
+    ("rms_norm", "backward", case(M=3, N=7), 4, 168 + 28, 84 + 28, 189),
+    ("rms_norm", "forward", case("residual", M=3, N=7), 4, 168 + 28, 168, 105),
+    ("rms_norm", "backward", case("residual", M=3, N=7), 4, 252 + 28, 84 + 28, 210),
+    # Gated: two tensors of 21 make one; backward three make two.
+    ("swiglu", "forward", case(M=3, N=7), 2, 84, 42, 210),
+    ("swiglu", "backward", case(M=3, N=7), 2, 126, 84, 420),
+    ("geglu", "forward", case(M=3, N=7), 4, 168, 84, 210),
+    ("geglu", "backward", case(M=3, N=7), 4, 252, 168, 420),
+    # Losses: 3 targets of 8 bytes, one number out; with gradients those of the logits too.
+    ("cross_entropy", "forward", case(M=3, V=7), 2, 42 + 24, 2, 105),
+    ("cross_entropy", "both", case(M=3, V=7), 2, 42 + 24, 42 + 2, 210),
+    # x of 3 x 5, weight of 7 x 5; a product of 3 x 5 x 7 = 105 is 210 FLOPs, and three are 630.
+    ("linear_cross_entropy", "forward", case(M=3, H=5, V=7), 2, 30 + 70 + 24, 2, 210),
+    ("linear_cross_entropy", "both", case(M=3, H=5, V=7), 2, 30 + 70 + 24, 30 + 70 + 2, 630),
+    # q, k, v and out of 2 x 3 x 5 x 7 = 210 items; two products of 2 x 3 x 5 x 5 x 7 = 1050.
+    ("attention", "forward", case(B=2, H=3, S=5, D=7), 2, 1260, 420, 4200),
+    ("attention", "forward", case("causal", B=2, H=3, S=5, D=7), 4, 2520, 840, 2100),
+    # a of 3 x 5, b of 5 x 7, out of 3 x 7.
+    ("matmul", "forward", case(M=3, N=7, K=5), 2, 30 + 70, 42, 210),
+    ("matmul", "forward", case("gelu", "bias", M=3, N=7, K=5), 4, 60 + 140 + 28, 84, 210),
+    # Two batches of 3 tokens with 5 and 1 heads of 8, of which the angles of 2 pairs turn 4:
+    # 6 x 6 heads, 288 items, 3 x 2 cosines and as many sines; 6 FLOPs a pair.
+    ("rotary", "forward", case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 576 + 24, 576, 432),
+    ("rotary", "backward", case(B=2, S=3, H=5, K=1, D=8, R=2), 4, 1152 + 48, 1152, 432),
+    ("transpose", "forward", case(M=3, N=7), 2, 42, 42, 0),
+    ("transpose", "backward", case(M=3, N=7), 4, 84, 84, 0),
+    # 20 items and 7 boundaries in, an index of 8 or 4 bytes for each item out.
+    ("bucketize", "forward", case(N=20, B=7), 2, 54, 160, 0),
+    ("bucketize", "forward", case("int32", N=20, B=7), 4, 108, 80, 0),
+    ("randint", "forward", case(N=20), 4, 0, 160, 0),
+    ("randint", "forward", case("int32", N=20), 4, 0, 80, 0),
+    # The mask is drawn again, not kept.
+    ("dropout", "forward", case(N=20), 2, 40, 40, 0),
+    ("dropout", "backward", case(N=20), 4, 80, 80, 0),
+    # Both passes in turn: what either reads and writes, and what the one keeps for the other.
+    # relu, forward x to y and 3 bytes of flags, backward those and the gradient to dx.
+    ("relu", "both", case(N=20), 2, 40 + 43, 40 + 3 + 40, 40),
+    ("leaky_relu", "both", case(N=20), 4, 80 + 83, 80 + 3 + 80, 40),
+    # Inputs and outputs that stay serve as what is kept.
+    ("gelu", "both", case(N=20), 2, 40 + 80, 40 + 40, 320),
+    ("tanh", "both", case(N=20), 2, 40 + 80, 40 + 40, 80),
+    ("cosh", "both", case(N=20), 4, 80 + 160, 80 + 80, 60),
+    ("scale", "both", case(N=20), 2, 40 + 40, 40 + 40, 40),
+    ("mul", "both", case(N=20), 2, 80 + 120, 40 + 80, 60),
+    ("maximum", "both", case(N=20), 2, 80 + 46, 40 + 6 + 80, 60),
+    ("minimum", "both", case(N=20), 4, 160 + 86, 80 + 6 + 160, 60),
+    ("dot", "both", case(N=20), 2, 80 + 82, 2 + 80, 80),
+    ("softmax", "both", case(M=3, N=7), 2, 42 + 84, 42 + 42, 210),
+    ("softmax", "both", case("causal", M=3, N=7), 2, 36 + 72, 42 + 42, 180),
+    ("softmax", "both", case("mask", M=3, N=7), 4, 112 + 168, 84 + 84, 210),
+    ("layer_norm", "both", case(M=3, N=7), 2, 70 + 98, 42 + 70, 420),
+    ("layer_norm", "both", case("residual", M=3, N=7), 2, 112 + 140, 84 + 70, 462),
+    ("rms_norm", "both", case(M=3, N=7), 4, 112 + 196, 84 + 112, 273),
+    ("rms_norm", "both", case("residual", M=3, N=7), 4, 196 + 280, 168 + 112, 315),
+    ("swiglu", "both", case(M=3, N=7), 2, 84 + 126, 42 + 84, 630),
+    ("geglu", "both", case(M=3, N=7), 4, 168 + 252, 84 + 168, 630),
+    ("rotary", "both", case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 600 + 600, 576 + 576, 864),
+    ("transpose", "both", case(M=3, N=7), 2, 42 + 42, 42 + 42, 0),
+    ("dropout", "both", case(N=20), 2, 40 + 40, 40 + 40, 0),
+]
+ROOT = Path(__file__).parents[2]
+OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_op_declares_the_work_that_was_counted_by_hand(name):
+    for op, direction, a_case, itemsize, read, written, flops in LINES:
+        if op == name:
+            found = OPS[op].cost(a_case, direction, itemsize)
+            assert found == Cost(read, written, flops), f"{a_case.name} {direction}"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_no_pass_of_an_op_is_left_out(name):
+    assert {line[1] for line in LINES if line[0] == name} == set(OPS[name].passes)
+
+
+def test_no_line_is_of_an_op_that_is_not_here():
+    assert {line[0] for line in LINES} == set(OPS)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_flag_that_changes_the_work_is_counted_too(name):
+    """The costs of a case with and without a flag differ, or no line needs the flag."""
+    op = OPS[name]
+    counted = {flag for line in LINES if line[0] == name for flag in line[2].flags}
+    for a_case in (*op.edge, *op.sweep):
+        bare = case(**a_case.sizes)
+        for flag in set(a_case.flags) - counted:
+            flagged = case(flag, **a_case.sizes)
+            for direction in op.passes:
+                assert op.cost(flagged, direction, 2) == op.cost(bare, direction, 2)
+
+
+def test_the_makers_of_costs_hand_over_what_they_are_given():
+    """Ops call them when they are imported, where a change of their lines would go unseen."""
+    n = case(N=20)
+    assert in_turn(vector._dot_cost)(n, "both", 2) == Cost(80 + 82, 2 + 80, 80)
+    made = vector._cost((2, 1), (3, 2))
+    assert made(n, "forward", 2) == Cost(80, 40, 20)
+    assert made(n, "backward", 2) == Cost(120, 80, 40)
+    plain, flags = activation._cost(5, 11), activation._cost(5, 11, flags=True)
+    assert plain(n, "both", 2) == Cost(40 + 80, 40 + 40, 320)
+    assert flags(n, "forward", 2) == plain(n, "forward", 2) == Cost(40, 40, 100)
+    # Twenty flags fill three bytes.
+    assert flags(n, "backward", 2) == Cost(40 + 3, 40, 220)
+    assert flags(n, "both", 2) == Cost(40 + 43, 40 + 3 + 40, 320)

@@ -1,0 +1,455 @@
+"""Both cross entropies against the formula and PyTorch: options, ignored rows, kept graphs."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from harness.machine import nvml
+from kernels import _cross_entropy as shared
+from kernels import _linear_loss as tiled
+from kernels import cross_entropy as plain
+from kernels import linear_cross_entropy as linear
+from kernels.cross_entropy import cross_entropy, cross_entropy_reference
+from kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from tests.support.examples import many
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+IGNORED = -100
+BOUND = {torch.float32: 3e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def classes(m, v, dtype=torch.int64, seed=1, ignored=True):
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(0, v, (m,), generator=generator)
+    if ignored:
+        targets[torch.rand(m, generator=generator) < 0.25] = IGNORED
+    return targets.to(dtype).to(DEVICE)
+
+
+def close(ours, exact, bound, least=1e-2):
+    """least: of what size the terms are whose difference comes out near zero; a loss of one class
+    is one of logits near one."""
+    assert torch.equal(ours.isnan(), exact.isnan())
+    scale = max(exact.nan_to_num().abs().max().item(), least) if exact.numel() else 1.0
+    assert torch.allclose(ours.double(), exact, rtol=0, atol=bound * scale, equal_nan=True)
+
+
+def agree(function, reference, tensors, targets, **options):
+    """The loss and, for a random gradient of it, all gradients are those of the formula."""
+    ours = [t.detach().clone().requires_grad_() for t in tensors]
+    exact = [t.detach().double().requires_grad_() for t in tensors]
+    bound = BOUND[tensors[0].dtype]
+    order = ours[:-1] if len(ours) == 3 else ours
+    bias = ours[2:] if len(ours) == 3 else []
+    loss = function(*order, targets, *bias, **options)
+    order = exact[:-1] if len(ours) == 3 else exact
+    bias = exact[2:] if len(ours) == 3 else []
+    expected = reference(*order, targets, *bias, **options)
+    assert loss.dtype == tensors[0].dtype
+    close(loss, expected, bound)
+    seed = randn(*loss.shape, dtype=loss.dtype, seed=5)
+    found = torch.autograd.grad(loss, ours, seed)
+    wanted = torch.autograd.grad(expected, exact, seed.double())
+    # That of a softmax, less that of its target, which the mean divides by the rows.
+    least = seed.abs().max().item() / len(targets) if len(targets) else 1.0
+    for gradient, exactly in zip(found, wanted, strict=True):
+        # The formula divides no gradient by no rows.
+        close(gradient, exactly.nan_to_num(), bound, least)
+    for tensor, given_one in zip(ours, tensors, strict=True):
+        assert torch.equal(tensor, given_one)
+
+
+options = st.fixed_dictionaries(
+    {
+        "label_smoothing": st.sampled_from([0.0, 0.1, 1.0]),
+        "z_loss": st.sampled_from([0.0, 1e-2]),
+        "ignore_index": st.sampled_from([IGNORED, 0]),
+    }
+)
+dtypes = st.sampled_from(list(BOUND))
+
+
+@many
+@given(
+    st.integers(0, 6),
+    st.integers(1, 5000),
+    dtypes,
+    st.sampled_from([torch.int64, torch.int32]),
+    st.sampled_from(shared.REDUCTIONS),
+    options,
+)
+def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
+    targets = classes(m, v, index)
+    targets[targets == IGNORED] = chosen["ignore_index"]
+    logits = randn(m, v, dtype=dtype)
+    agree(cross_entropy, cross_entropy_reference, [logits], targets, reduction=reduction, **chosen)
+
+
+@many
+@given(
+    st.integers(0, 6),
+    st.integers(1, 40),
+    st.integers(1, 600),
+    dtypes,
+    st.booleans(),
+    st.sampled_from(["mean", "sum"]),
+    options,
+)
+def test_random_shapes_and_options_of_the_linear_form(m, h, v, dtype, bias, reduction, chosen):
+    targets = classes(m, v)
+    targets[targets == IGNORED] = chosen["ignore_index"]
+    tensors = [randn(m, h), randn(v, h, seed=2), *([randn(v, seed=3)] if bias else [])]
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    both = linear_cross_entropy, linear_cross_entropy_reference
+    agree(*both, tensors, targets, reduction=reduction, **chosen)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+def test_the_loss_is_that_of_pytorch(smoothing, reduction):
+    logits, targets = randn(7, 90) * 4, classes(7, 90)
+    named = {"label_smoothing": smoothing, "reduction": reduction}
+    torch.testing.assert_close(
+        cross_entropy(logits, targets, **named), F.cross_entropy(logits, targets, **named)
+    )
+
+
+@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.3, "z_loss": 0.1}])
+def test_the_formulas_have_the_gradients_of_their_differences(chosen):
+    logits = randn(4, 6).double().requires_grad_()
+    targets = classes(4, 6)
+    for reduction in shared.REDUCTIONS:
+        torch.autograd.gradcheck(
+            lambda x, r=reduction: cross_entropy_reference(x, targets, reduction=r, **chosen),
+            logits,
+        )
+    x, weight, bias = (randn(*s).double().requires_grad_() for s in ((4, 3), (6, 3), (6,)))
+    torch.autograd.gradcheck(
+        lambda x, w, b: linear_cross_entropy_reference(x, w, targets, b, **chosen),
+        (x, weight, bias),
+    )
+
+
+def test_a_large_gradient_of_a_mean_in_float16_is_no_infinity():
+    # 400 rows of about 200 add up to more than float16 holds; their mean is 200.
+    m, v = 400, 64
+    x = (200 + randn(m, 16)).half()
+    targets = torch.zeros(m, dtype=torch.int64, device=DEVICE)
+    ours = (randn(v, 16, seed=2) * 0.001).half().requires_grad_()
+    exact = ours.detach().double().requires_grad_()
+    losses = (
+        linear_cross_entropy(x, ours, targets),
+        F.cross_entropy(x.double() @ exact.T, targets),
+    )
+    for scale in (1.0, 1e-3, 64.0):
+        found, expected = (
+            torch.autograd.grad(loss * scale, weight, retain_graph=True)[0]
+            for loss, weight in zip(losses, (ours, exact), strict=True)
+        )
+        assert found.dtype == torch.float16
+        torch.testing.assert_close(found.double(), expected, rtol=2e-3, atol=2e-3 * scale)
+
+
+def test_the_mean_of_another_dtype_keeps_its_gradients_in_it():
+    for dtype, reduction in ((torch.bfloat16, "mean"), (torch.float16, "sum")):
+        x, weight = randn(5, 8, dtype=dtype), randn(40, 8, dtype=dtype).requires_grad_()
+        loss = linear_cross_entropy(x, weight, classes(5, 40), reduction=reduction)
+        assert loss.grad_fn.saved_tensors[1].dtype == dtype
+
+
+@pytest.mark.parametrize("tile", tiled.TILE_CONFIGS[::4])
+def test_the_losses_of_sure_tokens_are_zero_and_none_is_negative(tile, monkeypatch):
+    monkeypatch.setattr(tiled, "sm_count", lambda device: 1)
+    monkeypatch.setitem(tiled.TILES.__dict__, "choose", lambda **key: tile)
+    m, h, v = 130, 72, 300
+    x = randn(m, h, dtype=torch.float16)
+    targets = classes(m, v, ignored=False)
+    weight = 0.01 * randn(v, h, seed=2)
+    # The logit of the target is the square of a row, about 72 times 9.
+    weight[targets] = 9 * x.float()
+    weight = weight.half()
+    assert tiled.suited(x, weight)
+    losses = torch.full((m,), float("nan"), device=DEVICE)
+    tiled.write_losses(losses, x, weight, targets, None, IGNORED, 0.0, 0.0)
+    exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
+    assert (losses >= 0).all() and not losses[exact < 1e-9].any()
+    assert (exact < 1e-9).sum() > m // 2
+    # As where the kernel of the tiles writes no logit of its own: the other order is off.
+    parts = tiled._write_parts(torch.empty_like(losses), x, weight, targets, None, False)
+    tiled.joined(losses, parts, None, x, weight, targets, IGNORED, 0.0, 0.0)
+    assert (losses >= 0).all()
+    close(losses, exact, 1e-3, 640)
+
+
+def test_without_a_column_all_classes_are_alike():
+    for dtype in BOUND:
+        x, weight = randn(5, 0, dtype=dtype), randn(40, 0, dtype=dtype)
+        expected = F.cross_entropy(torch.zeros(5, 40), classes(5, 40, ignored=False))
+        loss = linear_cross_entropy(x, weight.requires_grad_(), classes(5, 40, ignored=False))
+        close(loss, expected.double(), BOUND[dtype])
+        loss.backward()
+        assert weight.grad.shape == (40, 0)
+
+
+class Seen:
+    """Hooks for saved tensors that keep each as it was, beside what the graph is handed."""
+
+    def __init__(self):
+        self.pairs = []
+
+    def pack(self, tensor):
+        self.pairs.append((tensor, tensor.clone()))
+        return tensor
+
+
+@pytest.mark.parametrize("function", [cross_entropy, linear_cross_entropy])
+def test_a_backward_pass_changes_no_tensor_that_hooks_have_seen(function):
+    seen, given = Seen(), [randn(5, 40), randn(30, 40, seed=2)]
+    given = [tensor.requires_grad_() for tensor in given[: 1 + (function is linear_cross_entropy)]]
+    with torch.autograd.graph.saved_tensors_hooks(seen.pack, lambda packed: packed):
+        loss = function(*given, classes(5, 30))
+    (loss * 3).backward()
+    assert seen.pairs
+    for tensor, before in seen.pairs:
+        assert torch.equal(tensor, before)
+
+
+def test_a_sum_in_float16_overflows_as_pytorchs_does():
+    logits = torch.tensor([[10000.0, 0.0]], dtype=torch.float16, device=DEVICE).expand(7, 2)
+    targets = torch.ones(7, dtype=torch.int64, device=DEVICE)
+    for rows in (6, 7):
+        ours = cross_entropy(logits[:rows], targets[:rows], reduction="sum")
+        theirs = F.cross_entropy(logits[:rows], targets[:rows], reduction="sum")
+        # PyTorch adds in float16 on a CPU.
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=0)
+        assert ours.isinf() == (rows == 7)
+
+
+@pytest.mark.parametrize("v", [300, 40000, 270000])
+def test_a_graph_that_is_kept_gives_its_gradient_again(v):
+    logits, targets = randn(2, v).requires_grad_(), classes(2, v, ignored=False)
+    loss = cross_entropy(logits, targets)
+    wanted = F.cross_entropy(logits, targets)
+    for factor, keep in ((3.0, True), (0.5, True), (-2.0, False)):
+        seed = torch.tensor(factor, device=DEVICE)
+        found = torch.autograd.grad(loss, logits, seed, retain_graph=keep)
+        expected = torch.autograd.grad(wanted, logits, seed, retain_graph=True)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_gradient_of_one_costs_no_further_tensor():
+    logits, targets = randn(3, 200).requires_grad_(), classes(3, 200)
+    loss, kept = cross_entropy(logits, targets), []
+    loss.grad_fn.register_hook(lambda inputs, _: kept.append(inputs[0].data_ptr()))
+    saved = loss.grad_fn.saved_tensors[0].data_ptr()
+    loss.backward()
+    assert kept == [saved]
+
+
+def test_no_gradient_is_written_where_none_is_wanted(monkeypatch):
+    monkeypatch.setattr(plain, "cross_entropy_fwd_bwd", None)
+    logits, targets = randn(3, 200), classes(3, 200)
+    cross_entropy(logits, targets)
+    with torch.no_grad():
+        cross_entropy(logits.requires_grad_(), targets)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_without_rows_that_count_the_mean_is_nan_and_its_gradient_zero(dtype):
+    logits = randn(3, 50, dtype=dtype).requires_grad_()
+    loss = cross_entropy(logits, torch.full((3,), IGNORED, device=DEVICE))
+    loss.backward()
+    assert loss.isnan() and not logits.grad.any()
+
+
+def test_a_loss_scale_brings_back_what_float16_cannot_hold():
+    m, v = 64, 16
+    logits = (randn(m, v) * 3).half().requires_grad_()
+    targets, factor = classes(m, v, ignored=False), torch.tensor(1024.0, device=DEVICE)
+    wide = logits.detach().double().requires_grad_()
+    (found,) = torch.autograd.grad(cross_entropy(logits, targets), logits, factor.half())
+    (exact,) = torch.autograd.grad(F.cross_entropy(wide, targets), wide, factor.double())
+    # Over the count, but without the factor, float16 would hold two digits fewer of the least.
+    seen = exact.abs() > 2e-5 * factor.item() / m
+    assert (exact[seen].abs() / factor.item()).min().item() < 5e-7
+    assert ((found - exact)[seen] / exact[seen]).abs().max().item() < 5e-3
+
+
+def test_chunks_add_up_to_the_whole(monkeypatch):
+    monkeypatch.setattr(linear, "LEAST_ROWS", 2)
+    monkeypatch.setattr(linear, "BUFFER_BYTES", 200)
+    monkeypatch.setattr(linear, "ROW_STEP", 2)
+    monkeypatch.setattr(linear, "MOST_CHUNKS", 4)
+    assert linear._rows_of_chunk(11, 120) == 4
+    tensors = [randn(11, 5), randn(30, 5, seed=2), randn(30, seed=3)]
+    agree(linear_cross_entropy, linear_cross_entropy_reference, tensors, classes(11, 30))
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that PyTorch makes or fills."""
+
+    most = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        if isinstance(result, torch.Tensor):
+            self.most = max(self.most, result.nbytes)
+        return result
+
+
+def test_the_logits_are_never_in_memory_as_a_whole(monkeypatch):
+    m, h, v = 64, 5, 300
+    for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
+        monkeypatch.setattr(linear, name, value)
+    x, weight = randn(m, h).requires_grad_(), randn(v, h, seed=2).requires_grad_()
+    with Largest() as seen:
+        linear_cross_entropy(x, weight, classes(m, v)).backward()
+    assert seen.most == 4 * m * v // linear.MOST_CHUNKS
+    with Largest() as seen:
+        F.cross_entropy(x @ weight.T, classes(m, v)).backward()
+    assert seen.most == 4 * m * v
+
+
+@pytest.mark.parametrize("row_bytes", [2, 64000, 256512, 1 << 20])
+@pytest.mark.parametrize("m", [0, 1, 100, 1024, 4096, 5000, 1 << 20])
+def test_a_chunk_has_rows_enough_and_there_are_few(m, row_bytes):
+    rows = linear._rows_of_chunk(m, row_bytes)
+    assert rows % linear.ROW_STEP == 0
+    assert -(-m // rows) <= linear.MOST_CHUNKS
+    most = max(linear.LEAST_ROWS, linear.BUFFER_BYTES // row_bytes, -(-m // linear.MOST_CHUNKS))
+    assert rows < most + linear.ROW_STEP
+    assert rows >= m or 2 * rows > most
+
+
+@pytest.mark.parametrize("tile", tiled.TILE_CONFIGS[::4])
+@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "z_loss": 0.1}])
+@pytest.mark.parametrize(("m", "h", "v"), [(1, 8, 1), (130, 72, 300), (257, 64, 512)])
+def test_losses_of_tiles_are_those_of_the_logits(m, h, v, chosen, tile, monkeypatch):
+    monkeypatch.setattr(tiled, "sm_count", lambda device: 1)
+    monkeypatch.setitem(tiled.TILES.__dict__, "choose", lambda **key: tile)
+    x, weight = randn(m, h, dtype=torch.float16), randn(v, h, dtype=torch.float16, seed=2)
+    bias, targets = randn(v, dtype=torch.float16, seed=3), classes(m, v, ignored=m > 1)
+    assert tiled.suited(x, weight) and not tiled.suited(x[:, 1:], weight[:, 1:])
+    for added in (None, bias):
+        loss = linear_cross_entropy(x, weight, targets, added, **chosen)
+        wide = None if added is None else added.double()
+        exact = linear_cross_entropy_reference(x.double(), weight.double(), targets, wide, **chosen)
+        close(loss, exact, 1e-3)
+
+
+on_hopper = pytest.mark.skipif(
+    not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9), reason="is for Hopper alone"
+)
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("m", "h", "v"), [(1, 384, 33792), (200, 328, 17152), (1030, 520, 33024), (4096, 1000, 12800)]
+)
+def test_losses_of_groups_of_warps_are_those_of_the_logits(m, h, v, dtype):
+    x, weight = randn(m, h, dtype=dtype), randn(v, h, dtype=dtype, seed=2) / h**0.5
+    targets = classes(m, v, ignored=False)
+    assert tiled.suited(x, weight) and tiled.hopper.suits(v, h)
+    loss = torch.full((m,), float("nan"), device=DEVICE)
+    tiled.write_losses(loss, x, weight, targets, None, IGNORED, 0.0, 0.0)
+    exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
+    # Sums of float32, of products that are exact; seen: 5e-6.
+    close(loss, exact, 1e-5)
+
+
+@on_hopper
+@many
+@given(
+    st.integers(1, 1500),
+    st.integers(41, 160),
+    st.integers(0, 40),
+    st.sampled_from([torch.bfloat16, torch.float16]),
+    st.sampled_from([0.0, 1e-2]),
+    st.booleans(),
+)
+def test_random_shapes_of_groups_of_warps(m, steps, more, dtype, z_loss, padded):
+    h, v = 8 * steps, 256 * (-(-132 // -(-m // 128)) + more)
+    generator = torch.Generator(DEVICE).manual_seed(m)
+    x, weight = (
+        torch.randn(rows, h + 8 * padded, generator=generator, device=DEVICE) for rows in (m, v)
+    )
+    x, weight = x.to(dtype)[:, :h], (weight / h**0.5).to(dtype)[:, :h]
+    targets = classes(m, v)
+    assert tiled.suited(x, weight) and tiled.hopper.suits(v, h)
+    loss = torch.full((m,), float("nan"), device=DEVICE)
+    tiled.write_losses(loss, x, weight, targets, None, IGNORED, 0.0, z_loss)
+    logits = x.double() @ weight.double().T
+    exact = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
+    exact += z_loss * logits.logsumexp(1) ** 2 * (targets != IGNORED)
+    close(loss, exact, 1e-5)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    x, weight, targets = randn(5, 8), randn(40, 8).requires_grad_(), classes(5, 40)
+    loss = linear_cross_entropy(x, weight, targets)
+    assert [t is None for t in loss.grad_fn.saved_tensors[:3]] == [True, False, True]
+    (found,) = torch.autograd.grad(loss, weight)
+    (expected,) = torch.autograd.grad(F.cross_entropy(x @ weight.T, targets), weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_targets_out_of_range_are_named_or_make_their_row_nan(monkeypatch):
+    logits = randn(3, 20).requires_grad_()
+    for target in (20, -1, 1 << 40):
+        targets = torch.tensor([3, target, IGNORED], device=DEVICE)
+        if DEVICE == "cpu":
+            with pytest.raises(ValueError, match=rf"targets: {target}, expected 0 to 19"):
+                cross_entropy(logits, targets)
+            with pytest.raises(ValueError, match=rf"targets: {target}, expected 0 to 19"):
+                linear_cross_entropy(randn(3, 4), randn(20, 4), targets)
+        # On a GPU nobody looks.
+        with monkeypatch.context() as patch:
+            patch.setattr(shared, "check", lambda *arguments: None)
+            options = IGNORED, 0.0, 0.0, "none"
+            losses, gradient = plain.cross_entropy_fwd_bwd(logits.detach(), targets, *options)
+        assert losses.isnan().tolist() == [False, True, False]
+        assert gradient.isnan().all(1).tolist() == [False, True, False]
+
+
+REFUSED = [
+    ({"logits": randn(2, 3, 4)}, ValueError, r"logits: shape \(2, 3, 4\), expected two"),
+    ({"logits": randn(2, 0)}, ValueError, "logits: 0 classes, expected at least one"),
+    ({"logits": classes(2, 4)[:, None]}, TypeError, "logits: torch.int64, expected float32"),
+    ({"targets": randn(2)}, TypeError, "targets: torch.float32, expected int64 or int32"),
+    ({"targets": classes(3, 4)}, ValueError, r"targets: shape \(3,\), expected \(2,\)"),
+    ({"label_smoothing": 1.5}, ValueError, "label_smoothing: 1.5, expected 0 to 1"),
+    ({"reduction": "max"}, ValueError, "reduction: 'max', expected one of"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "words"), REFUSED, ids=[r[2] for r in REFUSED])
+def test_bad_arguments_are_named(wrong, error, words):
+    with pytest.raises(error, match=words):
+        cross_entropy(**{"logits": randn(2, 4), "targets": classes(2, 4)} | wrong)
+
+
+REFUSED_BY_LINEAR = [
+    ({"x": randn(2, 3, 4)}, r"x: shape \(2, 3, 4\), expected two"),
+    ({"weight": randn(5, 3)}, r"weight: \(5, 3\) torch.float32, expected \(V, 4\)"),
+    ({"weight": randn(5, 4, dtype=torch.float16)}, "weight: .* torch.float16, expected"),
+    ({"bias": randn(4)}, r"bias: \(4,\) torch.float32, expected \(5,\)"),
+    ({"bias": randn(5, dtype=torch.float16)}, r"bias: \(5,\) torch.float16, expected"),
+    ({"weight": torch.empty(5, 4, device="meta")}, "weight: on meta, expected"),
+    ({"reduction": "none"}, "reduction: 'none', expected one of"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), REFUSED_BY_LINEAR, ids=lambda x: str(x)[:30])
+def test_bad_arguments_of_the_linear_form_are_named(wrong, words):
+    good = {"x": randn(2, 4), "weight": randn(5, 4), "targets": classes(2, 5)}
+    with pytest.raises(ValueError, match=words):
+        linear_cross_entropy(**good | wrong)

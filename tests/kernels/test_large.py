@@ -1,0 +1,157 @@
+"""Tensors of more than 2**31 elements: their last rows get what they get alone.
+
+Without a GPU, where that would take days, the same law is tried on some thousand elements.
+"""
+
+import dataclasses
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.calls import inputs, invoke
+from harness.machine import nvml
+from harness.project import registry
+from harness.study import jobs
+from kernels import _random
+from kernels.random import LEVELS, dropout, randint
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+ELEMENTS = 2**31 if DEVICE == "cuda" else 2**12
+# What the largest of these calls, a backward pass of five tensors, leaves room for.
+MEMORY = 64 * 2**30
+DTYPE = "bfloat16"
+# Of a long row the interpreter takes seconds.
+LONGEST = 2**30 if DEVICE == "cuda" else 2**12
+# Elements between rows, of which three reach past the numbers of 32 bits.
+# A multiple of 16 elements, or the kernel may be another one, which rounds otherwise.
+APART = 2**30 + 16
+OPS = [
+    name
+    for name in sorted(jobs.ops(Path(__file__).parents[2]))
+    if not registry.op(name)[0].properties
+]
+
+
+def _rank(name):
+    return len(next(iter(registry.op(name)[0].inputs.values())).shape.split())
+
+
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and torch.cuda.mem_get_info()[0] < MEMORY, reason="needs 64 GiB of a GPU"
+)
+
+
+@pytest.fixture(autouse=True)
+def emptied():
+    yield
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
+def plain(op):
+    """The largest plain edge case, of no flag."""
+    found = [case for case in op.edge if not (case.flags or case.layout or case.values)]
+    found = [case for case in found if DTYPE in op.dtypes_of(case)]
+    return max(
+        (case for case in found if max(case.sizes.values()) <= LONGEST or case is found[0]),
+        key=lambda case: sum(case.sizes.values()),
+    )
+
+
+def grown(tail, spec, letter, rows):
+    """A tensor whose last rows are those of `tail`, after many of zeros or of ignored targets."""
+    if tail is None or spec.shape.split()[:1] != [letter]:
+        return tail
+    size = rows, *tail.shape[1:]
+    whole = torch.full(
+        size, spec.sentinel[1] if spec.sentinel else 0, dtype=tail.dtype, device=DEVICE
+    )
+    whole[-len(tail) :] = tail
+    return whole
+
+
+def last(whole, part):
+    """The end of a result, as long as that of the last rows alone."""
+    for axis, (size, length) in enumerate(zip(whole.shape, part.shape, strict=True)):
+        whole = whole.narrow(axis, size - length, length)
+    return whole
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_last_rows_get_what_they_get_alone(name):
+    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    case = plain(op)
+    letter = next(iter(op.inputs.values())).shape.split()[0]
+    alone = inputs.make(op, case, DTYPE, 0, DEVICE)
+    parts = invoke.run(op, function, case, alone)
+    widest = max(t.numel() for t in (*alone.values(), *parts.values()) if _grows(t, case[letter]))
+    rows = ELEMENTS // (widest // case[letter]) + 3 + case[letter]
+    whole = {key: grown(t, op.inputs[key], letter, rows) for key, t in alone.items()}
+    seeds = inputs.gradients(tuple(parts.values()), 0) if op.differentiable else None
+    parts = invoke.run(op, function, case, alone, seeds)
+    if seeds is not None:
+        wide = invoke.run(op, function, case, whole)
+        seeds = tuple(_placed(seed, out) for seed, out in zip(seeds, wide.values(), strict=True))
+        del wide
+    results = invoke.run(op, function, case, whole, seeds)
+    assert max(t.numel() for t in (*whole.values(), *results.values()) if t is not None) > ELEMENTS
+    for key, part in parts.items():
+        # Sums over rows are of another order.
+        bound = 2e-2 * part.is_floating_point()
+        least = bound * part.abs().max().item()
+        torch.testing.assert_close(last(results[key], part), part, rtol=bound, atol=least)
+
+
+def _grows(tensor, length):
+    return tensor is not None and length in tensor.shape
+
+
+def _placed(seed, out):
+    """A gradient of `out` that is zero but for the end, where it is `seed`."""
+    if seed.shape == out.shape:
+        return seed
+    whole = torch.zeros_like(out)
+    last(whole, seed).copy_(seed)
+    return whole
+
+
+@pytest.mark.parametrize("name", [name for name in OPS if _rank(name) > 1])
+def test_rows_may_lie_gibibytes_apart(name):
+    """Memory that nobody touches is none, so this takes no GPU."""
+    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    case = plain(op)
+    letter = next(iter(op.inputs.values())).shape.split()[0]
+    sizes = {**case.sizes, letter: 3}
+    near = inputs.make(op, dataclasses.replace(case, sizes=sizes), DTYPE, 0, DEVICE)
+    far = dict(near)
+    for key, tensor in near.items():
+        letters = op.inputs[key].shape.split()
+        if tensor is not None and letters[0] == letter and len(letters) > 1:
+            memory = torch.empty(3 * APART, dtype=tensor.dtype, device=DEVICE)
+            far[key] = memory.as_strided(tensor.shape, (APART, *tensor.stride()[1:]))
+            far[key].copy_(tensor)
+    parts = invoke.run(op, function, case, near)
+    for key, result in invoke.run(op, function, case, far).items():
+        assert torch.equal(result, parts[key])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_last_random_integers_are_those_of_an_offset(dtype):
+    count = ELEMENTS + 4099
+    whole = randint(0, 50257, (count,), 7, dtype=dtype, device=DEVICE)
+    alone = randint(0, 50257, (4096,), 7, offset=count - 4096, dtype=dtype, device=DEVICE)
+    assert torch.equal(whole[-4096:], alone)
+
+
+def test_the_last_elements_are_dropped_by_their_place():
+    count, p = ELEMENTS + 4096, 0.25
+    x = torch.ones(count, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    out = dropout(x, p, 7)
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    words = _random.philox_words(torch.tensor(7, device=DEVICE), (count - 4096) // 2, 2048)
+    halves = torch.stack((words & 0xFFFF, words >> 16), -1).flatten()
+    kept = halves >= round(p * LEVELS)
+    assert torch.equal(out[-4096:] != 0, kept) and torch.equal(dx[-4096:] != 0, kept)

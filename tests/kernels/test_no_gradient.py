@@ -1,0 +1,42 @@
+"""An op without a backward pass refuses what wants one, in a traced graph too."""
+
+import pytest
+import torch
+
+from tests.support.op_calls import WITHOUT, call_of
+
+
+def wanting(name):
+    """The function, and calls in each of which one tensor wants a gradient, by its name."""
+    _, function, good, options = call_of(name)
+    calls = {
+        key: {**good, key: good[key].detach().clone().requires_grad_(), **options}
+        for key in good
+        if good[key].is_floating_point()
+    }
+    return function, calls
+
+
+def test_there_are_such_ops():
+    assert {"matmul", "attention"} <= {*WITHOUT}
+    assert not any(call_of(name)[0].differentiable for name in WITHOUT)
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_what_wants_a_gradient_is_refused_by_name(name):
+    function, calls = wanting(name)
+    for key, given in calls.items():
+        with pytest.raises(ValueError, match=rf"^{key}: requires a gradient, .*expected"):
+            function(**given)
+        with torch.no_grad():
+            assert not function(**given).requires_grad
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_in_a_traced_graph_too(name):
+    function, calls = wanting(name)
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="eager")
+    for key, given in calls.items():
+        with pytest.raises(ValueError, match=rf"^{key}: requires a gradient, .*expected"):
+            compiled(**given)

@@ -1,0 +1,417 @@
+"""Layer norm and RMS norm: both passes, with and without a residual, and what they refuse."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.machine import nvml
+from kernels import _norm_backward, _norm_columns
+from kernels import layer_norm as ln
+from kernels import rms_norm as rms
+from kernels._exchange import may_wait
+from kernels._norm_forward import Tile, forward_configs
+from kernels.layer_norm import layer_norm, layer_norm_reference
+from kernels.rms_norm import rms_norm, rms_norm_reference
+from tests.support.examples import many
+from tests.support.interleaved import Schedule, interleaved
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+BOUND = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+NORMS = {
+    "layer_norm": (layer_norm, layer_norm_reference),
+    "rms_norm": (rms_norm, rms_norm_reference),
+}
+FAMILIES = {"layer_norm": ln, "rms_norm": rms}
+FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
+BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
+both = pytest.mark.parametrize("name", NORMS)
+# On one they wait for each other; the interpreter, which has them walk, takes minutes.
+on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="several programs hold a row on a GPU only")
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def tensors(name, shape, dtype, fused):
+    """x, the vectors and the residual of a norm by name, as leaves."""
+    n = shape[-1]
+    made = {"x": randn(*shape, dtype=dtype, seed=1), "weight": randn(n, dtype=dtype, seed=2)}
+    if name == "layer_norm":
+        made["bias"] = randn(n, dtype=dtype, seed=3)
+    if fused:
+        made["residual"] = randn(*shape, dtype=dtype, seed=4)
+    return {key: tensor.requires_grad_() for key, tensor in made.items()}
+
+
+def results(function, given, eps=1e-5):
+    """Outputs and gradients of a norm, for gradients of the outputs that are always the same."""
+    outputs = function(**given, eps=eps)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    seeds = [randn(*y.shape, seed=5 + i).to(y.dtype) for i, y in enumerate(outputs)]
+    return [*outputs, *torch.autograd.grad(outputs, list(given.values()), seeds)]
+
+
+def agree(name, given):
+    """Both passes lie within the dtype's bound of the reference in float64."""
+    function, reference = NORMS[name]
+    exact = {key: tensor.detach().double().requires_grad_() for key, tensor in given.items()}
+    for ours, truth in zip(results(function, given), results(reference, exact), strict=True):
+        dtype = given["x"].dtype
+        assert ours.dtype == dtype and ours.shape == truth.shape
+        size = max(truth.abs().max().item(), 1e-2)
+        assert (ours.double() - truth).abs().max().item() <= BOUND[dtype] * size
+
+
+@both
+@many
+@given(st.data())
+def test_random_shapes(name, data):
+    # The gradient of shorter rows is what rounding leaves of a difference.
+    shape = [*data.draw(st.lists(st.integers(1, 5), max_size=3)), data.draw(st.integers(8, 600))]
+    dtype = data.draw(st.sampled_from(list(BOUND)))
+    agree(name, tensors(name, shape, dtype, data.draw(st.booleans())))
+
+
+@contextlib.contextmanager
+def forward(name, reads, block, splits=1, rows=1):
+    """Within the body the forward pass of a norm reads rows so often, in such blocks."""
+    family, before = FAMILIES[name], FAMILIES[name].FORWARD
+    tiles = (Tile(math.inf, reads, splits, rows, block, 4),)
+    family.FORWARD = forward_configs(name, tiles, tiles)
+    try:
+        yield
+    finally:
+        family.FORWARD = before
+
+
+@both
+@pytest.mark.parametrize("fused", [False, True])
+def test_rows_that_are_read_twice(name, fused, monkeypatch):
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: False)
+    monkeypatch.setattr(_norm_backward, "SPLITS", 2)
+    # The last block of a row is short.
+    with forward(name, 2, 256):
+        agree(name, tensors(name, (5, 600), torch.float32, fused))
+
+
+# Rows of one block, of several chunks, and those that several programs hold; some unaligned.
+UNEVEN = [
+    *((n, torch.float16) for n in (5120, 6656, 7168, 8193, 9216, 10240, 14336, 16383)),
+    *((n, torch.float16) for n in (18432, 20001, 32767, 33024)),
+    *((n, torch.float32) for n in (5121, 12289, 18432)),
+]
+
+
+@both
+@pytest.mark.parametrize("n, dtype", UNEVEN)
+def test_uneven_rows_are_read_once_backward(name, n, dtype):
+    fused = n % 3 == 0
+    # In the interpreter the programs of a row take turns; on a GPU they run beside each other.
+    with interleaved(Schedule("in turn")) as runs:
+        agree(name, tensors(name, (2, n), dtype, fused))
+    if DEVICE == "cpu":
+        kernels = [run.kernel for run in runs]
+        whole = _norm_backward.is_whole(n, dtype.itemsize)
+        kernel = "_norm_backward_row_kernel" if whole else "_norm_backward_split_kernel"
+        assert kernels[1:] == [kernel, "_norm_sum_parts_kernel"]
+
+
+@both
+@pytest.mark.parametrize("n", [50257, 66064])
+def test_long_uneven_rows_are_read_once_forward(name, n):
+    given = tensors(name, (2, n), torch.float16, n % 2 == 0)
+    with torch.no_grad():
+        # The first entries of the last split, and those of the row, lie far off.
+        given["x"][1, :50] += 100.0
+        given["x"][0, -3000:] += 100.0
+    with interleaved(Schedule("in turn")) as runs, torch.no_grad():
+        ours = NORMS[name][0](**given, eps=1e-5)
+    exact = {key: tensor.detach().double() for key, tensor in given.items()}
+    truth = NORMS[name][1](**exact, eps=1e-5)
+    if n % 2 == 0:
+        ours, truth = ours[0], truth[0]
+    assert (ours.double() - truth).abs().max() <= 1e-3 * truth.abs().max()
+    if DEVICE == "cpu":
+        assert [run.looks > 0 for run in runs] == [True]
+
+
+H200 = torch.device("meta")
+
+
+def bytes_moved(name, n, itemsize):
+    """Bytes of x, dy and dx of a row backward, and of x and y forward, by the rules' choice."""
+    once = _norm_backward.row_plan(BACKWARD[name], n, itemsize, H200, 2)[1] > 0
+    tile = FORWARD[name].rule(n, itemsize, False)
+    # What one program reads twice comes out of a cache while a multiprocessor's rows fit there.
+    kept = (tile.reads == 1 and may_wait(H200, tile.splits)) or n * itemsize <= 65536
+    return (3 if once else 5) * n * itemsize, (2 if kept else 3) * n * itemsize
+
+
+@both
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_rows_of_any_width_are_read_once(name, itemsize):
+    for n in range(1, 32769):
+        once = 3 * n * itemsize, 2 * n * itemsize
+        assert bytes_moved(name, n, itemsize) == once, n
+
+
+@both
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_long_rows_move_as_many_bytes_as_powers_of_two(name, itemsize):
+    longest = 524288 // itemsize
+    for n in (*range(32769, longest, 61), *(2**k + d for k in range(15, 18) for d in (-1, 1))):
+        below, above = 1 << (n.bit_length() - 1), 1 << (n - 1).bit_length()
+        for direction in (0, 1):
+            each = bytes_moved(name, n, itemsize)[direction] / n
+            for power in (below, above):
+                if power <= longest:
+                    assert each <= 1.1 * bytes_moved(name, power, itemsize)[direction] / power, n
+
+
+@both
+@many
+@given(n=st.integers(1, 2**20), splits=st.integers(1, 64), power=st.integers(7, 14))
+def test_splits_and_chunks_cover_each_column_once(name, n, splits, power):
+    block = 2**power
+    span = _norm_columns.span_of(n, splits)
+    chunks, full = _norm_columns.chunks_of(n, splits, block)
+    owned = [range(s * span, min((s + 1) * span, n)) for s in range(splits)]
+    assert sum(map(len, owned)) == n and chunks * block >= span
+    assert 0 <= full <= chunks and full * block <= min(map(len, owned))
+    assert splits == 1 or span % 32 == 0
+    assert (full == chunks) == (n % (splits * block) == 0)
+
+
+# nn.LayerNorm(bias=False), elementwise_affine=False, and what torch.nn.functional takes besides.
+ABSENT = [
+    ("layer_norm", {"bias"}),
+    ("layer_norm", {"weight"}),
+    ("layer_norm", {"weight", "bias"}),
+    ("rms_norm", {"weight"}),
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("n", [16, 200, 1500])
+@pytest.mark.parametrize("name, absent", ABSENT)
+def test_vectors_that_are_none(name, absent, n, fused, monkeypatch):
+    """The longest rows take the kernels that read them twice."""
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
+    given = tensors(name, (3, n), torch.float32, fused)
+    with torch.no_grad():
+        given["x"] += 2
+    given = {key: tensor for key, tensor in given.items() if key not in absent}
+    exact = {key: tensor.detach().double().requires_grad_() for key, tensor in given.items()}
+
+    def pytorch(x, weight=None, bias=None, residual=None, eps=1e-5):
+        total = x if residual is None else x + residual
+        vectors = [weight, bias] if name == "layer_norm" else [weight]
+        y = getattr(F, name)(total, (n,), *vectors, eps)
+        return y if residual is None else (y, total)
+
+    with forward(name, 2, 256) if n == 1500 else contextlib.nullcontext():
+        ours = results(NORMS[name][0], given)
+    for one, truth in zip(ours, results(pytorch, exact), strict=True):
+        assert one.shape == truth.shape and one.dtype == torch.float32
+        assert (one.double() - truth).abs().max() <= 1e-5 * max(truth.abs().max().item(), 1e-2)
+
+
+@pytest.mark.parametrize("name, absent", ABSENT)
+def test_a_norm_without_vectors_has_no_gradient_for_them(name, absent):
+    given = tensors(name, (3, 24), torch.float32, False)
+    given |= dict.fromkeys(absent)
+    NORMS[name][0](**given, eps=1e-5).sum().backward()
+    for key, tensor in given.items():
+        assert tensor is None or tensor.grad is not None, key
+
+
+@both
+@on_a_gpu
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [
+        ((3, 131072), torch.bfloat16),
+        # Several rows for each group of programs: in turn of four bytes, a range of two.
+        ((300, 12288), torch.float32),
+        ((300, 16384), torch.float32),
+        ((200, 65536), torch.bfloat16),
+    ],
+)
+def test_rows_that_several_programs_hold(name, shape, dtype, fused):
+    given = tensors(name, shape, dtype, fused)
+    agree(name, given)
+    for one, other in zip(*(results(NORMS[name][0], given) for _ in range(2)), strict=True):
+        assert torch.equal(one, other)
+
+
+@both
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("n", [12288, 16384])
+def test_long_rows_of_four_bytes(name, n, fused):
+    agree(name, tensors(name, (5, n), torch.float32, fused))
+
+
+@both
+@on_a_gpu
+def test_a_number_that_is_none_in_a_long_row_stays_in_its_row(name):
+    given = tensors(name, (3, 131072), torch.float16, False)
+    with torch.no_grad():
+        # All bits set: as such a slot says that its sum is not there yet.
+        given["x"][1, 70000:70002].view(torch.int16).fill_(-1)
+    y = NORMS[name][0](**given)
+    assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
+
+
+@both
+def test_uneven_rows_beyond_one_block(name):
+    agree(name, tensors(name, (3, 9001), torch.float16, True))
+
+
+@both
+def test_a_row_in_several_chunks_equals_one_in_a_single_chunk(name):
+    given = tensors(name, (3, 1500), torch.bfloat16, True)
+    whole = results(NORMS[name][0], given)
+    with forward(name, 1, 256):
+        chunked = results(NORMS[name][0], given)
+    for one, other in zip(whole, chunked, strict=True):
+        assert (one.double() - other.double()).norm() <= 1e-2 * one.double().norm()
+
+
+@both
+def test_without_gradients_the_results_are_the_same(name):
+    given = tensors(name, (7, 130), torch.float16, True)
+    kept = NORMS[name][0](**given)
+    with torch.no_grad():
+        free = NORMS[name][0](**given)
+    assert all(torch.equal(one, other) for one, other in zip(kept, free, strict=True))
+    assert not any(tensor.requires_grad for tensor in free)
+
+
+@both
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_two_outputs_may_go_unused(name, used):
+    function, reference = NORMS[name]
+    given = tensors(name, (4, 50), torch.float32, True)
+    exact = {key: tensor.detach().double().requires_grad_() for key, tensor in given.items()}
+    pair = []
+    for formula, leaves in ((function, given), (reference, exact)):
+        output = formula(**leaves, eps=1e-5)[used]
+        wanted = [leaves["x"], leaves["residual"]]
+        pair.append(torch.autograd.grad(output, wanted, torch.ones_like(output)))
+    for ours, truth in zip(*pair, strict=True):
+        assert torch.allclose(ours.double(), truth, atol=1e-5)
+
+
+def test_the_sum_is_that_of_pytorch_to_the_bit():
+    given = tensors("rms_norm", (6, 200), torch.float16, True)
+    assert torch.equal(rms_norm(**given)[1], given["x"] + given["residual"])
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_equal_entries_far_from_zero_have_no_deviation(reads):
+    n = 3001
+    x = torch.full((2, n), 1234.567, device=DEVICE)
+    with forward("layer_norm", reads, 1024):
+        y = layer_norm(x, torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE), 1e-5)
+    assert y.abs().max().item() == 0.0
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize("where", [0, 1500, slice(0, 1024), slice(1024, 3000)])
+def test_what_lies_far_from_the_rest_takes_no_digits(reads, where):
+    x = randn(2, 3000)
+    x[:, where] += 1e4
+    one, zero = torch.ones(3000, device=DEVICE), torch.zeros(3000, device=DEVICE)
+    with forward("layer_norm", reads, 1024):
+        y = layer_norm(x, one, zero, 1e-5)
+    truth = layer_norm_reference(x.double(), one.double(), zero.double(), 1e-5)
+    assert (y - truth).abs().max().item() <= 1e-5 * truth.abs().max().item()
+
+
+@both
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_the_tuner_has_few_candidates(name, itemsize):
+    for n in (256, 1000, 1024, 2048, 4096, 8192, 12288, 16384, 65536, 262144):
+        tile = FORWARD[name].rule(n, itemsize, False)
+        one = FORWARD[name][0 if tile.reads == 2 else 1 if tile.splits == 1 else 2]
+        suited = [c for c in one.candidates if one.suits(c, n=n, itemsize=itemsize, residual=False)]
+        assert 1 <= len(suited) <= 12, (n, suited)
+        other = BACKWARD[name][0 if _norm_backward.is_whole(n, itemsize) else 1]
+        suited = [c for c in other.candidates if other.suits(c, n=n, itemsize=itemsize)]
+        assert 1 <= len(suited) <= 12, (n, suited)
+
+
+@both
+def test_the_reference_is_differentiable_and_right(name):
+    given = tensors(name, (3, 4), torch.float64, True)
+    reference = NORMS[name][1]
+    values = list(given.values())
+
+    def formula(*values):
+        return reference(**dict(zip(given, values, strict=True)), eps=1e-5)
+
+    assert torch.autograd.gradcheck(formula, values)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_first_entries_far_off_the_rest_take_no_digits(split):
+    """The shift is the mean of the first 128, so nearly all of the squares about it cancel."""
+    n = 70000
+    x = randn(2, n)
+    x[:, :128] += 1e4
+    one, zero = torch.ones(n, device=DEVICE), torch.zeros(n, device=DEVICE)
+    with interleaved(Schedule("in turn")) if split else contextlib.nullcontext():
+        y = layer_norm(x, one, zero, 1e-5)
+    truth = layer_norm_reference(x.double(), one.double(), zero.double(), 1e-5)
+    assert (y - truth).abs().max().item() <= 5e-7 * truth.abs().max().item()
+
+
+def vector(n):
+    return torch.ones(n, device=DEVICE)
+
+
+REFUSALS = {
+    "a scalar": (ValueError, "x: ", lambda: rms_norm(vector(1)[0], vector(1))),
+    "integers": (TypeError, "x: torch.int64", lambda: rms_norm(vector(4).long(), vector(4))),
+    "doubles": (
+        TypeError,
+        "weight: torch.float64",
+        lambda: rms_norm(vector(4), vector(4).double()),
+    ),
+    "a short weight": (ValueError, r"weight: .*\(7,\)", lambda: rms_norm(randn(2, 8), vector(7))),
+    "a long bias": (
+        ValueError,
+        r"bias: .*\(9,\)",
+        lambda: layer_norm(randn(2, 8), vector(8), vector(9)),
+    ),
+    "a residual of another shape": (
+        ValueError,
+        r"residual: \(2, 7\)",
+        lambda: rms_norm(randn(2, 8), vector(8), residual=randn(2, 7)),
+    ),
+    "a residual of another dtype": (
+        ValueError,
+        r"residual: .*float16",
+        lambda: rms_norm(randn(2, 8), vector(8), residual=randn(2, 8, dtype=torch.float16)),
+    ),
+    "a weight elsewhere": (
+        ValueError,
+        "weight: on meta",
+        lambda: rms_norm(randn(2, 8), torch.ones(8, device="meta")),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refuses(what):
+    error, words, call = REFUSALS[what]
+    with pytest.raises(error, match=f"{words}.*expected"):
+        call()

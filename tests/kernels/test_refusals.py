@@ -1,0 +1,81 @@
+"""Any argument of another kind is refused by its name, what it is and what was expected."""
+
+import inspect
+import re
+
+import pytest
+import torch
+
+from kernels._checks import shown
+from tests.support.op_calls import OPS, call_of
+
+NUMBER = torch.ones(())
+# By the kind that a public function asks for: what is none, and the error.
+WRONG = {
+    torch.Tensor: (TypeError, (None, 3.0, [1.0, 2.0], "x")),
+    torch.Tensor | None: (TypeError, (3.0, [1.0, 2.0], "x")),
+    float: (TypeError, (None, True, [1.0], "x", NUMBER, 1j)),
+    bool: (TypeError, (None, 1, 0.0, "no", NUMBER)),
+    int: (TypeError, (None, True, 1.5, "x", NUMBER)),
+    int | torch.Tensor: (TypeError, (None, True, False, 1.5, "x", [3])),
+    int | tuple[int, ...]: (TypeError, (None, True, 1.5, "x", (1.5,), (2, None), NUMBER)),
+    str: (ValueError, (None, 3, "nonsense", ["mean"])),
+    torch.dtype: (ValueError, (None, "int64", torch.int16, int)),
+    # PyTorch itself refuses what is no device, in its own words.
+    torch.device | str | None: (TypeError, ()),
+}
+BELOW = {int | tuple[int, ...]: (-1, (2, -3))}
+
+
+def parameters_of(name):
+    _, function, good, options = call_of(name)
+    kinds = inspect.get_annotations(function, eval_str=True)
+    return function, {**good, **options}, {k: v for k, v in kinds.items() if k != "return"}
+
+
+def refused(function, given, name, value, error):
+    with pytest.raises(error) as raised:
+        function(**given | {name: value})
+    words = str(raised.value)
+    part = value if not isinstance(value, tuple) else next(x for x in value if x not in (1, 2))
+    assert re.match(rf"{name}: .*, expected ", words), words
+    assert shown(part) in words or str(part) in words, words
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_argument_of_another_kind_is_named(op):
+    function, given, kinds = parameters_of(op)
+    assert inspect.signature(function).parameters.keys() == kinds.keys()
+    for name, kind in kinds.items():
+        error, values = WRONG[kind]
+        for value in values:
+            refused(function, given, name, value, error)
+        for value in BELOW.get(kind, ()):
+            refused(function, given, name, value, ValueError)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
+    """The same calls without the wrong argument: what is refused above is refused for it."""
+    function, given, _ = parameters_of(op)
+    function(**given)
+
+
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [
+        ("attention", 1),
+        ("rotary", 1),
+        ("bucketize", 2),
+        ("cross_entropy", 4),
+        ("linear_cross_entropy", 4),
+    ],
+)
+def test_options_that_others_order_otherwise_are_given_by_name(op, options):
+    function, _, kinds = parameters_of(op)
+    named = [
+        each
+        for each in inspect.signature(function).parameters.values()
+        if each.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    assert len(named) == options and not any(kinds[each.name] is torch.Tensor for each in named)

@@ -1,0 +1,113 @@
+"""No derivative is silently a constant: a second one is right or an error, as is one forward."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import kernels
+from kernels._launch import _Refusing
+from kernels.vector import add, mul
+from tests.support.op_calls import INDICES, OPS, WITHOUT, call_of
+
+DIFFERENTIABLE = [name for name in OPS if name not in (*INDICES, *WITHOUT)]
+
+
+def functions():
+    """All autograd functions of the kernels, by walking them."""
+    found = set()
+    for each in pkgutil.iter_modules(kernels.__path__):
+        module = importlib.import_module(f"kernels.{each.name}")
+        for value in vars(module).values():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, torch.autograd.Function)
+                and (value is not _Refusing)
+            ):
+                found.add(value)
+    return found
+
+
+def second(given, names, function, options, power):
+    """The derivatives of the squares of the gradients by the tensors of these names; None where
+    there is none. The gradient of the outputs is one for a power of one, else it depends on them.
+    """
+    leaves = {name: given[name].detach().clone().requires_grad_() for name in names}
+    outputs = function(**given | leaves, **options)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    # Even a power of one would hang on the outputs.
+    loss = sum((output if power == 1 else output**power).sum() for output in outputs)
+    first = torch.autograd.grad(loss, [*leaves.values()], create_graph=True)
+    squares = sum((each * each).sum() for each in first)
+    if not squares.requires_grad:
+        return [None] * len(leaves)
+    return torch.autograd.grad(squares, [*leaves.values()], allow_unused=True)
+
+
+def seen(name, dtype):
+    op, function, good, options = call_of(name)
+    given = {k: x.to(dtype) if x.is_floating_point() else x for k, x in good.items()}
+    names = [key for key in given if op.inputs[key].grad]
+    leaf = {key: x.requires_grad_() if key in names else x for key, x in given.items()}
+    made = function(**leaf, **options)
+    nodes = {type(out.grad_fn) for out in (made if isinstance(made, tuple) else (made,))}
+    given = {key: x.detach() for key, x in leaf.items()}
+    for power in (1, 2):
+        compare(given, names, op, function, options, power)
+    return nodes
+
+
+def compare(given, names, op, function, options, power):
+    """Asserts that ours is right, or an error."""
+    try:
+        ours = second(given, names, function, options, power)
+    except RuntimeError as error:
+        assert "no second derivative is computed; expected a single" in str(error), error
+        return
+    exact = {k: x.double() if x.is_floating_point() else x for k, x in given.items()}
+    exact |= {key: None for key in op.inputs if key not in exact}
+    wanted = second(exact, names, op.reference, options, power)
+    for found, expected in zip(ours, wanted, strict=True):
+        if found is None or expected is None:
+            assert not any(x is not None and x.any() for x in (found, expected))
+        else:
+            torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_derivative_of_any_function_is_right_or_an_error():
+    nodes = set()
+    for name in DIFFERENTIABLE:
+        nodes |= seen(name, torch.float32)
+        # In float16 a mean has a function of its own.
+        nodes |= seen(name, torch.float16) if name.endswith("cross_entropy") else set()
+    classes = {getattr(node, "_forward_cls", None) for node in nodes} - {None}
+    assert classes == functions() and len(classes) > 10
+
+
+def test_a_part_of_a_sum_does_not_count_as_a_constant():
+    x = torch.randn(4, 24, requires_grad=True)
+    y = add(mul(x, x), x * x * x)
+    (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="Mul: its gradient was differentiated again"):
+        torch.autograd.grad(first.pow(2).sum(), x)
+
+
+def test_what_is_not_differentiated_again_may_be_kept():
+    x = torch.randn(24, requires_grad=True)
+    (first,) = torch.autograd.grad(mul(x, x).sum(), x, create_graph=True)
+    torch.testing.assert_close(first, 2 * x)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_a_tangent_is_refused_and_not_lost(name):
+    _, function, good, options = call_of(name)
+    for key, tensor in good.items():
+        if not tensor.is_floating_point() or name in INDICES:
+            continue
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(tensor, torch.ones_like(tensor))
+            with pytest.raises(ValueError, match=rf"^{key}: has a tangent .*expected a tensor"):
+                function(**good | {key: dual}, **options)

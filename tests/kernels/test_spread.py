@@ -1,0 +1,106 @@
+"""Inputs are such as a network sees: no result of theirs vanishes, saturates or explodes.
+
+Where logits have a standard deviation of 45 their softmax is a step, nearly all gradients are zero,
+and an error bound relative to the largest says nothing. Each op is held to it at the sizes of its
+sweep, cut so that float64 takes a moment.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.calls import inputs, invoke, tolerance
+from harness.project import registry, source_tree
+from harness.verify import problem
+from kernels._contract import Case, case
+
+ROOT = Path(__file__).parents[2]
+
+OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
+# Sums over a size grow with it unless weights shrink with it, so sizes are cut to no less.
+LONGEST, ROWS = 512, 4
+LEAST, MOST = 1e-4, 10.0
+# A single number is a sum over all.
+MOST_ALONE = 100.0
+# Next to nothing, beside the largest entry; and the share of such that relu and masks leave.
+NOTHING, MOST_NOTHING = 1e-6, 0.6
+
+
+def cut(a_case: Case) -> Case:
+    """The case with few rows, of a product or of heads in its last two sizes."""
+    letters = list(a_case.sizes)
+    rows = letters[: max(len(letters) - 2, len(letters) > 1)]
+    most = {letter: ROWS if letter in rows else LONGEST for letter in a_case.sizes}
+    sizes = {letter: min(size, most[letter]) for letter, size in a_case.sizes.items()}
+    return dataclasses.replace(a_case, sizes=sizes)
+
+
+def odd(op, a_case):
+    """The results whose entries are not of the size that a network computes with, and why."""
+    tensors = {
+        name: t.double() if t is not None and t.is_floating_point() else t
+        for name, t in inputs.make(op, a_case, "float32", 5, "cpu").items()
+    }
+    outputs = invoke.run(op, op.reference, a_case, tensors)
+    seeds = inputs.gradients(tuple(outputs.values()), 5) if op.differentiable else None
+    for name, result in invoke.run(op, op.reference, a_case, tensors, seeds).items():
+        if not result.is_floating_point():
+            continue
+        assert result.isfinite().all(), name
+        size, largest = result.square().mean().sqrt().item(), result.abs().max().item()
+        if not LEAST <= size <= (MOST if result.numel() > 1 else MOST_ALONE):
+            yield f"{name}: root mean square {size:.2g}"
+        share = (result.abs() <= NOTHING * largest).double().mean().item()
+        if share > MOST_NOTHING:
+            yield f"{name}: {share:.1%} next to nothing"
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_results_and_gradients_are_of_the_size_that_networks_compute_with(name):
+    op = OPS[name]
+    for a_case in {cut(each).name: cut(each) for each in op.sweep}.values():
+        assert list(odd(op, a_case)) == [], a_case.name
+
+
+@pytest.mark.parametrize(("name", "tensor"), [("linear_cross_entropy", "weight"), ("matmul", "b")])
+def test_a_weight_without_its_scale_is_seen(name, tensor):
+    op = OPS[name]
+    plain = {tensor: dataclasses.replace(op.inputs[tensor], scale=1.0)}
+    broken = dataclasses.replace(op, inputs=dict(op.inputs) | plain)
+    # Smoothing gives every class a gradient, of however steep a softmax.
+    cases = [cut(each) for each in op.sweep if "smooth" not in each.flags]
+    assert all(list(odd(broken, each)) for each in cases)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.02), ("float16", 0.0025)])
+def test_the_bound_of_a_fused_loss_is_a_few_roundings(dtype, most):
+    """With logits of a deviation of 22 the bound of bfloat16 gradients was 0.15."""
+    op = OPS["linear_cross_entropy"]
+    eager = registry.function(op.name, "torch_eager")
+    found = problem.problem(op, case(M=64, H=512, V=2000), dtype, 3, "cpu", eager, ones=True)
+    for name in ("dx", "dweight"):
+        verdict = tolerance.judge(found.eager[name], found.eager[name], getattr(torch, dtype))
+        assert verdict.bound.max < most
+
+
+def test_scaled_scores_are_of_unit_deviation():
+    op = OPS["softmax"]
+    for a_case in (case(M=40, N=500), case("scaled", M=40, N=500)):
+        x = inputs.make(op, a_case, "float32", 0, "cpu")["x"]
+        assert (x * op.arguments(a_case)["scale"]).std().item() == pytest.approx(1, abs=0.05)
+
+
+def test_angles_turn_and_do_not_stretch():
+    op, a_case = OPS["rotary"], case(B=1, S=6, H=1, K=1, D=8, R=4)
+    made = [inputs.make(op, a_case, "float32", seed, "cpu") for seed in (0, 1)]
+    for each in made:
+        unit = each["cos"].square() + each["sin"].square()
+        torch.testing.assert_close(unit, torch.ones(6, 4))
+        # The first pair turns by one radian from a position to the next, the others by less.
+        angles = torch.atan2(each["sin"], each["cos"]).diff(dim=0).remainder(2 * math.pi)
+        torch.testing.assert_close(angles[:, 0], torch.ones(5), atol=1e-5, rtol=0)
+        assert (angles.mean(0).diff() < 0).all()
+    assert not torch.equal(made[0]["cos"], made[1]["cos"])

@@ -1,0 +1,38 @@
+"""Without a GPU: torch.compile takes each op as one graph, forward and backward."""
+
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import triton.language as tl
+
+import kernels
+from harness.study import jobs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_each_op_is_one_graph():
+    # Here the kernels are the interpreter's, which nobody traces.
+    command = [sys.executable, str(ROOT / "tests/support/traced.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    counts = {name: int(said.pop(name).split()[0]) for name in jobs.ops(ROOT)}
+    assert said == {}
+    assert min(counts.values()) >= 2
+
+
+def test_strings_of_kernels_are_of_one_line():
+    """Inductor writes them into a source of its own, which a line break ends: torch 2.11."""
+    found = 0
+    for each in pkgutil.iter_modules(kernels.__path__):
+        for name, value in vars(importlib.import_module(f"kernels.{each.name}")).items():
+            if isinstance(value, tl.constexpr) and isinstance(value.value, str):
+                assert value.value.isprintable(), f"kernels/{each.name}.py: {name}"
+                found += 1
+    assert found

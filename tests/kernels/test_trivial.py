@@ -1,0 +1,55 @@
+"""In no cell of ours do zeros pass, or one value in all places, where the oracle is neither."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.calls import tolerance
+from harness.project import registry
+from harness.study import jobs
+from harness.verify import problem as oracle
+from harness.verify.worker import EAGER
+
+# A cell of more elements than this takes long on a CPU, and is no other than the smaller ones.
+MOST = 2**17
+OPS = jobs.ops(Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_what_computes_nothing_never_passes(name):
+    op, _ = registry.op(name)
+    # Random results are held to properties.
+    if op.properties:
+        pytest.skip("held to the law of its numbers")
+    try:
+        eager = registry.function(name, EAGER)
+    except Exception:
+        eager = op.reference
+    judged = 0
+    for case in op.edge:
+        for dtype in op.dtypes_of(case):
+            problem = oracle.problem(op, case, dtype, 11, "cpu", eager)
+            if sum(truth.numel() for truth in problem.oracle.values()) > MOST:
+                continue
+            judged += sum(_refuses_trifles(problem, result) for result in problem.oracle)
+    assert judged
+
+
+def _refuses_trifles(problem: oracle.Problem, result: str) -> bool:
+    """Asserts it of one result; False where the oracle itself is nothing or one value."""
+    truth, shaped = problem.oracle[result], problem.expected[result]
+    held = truth.to(shaped.dtype)
+    finite = held[held.isfinite()].double()
+    if not finite.numel() or finite.abs().max() <= tolerance.ZERO * problem.scale:
+        return False
+    half_range = (finite.max() - finite.min()) / 2
+    values = [0.0]
+    # Nearer than this the dtype, or a sum of many numbers, hardly tells values apart.
+    if half_range > tolerance.CAP * finite.abs().max():
+        values += [finite.mean().item(), finite.max().item()]
+    for value in values:
+        constant = torch.full_like(held, value).where(held.isfinite(), held)
+        verdict = problem.judge({result: constant}, closely=True)[result]
+        assert verdict.ratio > 1, (problem.case.name, problem.dtype, result, value, verdict)
+    return True

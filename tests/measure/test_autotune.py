@@ -1,0 +1,226 @@
+"""Libraries that tune themselves do so alone, and nothing is measured before they did."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli import UserError
+from harness.machine import gpu_lock
+from harness.measure import autotune
+from harness.project import fingerprint, registry, source_tree
+from harness.project.source_tree import self_tuned
+from harness.results import choices, raw
+from tests.support.fake_nvml import FAKE
+from tests.support.measuring import BENCH, ROOT
+from tests.support.patience import PATIENCE_S
+
+OP, FAMILY = "scale", "vector"
+PASSES = list(registry.op(OP)[0].passes)
+UUID = "GPU-00-fake"
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Runs `python -m harness.measure.autotune` with a fake driver for two cells of scale; its
+    report."""
+    (tmp_path / "pynvml.py").write_text(FAKE)
+
+    def run(impl) -> dict:
+        out = tmp_path / "autotune" / OP / f"{impl}.json"
+        environment = os.environ | {gpu_lock.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment["FAKE_LOG"] = str(tmp_path / "prepared")
+        for name in ("CUDA_VISIBLE_DEVICES", *choices.KEEP, *choices.FOLDERS):
+            environment.pop(name, None)
+        call = [sys.executable, "-m", "harness.measure.autotune", "--op", OP, "--impl", impl]
+        call += ["--out", str(out), "--bench", BENCH, "--dtypes", "bfloat16"]
+        call += ["--max-cases", "1", "--cell-timeout-s", str(PATIENCE_S)]
+        subprocess.run(call, cwd=ROOT, env=environment, check=True)
+        return json.loads(out.read_text())
+
+    return run
+
+
+def test_a_library_meets_each_cell_told_to_keep_what_it_chooses(command):
+    found = command("says_how_it_tunes")
+    assert found["gpu"] == {"name": "NVIDIA H200", "uuid": UUID}
+    assert found["code_sha256"] == fingerprint.implementation(ROOT, FAMILY, found["impl"])
+    assert [cell["cell"].split()[-1] for cell in found["cells"]] == PASSES
+    assert {cell["reason"] for cell in found["cells"]} == {"kept"}
+
+
+def noted(tmp_path):
+    """What torch_compile noted so far; nothing is noted afterwards that was noted before."""
+    log = tmp_path / "prepared"
+    words = [line.split()[-1] for line in log.read_text().splitlines()] if log.exists() else []
+    log.unlink(missing_ok=True)
+    return [word for word in words if word in ("chose", "found")]
+
+
+def test_what_is_chosen_alone_is_found_by_the_clock_and_by_no_later_choice(
+    command, measure, tmp_path
+):
+    command("torch_compile")
+    assert noted(tmp_path) == ["chose"] * len(PASSES)
+    assert measure().returncode == 0
+    assert noted(tmp_path) == ["found"] * len(PASSES)
+    _, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert sidecar["autotuned"]["torch_compile"]["gpu"] == UUID
+    command("torch_compile")
+    assert noted(tmp_path) == ["chose"] * len(PASSES)
+
+
+def test_choices_of_another_board_are_refused_in_one_line(command, measure, tmp_path):
+    command("torch_compile")
+    path = tmp_path / "autotune" / OP / "torch_compile.json"
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps(report | {"gpu": {"name": "NVIDIA H200", "uuid": "GPU-else"}}))
+    done = measure()
+    assert done.returncode == 2 and not (tmp_path / "raw/scale.csv").exists()
+    assert done.stderr == (
+        f"tilewright: {path.parent}: libraries tuned themselves on another board, GPU-else; remove"
+        " it and start again\n"
+    )
+
+
+def test_all_libraries_choose_on_the_first_board(command, monkeypatch):
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    assert {command("torch_compile")["gpu"]["uuid"] for _ in range(3)} == {UUID}
+
+
+def test_a_library_that_falls_while_it_tunes_meets_the_next_cell_nevertheless(command):
+    found = command("segfaults_at_once")
+    assert [cell["status"] for cell in found["cells"]] == ["crashed"] * len(PASSES)
+    assert {cell["reason"] for cell in found["cells"]} == {"died by SIGSEGV"}
+
+
+@pytest.mark.parametrize(("impl", "workers"), [("slow", 1), ("keeps_memory", len(PASSES))])
+def test_a_worker_that_cannot_give_memory_back_is_replaced(command, tmp_path, impl, workers):
+    assert [cell["status"] for cell in command(impl)["cells"]] == ["ok"] * len(PASSES)
+    prepared = (tmp_path / "prepared").read_text().splitlines()
+    assert len({line.split()[0] for line in prepared}) == workers
+
+
+def test_a_library_that_is_not_here_has_nothing_to_tune(command):
+    assert [cell["status"] for cell in command("absent")["cells"]] == ["unavailable"]
+
+
+@pytest.fixture
+def measure(tmp_path, arguments):
+    """Runs `python -m harness.measure` for ours and torch_compile, as `command` does."""
+
+    def run() -> subprocess.CompletedProcess:
+        environment = os.environ | {gpu_lock.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
+        environment["FAKE_LOG"] = str(tmp_path / "prepared")
+        for name in ("CUDA_VISIBLE_DEVICES", *choices.FOLDERS):
+            environment.pop(name, None)
+        call = [sys.executable, "-m", "harness.measure", *arguments("ours", "torch_compile")]
+        return subprocess.run(call, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    return run
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A tree with one baseline that tunes itself for one op, and its report."""
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines/tunes.py").write_text('AUTOTUNES = ("matmul",)\n')
+    (tmp_path / "baselines/plain.py").write_text("LIBRARY = 'plain'\n")
+    (tmp_path / "matmul").mkdir()
+    gpu = {"name": "NVIDIA H200", "uuid": UUID}
+    content = {"code_sha256": "tunes", "date": "2026-11-22T00:00:00Z", "gpu": gpu, "cells": []}
+    (tmp_path / "matmul/tunes.json").write_text(json.dumps(content))
+    (tmp_path / "matmul/tunes").mkdir()
+    return tmp_path
+
+
+def required(tree, op="matmul"):
+    impls = ["ours", "ours_twin", "plain", "tunes"]
+    return autotune.required(tree, tree, op, impls, lambda impl: impl)
+
+
+def test_what_a_library_chose_is_named_with_its_board(tree):
+    assert required(tree) == {"tunes": {"date": "2026-11-22T00:00:00Z", "gpu": UUID}}
+    assert required(tree, op="softmax") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"code_sha256": "older"}, "is of other code or another version; make it with"),
+        (
+            {"date": None},
+            "has no 'date'; make it with python -m harness.measure.autotune --op matmul",
+        ),
+    ],
+)
+def test_a_report_that_does_not_fit_is_named(tree, changes, message):
+    path = tree / "matmul/tunes.json"
+    content = json.loads(path.read_text()) | changes
+    kept = {key: value for key, value in content.items() if value is not None}
+    path.write_text(json.dumps(kept))
+    with pytest.raises(UserError, match=rf"{re.escape(str(path))}: {message}"):
+        required(tree)
+
+
+def test_a_report_that_is_missing_is_named(tree):
+    (tree / "matmul/tunes.json").unlink()
+    with pytest.raises(UserError, match=r"tunes.json: missing; make it with .* --impl tunes"):
+        required(tree)
+
+
+def test_choices_that_are_gone_are_named(tree):
+    (tree / "matmul/tunes").rmdir()
+    with pytest.raises(UserError, match=r"tunes.json: what the library chose is gone; make it"):
+        required(tree)
+
+
+def test_libraries_that_chose_on_two_boards_are_named(tree):
+    shutil.copy(tree / "baselines/tunes.py", tree / "baselines/ours.py")
+    report = json.loads((tree / "matmul/tunes.json").read_text())
+    report |= {"code_sha256": "ours", "gpu": {"name": "NVIDIA H200", "uuid": "GPU-else"}}
+    (tree / "matmul/ours.json").write_text(json.dumps(report))
+    (tree / "matmul/ours").mkdir()
+    with pytest.raises(UserError, match=r"matmul: .* on 2 boards, GPU-00-fake, GPU-else; remove"):
+        required(tree)
+
+
+def test_a_copy_of_choices_leaves_them_as_they_are(tmp_path):
+    kept = choices.emptied(tmp_path / "kept")
+    inductor = Path(kept["TORCHINDUCTOR_CACHE_DIR"])
+    inductor.mkdir()
+    (inductor / "chosen").write_text("a")
+    own = choices.copied(tmp_path / "kept", tmp_path / "own")
+    assert set(own) == set(kept) == set(choices.FOLDERS)
+    (Path(own["TORCHINDUCTOR_CACHE_DIR"]) / "chosen").write_text("b")
+    assert (inductor / "chosen").read_text() == "a"
+    assert choices.emptied(tmp_path / "kept") == kept and not inductor.exists()
+
+
+def test_whatever_pytorch_compiles_tunes_itself():
+    compiled = [s for s in source_tree.stems(ROOT, "baselines") if compiles(s)]
+    assert {"torch_compile", "torch_compile_max", "flex_attention"} <= set(compiled)
+    assert self_tuned(ROOT, "softmax", compiled) == compiled
+
+
+def compiles(stem):
+    return "baselines/_torch_compiler.py" in source_tree.sources(ROOT, f"baselines/{stem}.py")
+
+
+def test_a_word_in_place_of_the_names_of_ops_is_refused(tmp_path):
+    (tmp_path / "baselines").mkdir()
+    (tmp_path / "baselines/tunes.py").write_text('AUTOTUNES = "matmul"\n')
+    with pytest.raises(UserError, match=r"tunes.py: AUTOTUNES is 'matmul'; make it a tuple, or"):
+        self_tuned(tmp_path, "matmul", ["tunes"])
+
+
+def test_what_files_declare_is_found():
+    baselines = ["flash_attn_2", "quack", "torch_eager", "xformers"]
+    assert self_tuned(ROOT, "matmul", baselines) == ["quack", "xformers"]
+    assert self_tuned(ROOT, "rms_norm", baselines) == ["flash_attn_2"]
+    assert self_tuned(ROOT, "softmax", baselines) == []

@@ -1,0 +1,321 @@
+"""The checks around the clock, on the CPU: a stand-in for CUDA graphs replays by calling again."""
+
+import itertools
+import types
+
+import pytest
+import torch
+
+from harness import status as statuses
+from harness.measure import worker
+from kernels._contract import PASSES
+from tests.support.cpu_bench import CELL, Overwriting, Timer, cell, noting_square
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_right_function_passes(make, direction):
+    made = make(lambda x, bias: torch.sin(x))
+    prepared = cell(made, direction)
+    assert prepared.pop("busy_s") > 0 and prepared.pop("first_s") > 0
+    assert prepared == {"reason": "", "peak_mem_bytes": 20, "held_bytes": 40, "l2_bytes": 100}
+    assert made.release() == {"held_bytes": 40}
+    assert cell(made, direction)["reason"] == ""
+
+
+def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_time(make):
+    given, calls = {}, []
+    square = noting_square(calls, given)
+    made = make(lambda x, bias: square(x), passes=("forward", "both"))
+    cell(made, "both")
+    # For each copy of the inputs one forward pass more shows what the gradients of one must be.
+    assert calls.count("forward") == calls.count("backward") + worker.COPIES
+    assert set(map(tuple, given.values())) == {(1.0,)} and len(given) == worker.COPIES
+    assert calls[-4:] == ["forward", "backward"] * 2
+    output, gradient = made._calls[0]()
+    assert not output.requires_grad
+    assert torch.equal(gradient**2, 4 * output)
+
+
+def test_both_passes_of_what_is_no_loss_are_for_the_gradients_of_the_backward_pass(make):
+    seen = {}
+    for direction in ("backward", "both"):
+        given = {}
+        made = make(lambda x, bias, given=given: noting_square([], given)(x), passes=PASSES)
+        cell(made, direction)
+        seen[direction] = sorted(map(tuple, given.values()))
+    assert seen["backward"] == seen["both"]
+    assert all(len(values) > 1 for values in seen["both"])
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_what_is_drawn_at_random_is_held_to_its_law_in_both_passes(make, factor):
+    class Drawn(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.kept = torch.rand(x.shape) < 0.5
+            return x * ctx.kept
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return factor * gradient * ctx.kept
+
+    def law(given, results):
+        kept = results["out"] != 0
+        right = torch.equal(results["dx"], given["dy"] * kept)
+        return "" if right and torch.equal(results["out"], given["x"] * kept) else "no mask"
+
+    made = make(lambda x, bias: Drawn.apply(x), impl="rival", passes=PASSES, properties=law)
+    if factor == 1:
+        cell(made, "both")
+    else:
+        with pytest.raises(statuses.Inaccurate, match="a timed call: no mask"):
+            cell(made, "both")
+
+
+def test_a_tuple_of_outputs_passes(make):
+    cell(make(lambda x, bias: (x + 1, x.amax())))
+    cell(make(lambda x, bias: (2 * x, x.argmax())), "backward")
+
+
+def test_calls_rotate_through_inputs_of_different_values(make):
+    seen = {}
+
+    def function(x, bias):
+        seen[x.data_ptr()] = x.clone()
+        return x + 1
+
+    cell(make(function))
+    copies = list(seen.values())
+    assert len(copies) == worker.COPIES
+    assert not torch.equal(copies[0], copies[1])
+    assert all(copy.abs().sum() > 0 for copy in copies)
+
+
+def test_large_inputs_have_fewer_copies(make, monkeypatch):
+    monkeypatch.setattr(worker, "INPUT_SHARE", 1e-9)
+    seen = set()
+
+    def function(x, bias):
+        seen.add(x.data_ptr())
+        return x + 1
+
+    cell(make(function))
+    assert len(seen) == 1
+
+
+def test_a_large_call_gives_its_memory_back_after_each_block(make, monkeypatch):
+    given_back = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(1))
+    made = make(lambda x, bias: x + 1)
+    cell(made)
+    assert not given_back
+    made.release()
+    monkeypatch.setattr(worker, "CALL_SHARE", 1e-9)
+    given_back.clear()
+    assert cell(made)["reason"] == "events: the call is large"
+    assert len(given_back) == 2
+
+
+def later(change, calls=8):
+    """A function that is right in its first calls and then spoilt by `change`."""
+    count = iter(range(10**6))
+
+    def function(x, bias):
+        result = x + 1
+        return result if next(count) < calls else change(x, result)
+
+    return function
+
+
+def tail(x, result):
+    result = result.clone()
+    result[-1] = float("nan")
+    return result
+
+
+FAULTS = {
+    "zeros": lambda x, result: torch.zeros_like(result),
+    "nan": lambda x, result: result * float("nan"),
+    "tail": tail,
+    "its input": lambda x, result: x,
+    "shuffled": lambda x, result: result.flip(0),
+    "another shape": lambda x, result: result[:1],
+}
+
+
+@pytest.mark.parametrize("impl", ["ours", "rival"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_later_is_inaccurate(make, fault, impl):
+    made = make(later(FAULTS[fault]), impl)
+    made.prepare(**CELL, direction="forward")
+    with pytest.raises((statuses.Inaccurate, RuntimeError)):
+        made.block(12)
+        made.check()
+
+
+def test_one_bit_is_too_much_for_a_deterministic_op_of_ours(make):
+    def nudge(x, result):
+        return torch.nextafter(result, torch.full_like(result, 9e9))
+
+    made = make(later(nudge))
+    made.prepare(**CELL, direction="forward")
+    made.block(12)
+    with pytest.raises(statuses.Inaccurate, match="not bitwise equal"):
+        made.check()
+    for options in ({"impl": "rival"}, {"deterministic": False}):
+        made = make(later(nudge), **options)
+        made.prepare(**CELL, direction="forward")
+        made.block(12)
+        made.check()
+
+
+def test_a_replay_that_writes_nothing_is_found(make, monkeypatch):
+    monkeypatch.setattr(Timer, "capture", lambda self, call: (lambda: None, call()))
+    with pytest.raises(statuses.Inaccurate, match="a timed call"):
+        cell(make(lambda x, bias: x + 1))
+
+
+def test_an_input_that_is_overwritten_is_found(make):
+    with pytest.raises(statuses.Inaccurate):
+        cell(make(lambda x, bias: x.add_(1) + 0))
+
+
+def test_outputs_in_the_memory_of_inputs_are_followed(make):
+    cell(make(lambda x, bias: x))
+    with pytest.raises(statuses.Inaccurate):
+        cell(make(lambda x, bias: x.add_(1)))
+
+
+def test_a_replay_that_leaves_a_tail_unwritten_is_found(make, monkeypatch):
+    def capture(self, call):
+        first = call()
+
+        def replay():
+            for output, again in zip(first, call(), strict=True):
+                output.data[:-1].copy_(again[:-1])
+
+        return replay, first
+
+    monkeypatch.setattr(Timer, "capture", capture)
+    with pytest.raises(statuses.Inaccurate, match="a timed call"):
+        cell(make(lambda x, bias: x + 1))
+
+
+@pytest.mark.parametrize(("a_call", "leaked"), [(512, 2 * 512 * 4), (0, 0)])
+def test_memory_that_grows_with_each_block_is_a_leak(make, monkeypatch, a_call, leaked):
+    allocated = [1000]
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
+
+    def function(x, bias):
+        allocated[0] += a_call
+        return x + 1
+
+    made = make(function)
+    made.prepare(**CELL, direction="forward")
+    for _ in range(worker.LEAKY_BLOCKS):
+        made.block(4)
+    assert made.check() == {"leaked_bytes": leaked * (worker.LEAKY_BLOCKS - 1)}
+    made.release()
+    made.prepare(**CELL, direction="forward")
+    made.block(4)
+    assert made.check() == {"leaked_bytes": 0}
+
+
+def test_a_cache_that_fills_once_and_garbage_are_no_leak(make, monkeypatch):
+    allocated, garbage = iter([3, 9, 7, 9, 7, 9, 7]), []
+    made = make(lambda x, bias: x + 1)
+    made.prepare(**CELL, direction="forward")
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(allocated))
+    monkeypatch.setattr(worker.gc, "collect", lambda: garbage.append(1))
+    for _ in range(4):
+        made.block(4)
+    assert next(allocated, None) is None and len(garbage) == 3
+    assert made.check() == {"leaked_bytes": 0}
+
+
+def test_energy_is_of_the_timed_calls(make):
+    counted = []
+    made = make(lambda x, bias: counted.append(1) or x + 1)
+    made.prepare(**CELL, direction="forward")
+    counted.clear()
+    answer = made.energy(200)
+    assert len(counted) == 3 and answer.pop("busy_s") > 0
+    assert answer == {"energy_uj": 400.0, "energy_pm_uj": 0.5}
+    made.check()
+
+
+def test_the_call_that_compiles_is_told_apart(make, monkeypatch):
+    calls, clock = itertools.count(), types.SimpleNamespace(seconds=0.0)
+
+    def function(x, bias):
+        clock.seconds += 2.0 if next(calls) == 0 else 0.125
+        return x + 1
+
+    monkeypatch.setattr(worker, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
+    prepared = make(function).prepare(**CELL, direction="forward")
+    # The first call on each copy, then one more, all in eager code: no GPU, no graph.
+    assert prepared["first_s"] == 2.0 + (worker.COPIES - 1) * 0.125
+    assert prepared["busy_s"] == worker.COPIES * 0.125
+
+
+def test_gradients_may_share_memory_with_what_was_given(make):
+    cell(make(lambda x, bias: x + x.sum()), "backward")
+    cell(make(lambda x, bias: torch.stack((x, 2 * x))), "backward")
+
+
+@pytest.mark.parametrize("impl", ["ours", "rival"])
+def test_a_gradient_may_be_a_view_of_what_was_saved(make, impl):
+    def function(x, bias):
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, torch.clone):
+            return Overwriting.apply(x)
+
+    cell(make(function, impl), "backward")
+
+
+@pytest.mark.parametrize("impl", ["ours", "rival"])
+@pytest.mark.parametrize("direction", ["backward", "both"])
+@pytest.mark.parametrize("function", [lambda x, bias: x.view(-1), lambda x, bias: x.sum()])
+def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(
+    make, function, impl, direction
+):
+    with pytest.raises(statuses.Unsupported, match="nothing is computed"):
+        make(function, impl).prepare(**CELL, direction=direction)
+
+
+def test_without_a_graph_events_time_the_calls(make, monkeypatch):
+    def capture(self, call):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(Timer, "capture", capture)
+    made = make(lambda x, bias: x + 1)
+    assert cell(made)["reason"] == (
+        "events: RuntimeError: operation not permitted when stream is capturing"
+    )
+    made = make(later(FAULTS["zeros"]))
+    made.prepare(**CELL, direction="forward")
+    made.block(12)
+    with pytest.raises(statuses.Inaccurate):
+        made.check()
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("impl", "error", "status"),
+    [
+        ("rival", ValueError("head_dim must be 64\nmore"), "unsupported"),
+        ("ours", ValueError("head_dim must be 64\nmore"), "crashed"),
+        ("rival", torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "oom"),
+        ("rival", RuntimeError("Triton Error [CUDA]: an illegal memory access"), "crashed"),
+    ],
+)
+def test_what_an_exception_stands_for(make, monkeypatch, direction, impl, error, status):
+    def function(x, bias):
+        if "illegal" in str(error):
+            # The context is lost: every later call says the same.
+            monkeypatch.setattr(torch.cuda, "synchronize", lambda: function(x, bias))
+        raise error
+
+    with pytest.raises(Exception) as raised:
+        make(function, impl).prepare(**CELL, direction=direction)
+    assert statuses.of(raised.value) == status
+    assert str(error).splitlines()[0] in statuses.reason(raised.value)

@@ -1,0 +1,119 @@
+"""The command that measures an op: its files, its complaints, and how it ends."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.calls import drawn
+from harness.cli import UserError
+from harness.measure import __main__ as measure
+from harness.project import fingerprint, registry
+from harness.results import raw
+from tests.support.measuring import ENVIRONMENT, ROOT
+from tests.support.patience import wait_until
+
+
+def test_the_command_measures_with_a_twin(command, tmp_path):
+    job = command("ours", "slow")
+    job.communicate()
+    assert job.returncode == 0
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert {row["impl"] for row in rows} == {"ours", "ours_twin", "slow"}
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sidecar["harness_sha256"] == fingerprint.harness(ROOT)
+    assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
+
+
+def test_the_command_times_drawn_shapes_and_keeps_their_seed(command, tmp_path):
+    (tmp_path / "drawn.json").write_text('{"drawn_seed": 17}')
+    assert command("ours", "torch_eager", drawn=tmp_path / "drawn.json").wait() == 0
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert sidecar["schedule"]["drawn_seed"] == 17
+    op, _ = registry.op("scale")
+    found = {(row["set"], row["case"], row["pass"]) for row in rows}
+    chosen, apart = op.sweep[0].name, drawn.cases(op, 17)[0].name
+    assert found == {("grid", chosen, name) for name in op.passes} | {
+        ("drawn", apart, name) for name in ("forward", "backward")
+    }
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_CACHE_AUTOTUNING", raising=False)
+    command("ours", "says_how_it_tunes").communicate()
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    told = {row["reason"] for row in rows if row["impl"] == "says_how_it_tunes"}
+    assert told == {"kept"}
+    assert sidecar["autotuned"] == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"op": "nonesuch"}, "kernels/: no file declares an op 'nonesuch'"),
+        ({"passes": "sideways"}, "--passes: 'sideways' is none of forward, backward, both"),
+        (
+            {"ceilings": "none.csv"},
+            "none.csv: missing; make it with python -m harness.machine.ceilings",
+        ),
+    ],
+)
+def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
+    monkeypatch.setattr(sys, "argv", ["measure", *arguments("ours", **changes)])
+    with pytest.raises(UserError, match=problem):
+        measure.main()
+    assert not (tmp_path / "raw").exists()
+
+
+def test_an_op_that_the_configuration_leaves_nothing_of_has_files_without_rows(command, tmp_path):
+    # scale has this pass, but no case of its sweep in this dtype is among the first.
+    job = command("ours", "slow", dtypes="float32")
+    _, said = job.communicate()
+    assert job.returncode == 0, said
+    assert "scale: left out, no case of its sweep in dtypes float32" in said
+    rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
+    assert (rows, sidecar["rows"], sidecar["mode"]) == ([], 0, "measured")
+
+
+def test_the_machine_is_described_anew_only_where_it_has_changed(command, tmp_path):
+    sidecars = []
+    for out in ("one/scale.csv", "two/scale.csv"):
+        job = command("ours", out=tmp_path / out)
+        job.communicate()
+        assert job.returncode == 0
+        sidecars.append(json.loads((tmp_path / out).with_suffix(".json").read_text()))
+    # The made-up description in place of the file was of another machine.
+    assert sidecars[0]["environment"]["gpu"]["name"] == "NVIDIA H200"
+    assert sidecars[0]["environment_sha256"] == sidecars[1]["environment_sha256"]
+    assert sidecars[0]["run_id"] == sidecars[1]["run_id"] != ENVIRONMENT["run_id"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_process_outlives_the_parent(command, tmp_path, number):
+    job = command("hangs_at_once")
+    log = tmp_path / "prepared"
+    wait_until(log.exists)
+    # The forkserver, and the worker that hangs.
+    others = [*children_of(job.pid), int(log.read_text().split()[0])]
+    assert len(others) == 2
+    assert all(map(running, others))
+    job.send_signal(number)
+    job.communicate()
+    assert job.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    wait_until(lambda: not any(map(running, others)))
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == [".scale.journal"]
+
+
+def children_of(parent: int) -> list[int]:
+    found = (Path("/proc") / str(parent) / "task" / str(parent) / "children").read_text()
+    return [int(word) for word in found.split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,73 @@
+"""Several processes of each implementation, in cells with short calls."""
+
+import pytest
+
+from tests.support.measuring import BLOCKS, of
+
+# Those of fake_bench take 100 us, of "fast" 1 us.
+SHORT = {"processes": 3, "short_us": 100.1}
+
+
+def processes(rows, impl, case="M1"):
+    return [row["process"] for row in of(rows, impl, case)]
+
+
+def test_a_short_call_is_timed_in_several_processes_of_each(timed):
+    rows = timed(["ours", "ours_twin", "slow"], **SHORT)
+    for impl in ("ours", "ours_twin", "slow"):
+        for case in ("M1", "M2"):
+            assert sorted(processes(rows, impl, case)) == sorted([0, 1, 2] * BLOCKS)
+    for block in range(BLOCKS):
+        orders = [row["order"] for row in rows if (row["case"], row["block"]) == ("M1", block)]
+        assert orders == list(range(9))
+    # Its energy is measured in one of them.
+    used = [row for row in of(rows, "ours") if row["energy_uj"] is not None]
+    assert [(row["process"], row["block"]) for row in used] == [(0, BLOCKS - 1)]
+
+
+@pytest.mark.parametrize(
+    ("impls", "changes", "count"),
+    [
+        (["ours", "slow"], {"processes": 3, "short_us": 100.0}, 1),
+        (["ours", "slow"], {"processes": 1, "short_us": 1e9}, 1),
+        (["ours", "slow", "fast"], {"processes": 2, "short_us": 100.0}, 2),
+    ],
+)
+def test_the_shortest_call_of_a_cell_decides(timed, impls, changes, count):
+    rows = timed(impls, **changes)
+    assert {processes(rows, impl).count(0) for impl in impls} == {BLOCKS}
+    assert {max(processes(rows, impl)) for impl in impls} == {count - 1}
+
+
+def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(timed, capsys):
+    """In the room for one, the first process has the GPU's memory."""
+    rows = timed(["ours", "room_for_one"], **SHORT)
+    assert processes(rows, "room_for_one") == [0] * BLOCKS
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
+    assert "room_for_one#2: left out: oom: OutOfMemoryError" in capsys.readouterr().err
+
+
+def test_a_process_that_fails_ends_its_implementation_and_no_other(timed):
+    rows = timed(["ours", "exits"], **SHORT)
+    failed = [row for row in of(rows, "exits") if row["status"] != "ok"]
+    assert [(row["block"], row["reason"]) for row in failed] == [(1, "exited with code 3")]
+    assert max(row["block"] for row in of(rows, "exits")) == 1
+    assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
+    # In the next cell all processes are there again.
+    assert sorted(processes(rows, "exits", "M2")) == sorted([0, 1, 2] * BLOCKS)
+
+
+def test_wrong_results_of_several_processes_are_one_reason(timed):
+    rows = of(timed(["ours", "wrong_later"], **SHORT), "wrong_later")
+    assert {(row["status"], row["reason"]) for row in rows} == {("inaccurate", "output 0 changed")}
+
+
+def test_a_choice_made_before_is_found_by_each_process(timed, tmp_path, monkeypatch):
+    """A library that tunes itself prepares after the others, one process at a time."""
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    alone = {"torch_compile": {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}}
+    timed(["ours", "torch_compile"], alone=alone, **SHORT)
+    words = [line.split()[2] for line in log.read_text().splitlines()]
+    assert words.count("chose") == 2 and words.count("found") == 4

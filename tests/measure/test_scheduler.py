@@ -1,0 +1,196 @@
+"""What the engine does beside the clock: blocks, energy, memory, strangers, a lost forkserver."""
+
+import json
+import os
+import re
+import signal
+import types
+from collections import Counter
+
+import pytest
+
+from harness.cli import UserError
+from harness.measure import scheduler
+from harness.measure.stopping import REASONS
+from harness.workers import forkserver, gpu_memory, pool
+from tests.support.fake_bench import SLOWLY_S
+from tests.support.measuring import BLOCKS, CELLS, Watch, children, of
+from tests.support.patience import PATIENCE_S
+
+
+def test_a_killed_forkserver_is_nobodys_fault(timed, capsys):
+    # The second time around the worker is a fresh one, which behaves in the same way.
+    rows = timed(["ours", "kills_the_forkserver"])
+    assert "lost with the forkserver; once more" in capsys.readouterr().err
+    first = of(rows, "kills_the_forkserver")
+    assert (first[-1]["status"], first[-1]["reason"]) == ("crashed", pool.LOST)
+    for impl in ("ours", "kills_the_forkserver"):
+        assert [row["status"] for row in of(rows, impl, "M2")] == ["ok"] * BLOCKS
+
+
+def test_a_forkserver_that_others_kill_costs_no_cell(timed, monkeypatch):
+    start, calls = pool.Crew.ask, []
+
+    def ask(crew, impls, limit_s, do, **arguments):
+        calls.append(do)
+        if calls.count("block") == 5 and do == "block":
+            os.kill(forkserver.current().pid, signal.SIGKILL)
+        return start(crew, impls, limit_s, do, **arguments)
+
+    monkeypatch.setattr(pool.Crew, "ask", ask)
+    rows = timed(["ours", "slow"])
+    assert [row["status"] for row in rows] == ["ok"] * 2 * BLOCKS * len(CELLS)
+
+
+def test_a_block_has_the_same_turn_for_all_implementations(timed, monkeypatch):
+    ask, turns = pool.Crew.ask, {}
+
+    def noting(crew, impls, limit_s, do, **arguments):
+        if do == "block":
+            turns.setdefault(*impls, []).append(arguments["turn"])
+        return ask(crew, impls, limit_s, do, **arguments)
+
+    monkeypatch.setattr(pool.Crew, "ask", noting)
+    timed(["ours", "slow"])
+    # The first of each cell is warm-up.
+    assert turns == dict.fromkeys(["ours", "slow"], [0, *range(BLOCKS)] * len(CELLS))
+
+
+def test_the_energy_of_a_call_stands_in_the_row_of_its_last_block(timed):
+    for row in timed(["ours", "slow"]):
+        last = row["block"] == BLOCKS - 1
+        assert (row["energy_uj"], row["energy_pm_uj"]) == ((200.0, 0.5) if last else (None, None))
+    assert {row["energy_uj"] for row in timed(["ours"], energy_ms=0)} == {None}
+    assert {row["energy_uj"] for row in timed(["ours"], energy_impls=["slow"])} == {None}
+    assert {row["energy_uj"] for row in timed(["ours"], energy_impls=[])} == {None}
+    # What the L2 holds is not fetched again in a loop without flushes.
+    assert {row["energy_uj"] for row in timed(["large_l2"], energy_impls=["large_l2"])} == {None}
+    twin = of(timed(["ours", "ours_twin"]), "ours_twin")
+    assert len(twin) == BLOCKS and {row["energy_uj"] for row in twin} == {None}
+
+
+def test_blocks_are_added_until_the_interval_is_narrow(timed, tmp_path):
+    rows = timed(["ours", "ours_twin", "noisy"], max_blocks=9)
+    assert max(row["block"] for row in rows) == 8
+    schedule = json.loads((tmp_path / "raw/fake.json").read_text())["schedule"]
+    assert schedule["stopped"] == dict.fromkeys(REASONS, 0) | {"blocks": len(CELLS)}
+    rows = timed(["ours", "slow", "noisy"], max_blocks=9)
+    assert max(row["block"] for row in rows) == BLOCKS - 1
+
+
+def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypatch):
+    ask, clock = pool.Crew.ask, types.SimpleNamespace(seconds=0.0, case="")
+
+    def slowly(crew, impls, limit_s, do, **arguments):
+        """By the clock a block of one of them takes 0.4 s in the first case, all else no time."""
+        clock.case = arguments.get("case", clock.case)
+        answers = ask(crew, impls, PATIENCE_S, do, **arguments)
+        if do == "block" and "dawdles" in answers and clock.case == "M1":
+            clock.seconds += min(0.4, limit_s)
+            if limit_s < 0.4:
+                answers["dawdles"] = {"status": "hung", "reason": "no answer in time"}
+        return answers
+
+    monkeypatch.setattr(pool.Crew, "ask", slowly)
+    hands = types.SimpleNamespace(monotonic=lambda: clock.seconds)
+    monkeypatch.setattr(scheduler, "time", hands)
+    rows = timed(["ours", "dawdles"], cell_limit_s=1.0)
+    # Each answer comes in time; the warm-up, a block and a part of the next fill the second.
+    taken = of(rows, "dawdles")
+    assert [row["status"] for row in taken] == ["ok", "hung"]
+    assert taken[-1]["reason"] == "more than 1 s for its blocks in this cell"
+    for impl, name in (("ours", "M1"), ("ours", "M2"), ("dawdles", "M2")):
+        assert [row["status"] for row in of(rows, impl, name)] == ["ok"] * BLOCKS
+    slow = of(timed(["ours", "dawdles"], cell_limit_s=30.0), "dawdles")
+    assert [row["status"] for row in slow] == ["ok"] * BLOCKS
+
+
+def test_times_beside_another_program_are_marked(timed):
+    watch = Watch(strangers=["process 7 (trainer)", "process 8 (game)"])
+    rows = timed(["ours", "hot"], watch)
+    assert {(row["status"], row["reason"]) for row in of(rows, "ours")} == {
+        ("throttled", "shared with process 7 (trainer)")
+    }
+    assert {row["reason"] for row in of(rows, "hot")} == {"thermal slowdown"}
+    assert {row["device_us"] for row in rows} == {100.0}
+    # It was asked with both workers alive.
+    assert [len(groups) for groups in watch.groups] == [2] * len(CELLS)
+
+
+def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    # Idle, all ready, and ever after: one of the three that hold a GiB each is killed.
+    watch = Watch(2**30, 4 * 2**30)
+    with pytest.raises(UserError, match=r"^is_killed: ended, but 256 MiB"):
+        timed(["ours", "slow", "is_killed"], watch)
+    assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
+    assert not children()
+
+
+def test_memory_of_the_dead_that_comes_back_is_waited_for(timed):
+    watch = Watch(2**30, *[4 * 2**30] * 4, 3 * 2**30)
+    rows = timed(["ours", "slow", "is_killed"], watch)
+    assert [row["status"] for row in of(rows, "ours")] == ["ok"] * BLOCKS
+    assert watch.used == [3 * 2**30]
+
+
+def test_memory_of_the_dead_is_back_before_anything_else_is_timed(timed, monkeypatch):
+    watch, ask, waiting = Watch(2**30, 5 * 2**30), pool.Crew.ask, []
+
+    def watched(crew, impls, limit_s, do, **arguments):
+        if do == "block":
+            waiting.append(len(watch.used) > 1)
+        answers = ask(crew, impls, limit_s, do, **arguments)
+        if any(answer["status"] == "crashed" for answer in answers.values()):
+            watch.used = [6 * 2**30] * 3 + [4 * 2**30]
+        return answers
+
+    monkeypatch.setattr(pool.Crew, "ask", watched)
+    rows = timed(["ours", "slow", "is_killed", "other"], watch)
+    died = of(rows, "is_killed")[-1]
+    # Others followed in the block in which it died.
+    assert (died["status"], died["order"]) == ("crashed", 0)
+    assert len(watch.used) == 1 and not any(waiting)
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """How many processes each implementation has had."""
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+
+    def processes() -> Counter:
+        lines = (line.split() for line in log.read_text().splitlines())
+        return Counter(impl for _, impl in {(pid, impl) for pid, _, impl, *_ in lines})
+
+    return processes
+
+
+@pytest.mark.parametrize("impl", ["slow", "segfaults_at_once"])
+def test_a_library_that_tunes_itself_has_its_first_call_after_the_others(
+    timed, tmp_path, monkeypatch, impl
+):
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    timed(["ours", impl, "prepares_slowly"], alone={impl: {}}, cells=CELLS[:1])
+    began = {line.split()[2]: float(line.split()[1]) for line in log.read_text().splitlines()}
+    assert began[impl] - began["prepares_slowly"] >= SLOWLY_S
+
+
+def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):
+    rows = timed(["ours", "leaks"])
+    assert {row["status"] for row in rows} == {"ok"}
+    assert processes() == {"ours": 1, "leaks": 2}
+
+
+def test_who_crashed_or_ran_out_of_memory_is_replaced_and_who_declines_is_not(timed, processes):
+    timed(["ours", "raises", "exhausts_memory", "hangs", "declines_at_once", "wrong_later"])
+    lost = {"raises": 2, "exhausts_memory": 2, "hangs": 2}
+    assert processes() == lost | {"ours": 1, "declines_at_once": 1, "wrong_later": 1}
+
+
+def test_each_cell_says_where_its_time_went(timed, capsys):
+    timed(["ours", "torch_eager"])
+    lines = [line for line in capsys.readouterr().err.splitlines() if "prepare" in line]
+    stages = r" s: start .*, prepare .*\), block \S+, energy \S+, check .*\), release .*\), rest"
+    assert len(lines) == len(CELLS) and all(re.search(stages, line) for line in lines)

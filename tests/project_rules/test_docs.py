@@ -1,0 +1,209 @@
+"""The pages are plain prose, and the index of the lab book follows from its entries."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(path):
+    """A script of docs/ as a module; docs/ is no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+prose, index = script(ROOT / "docs/prose.py"), script(ROOT / "docs/lab/index.py")
+LONG = "One sentence " + " ".join(["goes"] * 28) + "."
+ENTRY = """# Book
+
+## 2026-11-21: a title (sm_90)
+
+**Question.** Does it fit?
+
+**Change.** None.
+
+**Result.**
+
+| a | b |
+|---|---|
+
+**Decision.** Observed: it fits. More is not known.
+
+**Commit.** `0123456`
+"""
+
+
+def found(text):
+    return [(line, reason) for line, reason, _ in prose.faults(text)]
+
+
+def test_a_sentence_of_thirty_words_is_plain_and_one_more_is_not():
+    assert found(LONG) == []
+    assert found(LONG.replace("One", "Just one")) == [(1, "31 words")]
+
+
+@pytest.mark.parametrize("word", ["Of", "What", "Who", "Beside"])
+def test_an_opening_word_is_named_where_its_sentence_begins(word):
+    text = f"# {word} is a heading\n\nA sentence\nthat ends. {word} comes\nnext, says {word}.\n"
+    assert found(text) == [(4, f"opens with {word}")]
+    assert found(f"- **{word}** is a fault in a list too.") == [(1, f"opens with {word}")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```\n{LONG} {LONG}\nOf code.\n```\n",
+        f"| {LONG[:-1]} and more | Of |\n",
+        f"<!-- Of a comment.\n{LONG[:-1]} and more. -->\n",
+        f"A [link]({'/'.join('abcdefghij')} {'of ' * 30}).",
+        "A span `" + "x " * 40 + "` is one word.",
+        "Offers, whatever and Whose are other words. Offer. Whoever. Besides.",
+    ],
+)
+def test_what_is_no_prose_is_not_read(text):
+    assert found(text) == []
+
+
+def test_items_and_paragraphs_end_a_sentence_without_a_point():
+    half = " ".join(["word"] * 20)
+    assert found(f"- {half}\n- {half}\n\n{half}\n\n1. {half}\n") == []
+    assert found(f"{half}\n{half}\n") == [(1, "40 words")]
+
+
+def test_the_check_names_the_page_and_the_line(tmp_path, capsys):
+    for name, text in {"a.md": "Plain.", "b.md": "\nOf that.", "c.md": "What now."}.items():
+        (tmp_path / name).write_text(text)
+    assert prose.check([tmp_path / "a.md"], tmp_path) == 0 and not capsys.readouterr().out
+    assert prose.check(sorted(tmp_path.glob("*.md")), tmp_path) == 1
+    told = capsys.readouterr().out
+    assert "b.md:2: opens with Of: Of that." in told and "c.md:1: opens with What" in told
+
+
+def test_the_pages_are_plain(capsys):
+    assert prose.check(prose.pages()) == 0, capsys.readouterr().out
+
+
+def test_all_pages_are_read():
+    names = {path.relative_to(ROOT).as_posix() for path in prose.pages()}
+    assert {"README.md", "docs/architecture.md", "docs/lab/softmax.md"} < names
+
+
+def test_the_index_of_the_lab_book_is_current(capsys):
+    assert index.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_an_entry_is_a_row_under_its_verdict():
+    (entry,) = index.entries(ENTRY, "book")
+    assert (entry["verdict"], entry["date"]) == ("Observed", "2026-11-21")
+    link = "[a title (sm_90)](book.md#2026-11-21-a-title-sm_90)"
+    assert index._row(entry) == f"| book | {link} | It fits. | `0123456` |"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("**Change.** None.\n\n", "", "the heads are"),
+        ("**Change.** None.", "**Change.** ", "a head is empty"),
+        ("**Question.**", "Before. **Question.**", "the heads are"),
+        ("Observed: it", "It", "begins with one of"),
+        ("Observed: it fits. More is not known.", "Observed.", "says why"),
+        ("`0123456`", "soon", "short hashes"),
+        ("## 2026-11-21: a title", "## A title", "every section is an entry"),
+    ],
+)
+def test_an_entry_that_lacks_something_is_named(old, new, words):
+    assert ENTRY.count(old) == 1
+    with pytest.raises(index.IndexFault, match=words):
+        index.entries(ENTRY.replace(old, new), "book")
+
+
+def test_an_index_that_is_not_current_is_told_and_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index, "BOOK", tmp_path)
+    monkeypatch.setattr(index, "index", lambda: "| new |")
+    page = tmp_path / "README.md"
+    page.write_text(f"Before\n{index.BEGIN}\nold\n{index.END}\nafter\n")
+    assert index.main(["--check"]) == 1 and "old" in page.read_text()
+    assert index.main([]) == 0 and index.main(["--check"]) == 0
+    assert page.read_text() == f"Before\n{index.BEGIN}\n| new |\n{index.END}\nafter\n"
+    page.write_text("no markers")
+    assert index.main([]) == 2 and page.read_text() == "no markers"
+
+
+def test_the_commits_of_the_lab_book_are_in_the_history():
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+
+    if shutil.which("git") is None:
+        pytest.skip("no git here")
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("no history here")
+    text = index.index()
+    hashes = sorted(set(re.findall(r"`([0-9a-f]{7})`", text)))
+    assert hashes
+    known = git("rev-list", "--all", "--abbrev-commit", "--abbrev=7").stdout.split()
+    assert set(hashes) <= set(known), set(hashes) - set(known)
+
+
+def test_the_links_between_pages_lead_somewhere():
+    for page in prose.pages():
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for address in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" not in address:
+                path, _, place = address.partition("#")
+                target = (page.parent / path) if path else page
+                assert target.exists(), (page.name, address)
+                if place and target.suffix == ".md":
+                    heads = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.M)
+                    assert place in map(index.anchor, heads), (page.name, address)
+
+
+def test_the_glossary_names_files_that_there_are():
+    rows = re.findall(r"^\| .+ \| (`.+`) \|$", (ROOT / "docs/glossary.md").read_text(), re.M)
+    paths = {path for row in rows for path in re.findall(r"`([^`]+)`", row)}
+    assert len(rows) > 30
+    assert not {path for path in paths if not (ROOT / path).is_file()}
+
+
+def test_the_map_has_every_room():
+    text = (ROOT / "docs/map.md").read_text()
+    rooms = {path.parent.name + "/" for path in (ROOT / "harness").glob("*/__init__.py")}
+    files = {path.name for path in (ROOT / "harness").glob("[!_]*.py")}
+    named = set(re.findall(r"`([\w.]+/?)`", "".join(re.findall(r"^\| (`.+?) \|", text, re.M))))
+    assert rooms | files <= named and len(rooms) > 9
+    assert {f"{room}/" for room in ("kernels", "baselines", "harness", "paper", "tests")} <= named
+
+
+FOLDERS = "baselines|config|docs|harness|kernels|paper|requirements|results|tests|workflow"
+
+
+def absent(text):
+    """The files and modules that a page names and that there are not, but for those it adds."""
+    paths = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", text))
+    added = set(re.findall(r"^`([\w./]+)`:$", text, re.M))
+    modules = {name.replace(".", "/") for name in re.findall(r"\b(harness(?:\.\w+)+)", text)}
+    # A name may go on within its module: a function, or a class and its method.
+    there = {
+        name
+        for name in modules
+        if (ROOT / name).is_dir()
+        or any((ROOT / f"{base}.py").is_file() for base in (name, *map(str, Path(name).parents)))
+    }
+    return {path for path in paths - added if not (ROOT / path).is_file()} | modules - there
+
+
+def test_the_pages_name_files_and_modules_that_there_are():
+    found = {page: absent(page.read_text(encoding="utf-8")) for page in prose.pages()}
+    assert not {page.name: names for page, names in found.items() if names}
+
+
+def test_a_file_or_module_that_is_gone_is_found():
+    text = "`harness/gone.py`, `kernels/softmax.py`, harness.gone, harness.stats.median_interval."
+    assert absent(text) == {"harness/gone.py", "harness/gone"}
+    assert absent("`kernels/new.py`:\n") == set()

@@ -1,0 +1,90 @@
+"""The README tells the truth: its graph is the workflow's, its headline the recorded run's."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.results import raw
+from harness.summarize import __main__ as summarize
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "results/recorded/h200"
+
+
+def edges(mermaid):
+    names = dict(re.findall(r"(id\d+)\[(\w+)\]", mermaid))
+    pairs = re.findall(r"(\w+) --> (\w+)", mermaid)
+    return {(names.get(a, a), names.get(b, b)) for a, b in pairs}
+
+
+def test_the_graph_is_that_of_the_rules():
+    command = [sys.executable, "-m", "snakemake", "--rulegraph", "mermaid-js"]
+    command += ["--config", "measure=True"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    drawn = {pair for pair in edges(done.stdout) if pair[1] != "all"}
+    block = re.search(r"```mermaid\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert edges(block[1]) == drawn
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory):
+    """The recorded run, summarized as a replay is."""
+    folder = tmp_path_factory.mktemp("replayed")
+    for op in sorted(path.stem for path in (RECORDED / "raw").glob("*.csv")):
+        rows, sidecar = raw.read(RECORDED / "raw" / f"{op}.csv", "record it")
+        assert {row["op"] for row in rows} == {op}
+        copy = folder / "raw" / f"{op}.csv"
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes((RECORDED / "raw" / f"{op}.csv").read_bytes())
+        copy.with_suffix(".json").write_text(json.dumps(sidecar | {"mode": "replayed"}))
+    (folder / "environment.json").write_text(json.dumps(sidecar["environment"]))
+    summarize.summarize(folder, RECORDED)
+    return folder
+
+
+def test_the_headline_is_that_of_the_recorded_run(replayed, tmp_path):
+    script = ROOT / "paper/figures/headline.py"
+    command = [sys.executable, script, "--run", replayed, "--out", tmp_path / "headline.pdf"]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "headline.svg").read_bytes() == (ROOT / "docs/headline.svg").read_bytes()
+
+
+def test_the_numbers_are_those_of_the_recorded_run(replayed, tmp_path):
+    copy = shutil.copy(ROOT / "README.md", tmp_path)
+    command = [sys.executable, ROOT / "paper/readme.py", "--run", replayed, "--out", copy]
+    subprocess.run(command, check=True)
+    assert Path(copy).read_text() == (ROOT / "README.md").read_text(), "make headline"
+
+
+def test_a_readme_without_markers_is_refused_and_left(replayed, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("# Tilewright\n")
+    command = [sys.executable, ROOT / "paper/readme.py", "--run", replayed, "--out", readme]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, readme.read_text()) == (2, "# Tilewright\n")
+    assert "lacks the lines" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_the_first_kernel_of_the_readme_runs():
+    """Its example, on the processor and with fewer rows: the interpreter is slow."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert 'device="cuda"' in code and "4096" in code
+    code = code.replace('device="cuda"', 'device="cpu"').replace("4096", "3")
+    code = code.replace("bfloat16", "float32") + "\nassert y.shape == x.grad.shape == (3, 8192)"
+    code += "\nassert torch.allclose(y, torch.softmax(x, -1))"
+    settings = {**os.environ, "TRITON_INTERPRET": "1"}
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, cwd=ROOT, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_kernel_file_stands_in_the_readme():
+    text = (ROOT / "README.md").read_text()
+    for path in (ROOT / "kernels").glob("[!_]*.py"):
+        assert f"(kernels/{path.name})" in text

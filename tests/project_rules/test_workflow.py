@@ -1,0 +1,513 @@
+"""The workflow as a user meets it: dry runs, one file more, one file changed, mistakes.
+
+A dry run names each job by its message ("Verify softmax of ours"); these tests compare the sets.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.cli import UserError
+from harness.project import source_tree
+from harness.study import jobs as discover
+from tests.support.fake_nvml import FAKE
+from tests.support.workflows import MEASURE, RECORDED, REPLAY, ROOT, copied, edit, jobs, snakemake
+
+REPLAYED = {"measure": False}
+CONFIG = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+TIMING, VERIFY = CONFIG["timing"], CONFIG["verify"]
+
+KERNEL = """
+from kernels._contract import Op, case
+
+SHIFT = Op("shift", None, {}, None, (case(M=1),), (case(M=1),))
+"""
+BASELINE = """
+import shiny
+
+LIBRARY = "shiny"
+softmax = shiny.softmax
+
+
+def add(x, y):
+    return shiny.add(x, y)
+
+
+def helper(x):
+    return x
+"""
+BLOCKER = """
+import sys
+
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton"):
+            raise ModuleNotFoundError(name)
+
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.mark.parametrize("config", ["config/config.yaml", "config/smoke.yaml"])
+def test_every_op_reaches_the_paper(tree, config):
+    found = jobs(tree, "--configfile", config, *MEASURE)
+    run = yaml.safe_load((ROOT / config).read_text())["run"]
+    assert f"Typeset results/{run}/paper.pdf" in found
+    for op, family in discover.ops(ROOT).items():
+        assert {f"Build {family}", f"Verify {op} of ours", f"Measure {op}"} <= found
+
+
+def test_without_a_gpu_the_recorded_run_is_replayed(tree):
+    found = jobs(tree)
+    assert not any(
+        message.startswith("Measure ") and "ceilings" not in message for message in found
+    )
+    assert {f"Replay {op} from results/recorded/h200" for op in discover.ops(ROOT)} <= found
+
+
+def test_beside_replayed_times_ours_and_the_reference_impl_are_verified(tree):
+    found = {job for job in jobs(tree, *REPLAY) if job.startswith("Verify")}
+    ops = set(discover.ops(ROOT))
+    eager = ops & source_tree.public_names(ROOT, "baselines/torch_eager.py")
+    reference_impl = {f"Verify {op} of torch_eager" for op in eager}
+    assert eager and found == {f"Verify {op} of ours" for op in ops} | reference_impl
+    # Any other where it is asked for.
+    one = "results/study/verify/softmax/torch_compile.json"
+    assert "Verify softmax of torch_compile" in jobs(tree, one, *REPLAY)
+
+
+def test_a_kernel_file_adds_its_own_jobs(finished):
+    (finished / "kernels" / "shift.py").write_text(KERNEL)
+    assert upstream(finished) == {"Build shift", "Verify shift of ours", "Measure shift"}
+
+
+def test_a_kernel_file_adds_its_own_jobs_where_times_are_replayed(tree):
+    (tree / "results/recorded/h200/raw").mkdir()
+    (tree / "results/recorded/h200/raw/softmax.csv").touch()
+    before = jobs(tree, *REPLAY)
+    assert {job for job in before if job.startswith("Replay")} == {
+        "Replay softmax from results/recorded/h200"
+    }
+    (tree / "kernels" / "shift.py").write_text(KERNEL)
+    # There is no record of it yet, and the others are shown without it.
+    assert jobs(tree, *REPLAY) - before == {"Build shift", "Verify shift of ours"}
+    named = jobs(tree, "--config", "measure=False", "ops=[shift]")
+    assert "Replay shift from results/recorded/h200" in named
+
+
+def test_a_baseline_file_adds_its_own_jobs_and_times_its_rivals_with_it(finished):
+    (finished / "baselines" / "shiny.py").write_text(BASELINE)
+    verified = {"Verify softmax of shiny", "Verify add of shiny"}
+    assert upstream(finished) == verified | {"Measure softmax", "Measure add"}
+
+
+def test_a_library_that_tunes_itself_does_so_before_it_is_verified_and_timed(finished):
+    (finished / "baselines" / "shiny.py").write_text(f'{BASELINE}\nAUTOTUNES = ("softmax",)\n')
+    verified = {"Verify softmax of shiny", "Verify add of shiny"}
+    timed = {"Measure softmax", "Measure add"}
+    assert upstream(finished) == {"Autotune softmax of shiny"} | verified | timed
+
+
+def test_a_library_that_has_chosen_anew_is_verified_anew(finished):
+    chosen = set(finished.glob("results/study/autotune/matmul/*.json"))
+    assert chosen
+    for path in chosen:
+        edit(path)
+    again = {f"Verify matmul of {path.stem}" for path in chosen}
+    assert upstream(finished) == again | {"Measure matmul"}
+
+
+def test_choices_hold_for_the_board_on_which_they_were_made(finished, tmp_path):
+    """On another board a library chooses again, but for an op that was measured on the first."""
+    library = tmp_path / "driver"
+    library.mkdir()
+    (library / "pynvml.py").write_text(FAKE)
+    sidecar = {"mode": "measured", "environment": {"gpu": {"uuid": ""}}}
+    raw = finished / "results/study/raw"
+    for path in raw.glob("*.json"):
+        if path.stem != "softmax":
+            path.write_text(json.dumps(sidecar))
+            os.utime(path, (0, 0))
+    here = {"PYTHONPATH": str(library), "CUDA_VISIBLE_DEVICES": "0"}
+    again = jobs(finished, *MEASURE, **here)
+    chosen = {path.stem for path in finished.glob("results/study/autotune/softmax/*.json")}
+    assert "torch_compile_max" in chosen
+    assert {job for job in again if job.startswith("Autotune")} == {
+        f"Autotune softmax of {impl}" for impl in chosen
+    }
+    assert {job for job in again if job.startswith("Measure")} == {"Measure softmax"}
+
+
+def test_the_board_of_choices_is_that_of_the_times_or_the_one_here(tmp_path, monkeypatch):
+    mine = dataclasses.replace(study(tmp_path), root=tmp_path)
+    softmax, other = (types.SimpleNamespace(op=op) for op in ("softmax", "add"))
+    sidecar = tmp_path / mine.run / "raw/softmax.json"
+    sidecar.parent.mkdir(parents=True)
+    told = {"mode": "measured", "environment": {"gpu": {"uuid": "GPU-then"}}}
+    sidecar.write_text(json.dumps(told))
+    assert (mine.board(softmax), mine.board(other)) == ("GPU-then", "")
+    gpus = [types.SimpleNamespace(uuid="GPU-now"), types.SimpleNamespace(uuid="GPU-next")]
+    monkeypatch.setattr(discover, "gpus", lambda: gpus)
+    assert (mine.board(softmax), mine.board(other)) == ("GPU-then", "GPU-now")
+    for text in (json.dumps(told | {"mode": "replayed"}), '{"mode'):
+        sidecar.write_text(text)
+        assert mine.board(softmax) == "GPU-now"
+
+
+def test_what_a_library_chose_is_verified_where_times_are_taken(tmp_path):
+    rival = types.SimpleNamespace(op="matmul", impl="quack")
+    ours = types.SimpleNamespace(op="matmul", impl="ours")
+    plain = types.SimpleNamespace(op="matmul", impl="torch_eager")
+    taken, replayed = (study(tmp_path, measure=measure) for measure in (True, False))
+    assert taken.choices(rival) == "--choices results/study/autotune/matmul/quack"
+    assert {taken.choices(ours), taken.choices(plain), replayed.choices(rival)} == {""}
+
+
+def test_a_finished_study_has_nothing_to_do(finished):
+    assert jobs(finished, *MEASURE) == set()
+
+
+def test_an_edited_figure_reruns_itself_and_the_documents(finished):
+    name = discover.stems(ROOT, "paper/figures")[0]
+    edit(finished / "paper" / "figures" / f"{name}.py")
+    assert jobs(finished, *MEASURE) == {
+        f"Draw figure {name}",
+        "Typeset results/study/paper.pdf",
+        "Write results/study/report.html",
+    }
+
+
+def test_what_all_figures_share_and_the_page_of_the_report_are_inputs(finished):
+    report = {"Write results/study/report.html"}
+    edit(finished / "paper" / "templates" / "report.html.j2", "")
+    assert jobs(finished, *MEASURE) == report
+    edit(finished / "paper" / "tilewright.mplstyle", "")
+    drawn = {f"Draw figure {name}" for name in discover.stems(ROOT, "paper/figures")}
+    documents = {"Typeset results/study/paper.pdf"} | report
+    assert jobs(finished, *MEASURE) == drawn | documents
+
+
+def test_an_edited_baseline_reruns_its_own_and_times_its_rivals_with_it(finished):
+    edit(finished / "baselines" / "sdpa_flash.py")
+    assert upstream(finished) == {"Verify attention of sdpa_flash", "Measure attention"}
+
+
+def test_shared_code_of_kernels_is_a_source(finished):
+    edit(finished / "kernels" / "softmax.py", "import kernels._late")
+    (finished / "kernels" / "_late.py").write_text("")
+    assert "kernels/_late.py" in discover.sources(finished, "kernels/softmax.py")
+    rerun = upstream(finished)
+    assert {"Build softmax", "Verify softmax of ours", "Measure softmax"} <= rerun
+    assert not {job for job in rerun if "softmax" not in job}
+
+
+SUMMARY = """
+import re
+import sys
+from pathlib import Path
+
+run = Path(sys.argv[sys.argv.index("--run") + 1])
+for name in re.findall(r'"<run>/(\\w+.csv)"', Path("workflow/rules/summarize.smk").read_text()):
+    (run / name).touch()
+print("measuring took 100 s, overhead 20 %")
+"""
+
+
+def test_a_study_prints_what_measuring_took(finished):
+    # Not as of a later time, as `edit` has it: what this job writes must be newer.
+    (finished / "harness/summarize/__main__.py").write_text(SUMMARY)
+    done = snakemake(finished, "results/study/overhead.csv", *MEASURE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "measuring took 100 s, overhead 20 %\n"
+
+
+def test_a_new_description_of_the_machine_measures_nothing_again(finished):
+    edit(finished / "results" / "study" / "environment.json")
+    assert "Summarize" in jobs(finished, *MEASURE)
+    assert upstream(finished) == set()
+
+
+def upstream(tree):
+    """The jobs of a dry run up to the raw times."""
+    stages = ("Build", "Verify", "Autotune", "Measure")
+    return {message for message in jobs(tree, *MEASURE) if message.startswith(stages)}
+
+
+def test_a_new_commit_describes_the_machine_anew(tree):
+    command = tree / "harness/machine/environment.py"
+    command.write_text("import sys\nopen(sys.argv[2], 'w').close()\n")
+    assert snakemake(tree, "environment", TILEWRIGHT_COMMIT="1a2b3c4").returncode == 0
+    assert jobs(tree, "environment", TILEWRIGHT_COMMIT="1a2b3c4") == set()
+    assert jobs(tree, "environment", TILEWRIGHT_COMMIT="2b3c4d5") == {"Describe this machine"}
+
+
+def test_a_new_commit_hides_no_edit_of_the_harness(finished):
+    edit(finished / "harness/measure/scheduler.py")
+    rerun = jobs(finished, *MEASURE, TILEWRIGHT_COMMIT="1a2b3c4")
+    assert {"Describe this machine", "Measure softmax"} <= rerun
+
+
+def test_the_workflow_parses_without_torch(tree, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("blocker")
+    (folder / "sitecustomize.py").write_text(BLOCKER)
+    environment = {"PYTHONPATH": str(folder)}
+    torch = [sys.executable, "-c", "import torch"]
+    assert subprocess.run(torch, env=os.environ | environment, capture_output=True).returncode
+    assert "Verify softmax of ours" in jobs(tree, **environment)
+
+
+def study(folder, **changes):
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text()) | changes
+    mine = folder / "mine.yaml"
+    mine.write_text(yaml.safe_dump(changes))
+    return discover.Study.load(ROOT, config, [str(ROOT / "config" / "config.yaml"), str(mine)])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"measure": "false"}, "measure: 'false' does not fit; expected auto .*True or False"),
+        ({"measure": 1}, "measure: 1 does not fit"),
+        ({"sed": 1}, "unknown key sed; did you mean 'seed'"),
+        ({"seed": "x"}, "seed: 'x' does not fit; expected fresh"),
+        ({"ops": ["sofmax"]}, "ops: 'sofmax' does not exist; did you mean 'softmax'"),
+        ({"ops": []}, "ops: .* expected all, or a list"),
+        ({"baselines": ["torch_eagre"]}, "baselines: .* did you mean 'torch_eager'"),
+        ({"dtypes": ["float8"]}, "dtypes: 'float8' does not fit"),
+        ({"run": "recorded"}, "run: 'recorded' does not fit; expected a folder name"),
+        ({"run": "../up"}, "run: '../up' does not fit"),
+        ({"build": {"archs": [70]}}, "build.archs: 70 does not fit"),
+        ({"timing": {"min_blocks": 2, "block_ms": 1}}, "timing.max_blocks is missing"),
+        (
+            {"verify": {"sweep_s": 9, "ordinary_s": None, "hostile_s": -1}},
+            "verify.hostile_s: -1 does not fit; expected null",
+        ),
+        ({"timing": {"blocks": 2}}, "unknown key timing.blocks; did you mean"),
+        ({"seed": 1.0}, "seed: 1.0 does not fit; expected fresh"),
+        ({"run": "a\n"}, r"run: 'a\\n' does not fit"),
+        ({"run": "x" * 300}, "run: 'x+' does not fit; expected a folder name of up to 100"),
+        ({"recorded": "results/{x}"}, "recorded: 'results/{x}' does not fit; .* without braces"),
+        (REPLAYED | {"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .*/h200"),
+        (REPLAYED | {"recorded": "config"}, "recorded: 'config' is no recorded run"),
+        ({"verify": VERIFY | {"sweep_s": float("nan")}}, "verify.sweep_s: nan does not"),
+        ({"verify": VERIFY | {"sweep_s": float("inf")}}, "verify.sweep_s: inf does not"),
+        ({"ops": ["softmax", "softmax"]}, "ops: 'softmax' is given twice; leave one out"),
+        ({"dtypes": ["float32", "float32"]}, "dtypes: 'float32' is given twice"),
+        (
+            {"timing": TIMING | {"energy_impls": ["ours", "$(touch pwned)"]}},
+            r"timing.energy_impls: '\$\(touch pwned\)' does not exist; there are",
+        ),
+        ({"timing": TIMING | {"energy_impls": ["torch_egaer"]}}, "did you mean 'torch_eager'"),
+        ({"timing": TIMING | {"interval": float("nan")}}, "timing.interval: nan does not fit"),
+    ],
+)
+def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message) as caught:
+        study(tmp_path, **changes)
+    assert str(caught.value).partition(": ")[0].endswith(".yaml")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
+    config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
+    timing, rival = config["timing"], types.SimpleNamespace(impl="torch_compile")
+    options = study(tmp_path, timing=timing | {"energy_impls": ["ours", "liger"]}).timing
+    assert "--energy-impls ours,liger" in options and "--min-blocks 10" in options
+    assert "--energy-impls ''" in study(tmp_path, timing=timing | {"energy_impls": []}).timing
+    limited = study(tmp_path, verify={"sweep_s": 60, "ordinary_s": None, "hostile_s": 7.5})
+    assert limited.verify_budget(rival) == "--sweep-s 60 --hostile-s 7.5"
+    assert limited.verify_budget(types.SimpleNamespace(impl="ours")) == ""
+    unlimited = study(tmp_path, verify=dict.fromkeys(limited.config["verify"]))
+    assert unlimited.verify_budget(rival) == ""
+
+
+def test_what_is_timed_is_drawn_once_for_all_jobs_that_verify_tune_and_time_it(tmp_path):
+    timed, replayed = (study(tmp_path, measure=measure) for measure in (True, False))
+    ours = types.SimpleNamespace(op="softmax", impl="ours", get=lambda *_: None)
+    rival = types.SimpleNamespace(op="matmul", impl="quack", get=lambda *_: None)
+    for wildcards in (ours, rival):
+        assert "results/study/drawn.json" in timed.verify_inputs(wildcards)
+        assert "results/study/drawn.json" not in replayed.verify_inputs(wildcards)
+    assert "results/study/drawn.json" in timed.autotune_inputs(rival)
+    assert timed.drawing == "--drawn results/study/drawn.json"
+    assert replayed.drawing == "" and replayed.draws == []
+
+
+def test_the_jobs_that_need_the_drawn_shapes_are_told_of_them(tree):
+    dry = snakemake(tree, "results/study/raw/matmul.csv", "--dry-run", "--printshellcmds", *MEASURE)
+    calls = [line for line in dry.stdout.splitlines() if "python -m harness." in line]
+    for command in ("verify", "measure.autotune", "measure"):
+        told = [line for line in calls if f"harness.{command} " in line]
+        assert told and all("--drawn results/study/drawn.json" in line for line in told)
+    assert sum("harness.calls.drawn --seed fresh" in line for line in calls) == 1
+
+
+def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
+    reports = tmp_path / "recorded" / "verify" / "softmax"
+    reports.mkdir(parents=True)
+    cells = [{"status": status} for status in ("ok", "unreached", "unreached", "inaccurate")]
+    (reports / "slow.json").write_text(json.dumps({"cells": cells}))
+    (reports / "absent.json").write_text('{"cells": []}')
+    (reports / "broken.json").write_text('{"cells')
+    mine = dataclasses.replace(study(tmp_path), root=tmp_path, config={"recorded": "recorded"})
+
+    def priority(impl):
+        return mine.verify_priority(types.SimpleNamespace(op="softmax", impl=impl))
+
+    assert priority("slow") == 0.5
+    assert [priority(impl) for impl in ("absent", "broken", "new")] == [0.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('measure: "false"', "tilewright: config/mine.yaml: measure: 'false' does not fit"),
+        ("ops: [sofmax]", "tilewright: config/mine.yaml: ops: 'sofmax' does not exist"),
+    ],
+)
+def test_a_mistake_ends_the_command_without_a_traceback(tree, line, message):
+    (tree / "config" / "mine.yaml").write_text(line + "\n")
+    done = snakemake(tree, "--dry-run", "--configfile", "config/mine.yaml")
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4
+
+
+def test_snakemake_finds_nothing_to_improve(tree):
+    # Some of its rules look at inputs that exist only where a run is recorded.
+    shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
+    done = snakemake(tree, "--lint")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_mistake_on_the_command_line_is_named(tree):
+    done = snakemake(tree, "--dry-run", "--config", "measure=false")
+    assert done.returncode != 0
+    assert "tilewright: --config: measure: 'false' does not fit; expected auto" in done.stderr
+
+
+def test_the_message_of_a_failed_command_stands_at_the_end(tree):
+    raw = "results/study/raw/dot.csv"
+    done = snakemake(tree, raw, *REPLAY)
+    assert done.returncode != 0
+    assert f"\ntilewright: {RECORDED}/raw/dot.csv: manifest.json does not list it; " in "\n".join(
+        done.stderr.splitlines()[-6:]
+    )
+    assert "grep:" not in done.stderr
+    assert not (tree / raw).exists()
+
+
+def test_set_up_names_what_it_lacks(tmp_path):
+    call = [str(ROOT / "requirements" / "setup.sh"), "python", str(tmp_path / "venv")]
+    done = subprocess.run(
+        call, env=os.environ | {"PYTHON": "no-such-python"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("tilewright: no-such-python is missing or not Python 3.11")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize(("version", "named", "lines"), [("3.9", 1, 1), ("3.9", 0, 0), ("", 1, 0)])
+def test_an_environment_of_another_python_than_named_is_told(tmp_path, version, named, lines):
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    here = ".".join(map(str, sys.version_info[:2]))
+    python.write_text(f"#!/bin/sh\necho {version or here}\n")
+    python.chmod(0o755)
+    call = [str(ROOT / "requirements" / "setup.sh"), "check", str(tmp_path)]
+    wanted = os.environ | {"PYTHON": sys.executable if named else ""}
+    done = subprocess.run(call, env=wanted, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert len(done.stderr.splitlines()) == lines
+    assert (
+        not lines or f"{tmp_path} is of Python 3.9 and stays; for {here} run: rm -rf" in done.stderr
+    )
+
+
+def test_caches_have_a_place_where_the_home_folder_is_not_writable(tmp_path):
+    call = ["make", "-s", "-C", str(ROOT), "--eval", "where: ; @echo $$HOME", "where"]
+    for home, found in (("/nowhere/at/all", ROOT / ".home"), (str(tmp_path), tmp_path)):
+        said = subprocess.run(call, env=os.environ | {"HOME": home}, capture_output=True, text=True)
+        assert f"{found}" in said.stdout.splitlines(), said
+
+
+def test_a_broken_kernel_file_is_named(tree):
+    (tree / "kernels" / "broken.py").write_text("def broken(:\n")
+    with pytest.raises(UserError, match=r"kernels/broken.py:1: "):
+        discover.ops(tree)
+
+
+def test_an_op_has_one_file(tree):
+    shutil.copy(tree / "kernels" / "softmax.py", tree / "kernels" / "softmax_again.py")
+    with pytest.raises(UserError, match="'softmax' is also in softmax"):
+        discover.ops(tree)
+
+
+def test_a_record_that_is_none_is_named_before_any_job(tree):
+    before = {path for path in tree.rglob("*") if "__pycache__" not in path.parts}
+    for record in ("nowhere", "; touch pwned; true"):
+        done = snakemake(tree, "--config", f"recorded={record}", "measure=False")
+        assert done.returncode != 0
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("tilewright: ")]
+        assert f"--config: recorded: {record!r} is no recorded run" in line
+        assert len(done.stderr.splitlines()) <= 4
+    left = {path for path in tree.rglob("*") if "__pycache__" not in path.parts} - before
+    assert not {path for path in left if ".snakemake" not in path.parts}
+
+
+@pytest.mark.parametrize("name", ["my rec", "a;touch pwned;", "it's"])
+def test_the_name_of_a_record_is_one_word_to_the_shell(tree, name):
+    shutil.move(tree / RECORDED, tree / name)
+    done = snakemake(tree, "results/study/raw/dot.csv", *REPLAY, f"recorded={name}")
+    assert f"tilewright: {name}/raw/dot.csv: manifest.json does not list it" in done.stderr
+    assert not (tree / "pwned").exists()
+
+
+def test_the_name_of_a_folder_means_nothing_to_the_shell_or_to_snakemake(tmp_path):
+    tree = copied(tmp_path / 'it\'s {b} "it"')
+    place = tree / "bin"
+    place.mkdir()
+    (place / "python").symlink_to(sys.executable)
+    code = "import sys; sys.executable = sys.argv.pop(1); from snakemake.cli import main; main()"
+    command = [sys.executable, "-c", code, str(place / "python"), "results/study/raw/dot.csv"]
+    done = subprocess.run(
+        [*command, *REPLAY],
+        cwd=tree,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert "manifest.json does not list it" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def softmax(x):\n    return x\n", "baselines/odd.py: has no LIBRARY; name"),
+        ('LIBRARY = "a" + "b"\n', "baselines/odd.py:1: LIBRARY is computed; write it as a literal"),
+        ("LIBRARY = 3\n", "baselines/odd.py: has no LIBRARY"),
+    ],
+)
+def test_a_baseline_without_a_library_is_named_before_any_job(tmp_path, text, problem):
+    for name in ("workflow", "config", "kernels", "baselines"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "baselines" / "odd.py").write_text(text)
+    file = str(ROOT / "config" / "config.yaml")
+    config = yaml.safe_load(Path(file).read_text()) | {"measure": True}
+    with pytest.raises(UserError, match=problem):
+        discover.Study.load(tmp_path, config, [file])
+    (tmp_path / "baselines" / "odd.py").rename(tmp_path / "baselines" / "odd-one.py")
+    with pytest.raises(UserError, match=r"baselines/odd-one\.py: no module can have this name"):
+        discover.Study.load(tmp_path, config, [file])

@@ -1,0 +1,268 @@
+"""The matrix of capabilities, its gaps, and Kernl's features, from reports whose truth is known."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cli import UserError
+from harness.project import source_tree
+from harness.results import reports
+from harness.study import jobs
+from harness.summarize import __main__ as summarize
+from harness.summarize import capabilities, kernl
+
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "results/recorded/h200"
+FAMILIES = {"add": "vector", "dot": "vector", "softmax": "softmax"}
+
+
+def cell(case, status="ok", dtype="float16", direction="forward", reason=""):
+    return {"case": case, "dtype": dtype, "pass": direction, "status": status, "reason": reason}
+
+
+def report(op, impl, *cells, status="ok", reason="", version="1.0"):
+    same = {"op": op, "impl": impl, "impl_version": version, "mode": "gpu"}
+    return same | {"status": status, "reason": reason, "cells": list(cells)}
+
+
+def row_of(*cells):
+    (row,) = capabilities.rows([report("add", "lib", *cells)], FAMILIES)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "passed", "declined", "state"),
+    [
+        (["ok", "ok"], "ok", 2, 0, "ok"),
+        (["unsupported", "ok"], "ok", 1, 1, "partly"),
+        (["unsupported", "unsupported"], "unsupported", 0, 2, "unsupported"),
+        (["ok", "unsupported", "inaccurate", "crashed"], "crashed", 1, 1, "wrong"),
+        (["ok", "inaccurate", "unreached"], "inaccurate", 1, 0, "wrong"),
+        (["ok", "hung"], "hung", 1, 0, "wrong"),
+        (["oom", "inaccurate", "ok"], "inaccurate", 1, 0, "wrong"),
+        (["oom", "ok"], "oom", 1, 0, "partly"),
+        (["ok", "unreached"], "ok", 1, 0, "unreached"),
+        (["ok", "withdrawn"], "ok", 1, 0, "unreached"),
+        (["unreached", "unsupported"], "unsupported", 0, 1, "unreached"),
+        (["unreached", "unreached"], "unreached", 0, 0, "unreached"),
+    ],
+)
+def test_the_worst_cell_speaks_for_a_pass_and_dtype(statuses, status, passed, declined, state):
+    row = row_of(*(cell(f"N{i + 2}", one, reason=one) for i, one in enumerate(statuses)))
+    assert (row["status"], row["passed"], row["declined"]) == (status, passed, declined)
+    assert row["cells"] == sum(one not in capabilities.UNKNOWN for one in statuses)
+    assert row["of"] == len(statuses)
+    assert capabilities.state(row) == state
+    if status not in ("ok", "unreached"):
+        assert (row["case"], row["reason"]) == (f"N{statuses.index(status) + 2}", status)
+    assert set(row) <= set(summarize.CAPABILITIES.split(","))
+
+
+@pytest.mark.parametrize("status", ["inaccurate", "crashed", "hung", "oom", "unreached"])
+def test_no_mark_rests_on_a_hostile_case(status):
+    hostile = [cell("N9-denormal", status, reason="odd"), cell("N0", "unsupported"), cell("N1")]
+    row = row_of(cell("N9"), *hostile)
+    assert capabilities.state(row) == "ok"
+    assert (row["of"], row["cells"], row["passed"], row["status"]) == (1, 1, 1, "ok")
+    reached = 3 - (status == "unreached")
+    numbers = [row[f"hostile{name}"] for name in ("_of", "", "_passed", "_declined")]
+    assert numbers == [3, reached, 1, 1]
+
+
+def test_a_case_is_what_its_cell_says_else_what_its_name_says():
+    said = cell("N9", "inaccurate") | {"hostile": True}
+    assert capabilities.state(row_of(cell("N8"), said)) == "ok"
+    assert capabilities.state(row_of(cell("N8"), cell("N9", "inaccurate"))) == "wrong"
+
+
+MANY = [f"N{n}-inf" for n in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("cells", "short", "page", "score"),
+    [
+        (["N2", "N3-large"], "●", "·●·", "1/1"),
+        (["N2", "N3 unreached", "N4 unreached"], "◔ 33 %", "·◔· 33 %", "·"),
+        (["N2", "N3 unsupported", "N4-inf unsupported"], "◐", "·◐·", "○"),
+        (["N2 unreached", "N4-inf unreached"], "◔ 0 %", "·◔· 0 %", "◔ 0 %"),
+        (["N2 inaccurate", "N3 unreached"], "✗", "·✗· 50 %", "·"),
+        (["N2", "N4-inf", "N4-spike inaccurate", "N4-large unreached"], "●", "·●·", "1/2 (67 %)"),
+        (
+            ["N2", *(f"N{n}-inf" for n in range(400)), "N9-large unreached"],
+            "●",
+            "·●·",
+            "400/400 (99 %)",
+        ),
+    ],
+)
+def test_a_mark_for_all_is_given_where_all_was_reached(cells, short, page, score):
+    found = [report("add", "lib", *(cell(*one.split()) for one in cells))]
+    ordinary, hostile = capabilities.short(found, FAMILIES).split("Hostile inputs")
+    assert f"| `lib` 1.0 | {short} |" in ordinary
+    assert f"| `lib` 1.0 | {score} |" in hostile
+    assert f"| `lib` 1.0 | {page} |" in capabilities.page(found, FAMILIES)
+
+
+def test_gaps_in_hostile_inputs_stand_apart():
+    cells = [
+        cell("N2"),
+        cell("N2-large", "inaccurate", reason="far"),
+        cell("N3", "oom", reason="m"),
+    ]
+    page = capabilities.page([report("add", "lib", *cells)], FAMILIES)
+    ordinary, hostile = page.split("### Gaps in hostile inputs")
+    assert (
+        "| `lib` | oom | m | add forward float16 (1) |" in ordinary.split("### Gaps in ordinary")[1]
+    )
+    assert "inaccurate" not in ordinary.split("### Gaps in ordinary")[1]
+    assert "| `lib` | inaccurate | far | add forward float16 (1) |" in hostile
+
+
+def test_what_the_time_limit_left_out_is_a_gap():
+    left = report("add", "lib", cell("N2"), cell("N3", "unreached", "float32", reason="limit"))
+    states = {row["dtype"]: row["status"] for row in capabilities.rows([left], FAMILIES)}
+    assert states == {"float16": "ok", "float32": "unreached"}
+    assert [row["reason"] for row in capabilities.gaps([left], FAMILIES)] == ["limit"]
+
+
+def test_passes_and_dtypes_have_rows_of_their_own():
+    cells = [cell("N8"), cell("N8", dtype="float32"), cell("N8", direction="backward")]
+    rows = capabilities.rows([report("add", "lib", *cells)], FAMILIES)
+    places = {(row["pass"], row["dtype"]) for row in rows}
+    assert places == {("forward", "float16"), ("forward", "float32"), ("backward", "float16")}
+
+
+def test_an_absent_library_says_why():
+    absent = report("add", "lib", status="unavailable", reason="No module named 'lib'", version="")
+    (row,) = capabilities.rows([absent], FAMILIES)
+    assert (row["status"], row["reason"]) == ("unavailable", "No module named 'lib'")
+    (gap,) = capabilities.gaps([absent], FAMILIES)
+    assert (gap["status"], gap["reason"], gap["cells"]) == (row["status"], row["reason"], 0)
+
+
+def test_gaps_count_the_cells_of_each_reason():
+    cells = [cell("N8"), cell("N2", "inaccurate", reason="a"), cell("N3", "inaccurate", reason="b")]
+    cells += [cell("N4", "inaccurate", reason="a"), cell("N5", "unsupported", reason="a")]
+    found = list(capabilities.gaps([report("add", "lib", *cells)], FAMILIES))
+    counted = {(row["status"], row["reason"]): (row["cells"], row["case"]) for row in found}
+    assert counted == {
+        ("inaccurate", "a"): (2, "N2"),
+        ("inaccurate", "b"): (1, "N3"),
+        ("unsupported", "a"): (1, "N5"),
+    }
+    assert set(found[0]) <= set(summarize.GAPS.split(","))
+
+
+REPORTS = [
+    report("add", "ours", *(cell("N8", dtype=d) for d in ("float32", "float16", "bfloat16"))),
+    report("add", "lib", cell("N8", dtype="float32"), cell("N8", "inaccurate", reason="a*b")),
+    report("softmax", "absent", status="unavailable", reason="no driver", version=""),
+]
+
+
+def test_the_page_has_a_sign_for_each_dtype_and_a_line_for_each_gap():
+    page = capabilities.page(REPORTS, FAMILIES)
+    assert "| `ours` 1.0 | ●●● |" in page
+    assert "| `lib` 1.0 | ●✗· |" in page
+    assert "| `lib` | inaccurate | a\\*b | add forward float16 (1) |" in page
+    assert "| `absent` | unavailable | no driver | softmax |" in page
+
+
+def test_reasons_that_differ_in_sizes_stand_together():
+    cells = [cell(f"N{n}", "unsupported", reason=f"no {n} columns") for n in (3, 5, 5)]
+    cells += [cell("N7", "unsupported", "float32", reason="another")]
+    page = capabilities.page([report("add", "lib", *cells)], FAMILIES)
+    assert "| `lib` | unsupported | no 5 columns (and the like) | add forward float16 (3) |" in page
+    assert "| `lib` | unsupported | another | add forward float32 (1) |" in page
+
+
+def test_the_short_form_has_a_sign_for_each_family():
+    lines = capabilities.short(REPORTS, FAMILIES).split("\n\n")[0].splitlines()
+    assert lines[0] == "| implementation | softmax | vector |"
+    assert lines[2:] == [
+        "| `ours` 1.0 | · | ● |",
+        "| `absent` | absent | · |",
+        "| `lib` 1.0 | · | ✗ |",
+    ]
+
+
+def test_the_part_between_the_markers_is_renewed():
+    begin, end = capabilities.MARKERS
+    text = f"before\n{begin}\nold\n{end}\nafter\n"
+    new = capabilities.between(text, "new", "a file")
+    assert new == f"before\n{begin}\nnew\n{end}\nafter\n"
+    assert capabilities.between(new, "new", "a file") == new
+    with pytest.raises(UserError, match="a file: lacks the lines"):
+        capabilities.between("nothing", "new", "a file")
+
+
+def test_the_committed_page_and_the_readme_are_those_of_the_recorded_run():
+    found, families = capabilities.recorded(RECORDED)
+    page = (ROOT / "docs/capabilities.md").read_text(encoding="utf-8")
+    remedy = "run: make capabilities"
+    assert page == capabilities.page(found, families), remedy
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == capabilities.between(readme, capabilities.short(found, families), ""), remedy
+
+
+def test_each_feature_of_kernl_names_an_op_that_exists_or_none():
+    known = {*jobs.ops(ROOT), kernl.CAPTURED, ""}
+    for feature in kernl.features():
+        assert feature["ours"] in known, feature["feature"]
+        assert feature["source"].startswith("https://github.com/ELS-RD/kernl/")
+        assert re.compile(feature["part"])
+
+
+def test_a_feature_is_present_where_a_case_that_shows_it_is_right(monkeypatch):
+    features = [("a", "add", ""), ("b", "add", "bias"), ("c", "add", r"B\d+"), ("d", "add", "tanh")]
+    features += [("graph", kernl.CAPTURED, ""), ("line", "", "")]
+    rows = [dict(zip(("feature", "ours", "part"), one, strict=True)) for one in features]
+    monkeypatch.setattr(kernl, "features", lambda: rows)
+    cells = [cell("N1"), cell("N1-bias", "inaccurate"), cell("B2-N1")]
+    reports = [report("add", "ours", *cells), report("add", "lib", cell("N1-tanh"))]
+    timed = {"impl": "ours", "status": "ok", "block": 0, "case": "N1", "reason": ""}
+    measured = {"add": [timed, timed | {"case": "N2", "reason": "events: none"}]}
+    found = {row["feature"]: row for row in kernl.rows(reports, measured)}
+    states = {name: row["status"] for name, row in found.items()}
+    assert states == {
+        "a": "partly",
+        "b": "partly",
+        "c": "present",
+        "d": "not yet",
+        "graph": "partly",
+        "line": "not yet",
+    }
+    assert (found["a"]["cells"], found["a"]["passed"]) == (3, 2)
+    assert set(found["a"]) <= set(summarize.KERNL.split(","))
+
+
+def test_what_a_baseline_has_no_function_for_is_in_no_matrix(tmp_path):
+    """flash-attn's product, which no file offers any more, is in an old record."""
+    for op, impl in (("matmul", "flash_attn_2"), ("attention", "flash_attn_2"), ("matmul", "gone")):
+        path = tmp_path / "verify" / op / f"{impl}.json"
+        text = {"op": op, "impl": impl, "impl_version": "1", "mode": "gpu", "code_sha256": ""}
+        text |= {"status": "ok", "reason": "", "cells": []}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(text))
+    found = reports.verified((tmp_path / "verify").iterdir())
+    assert [(one["op"], one["impl"]) for one in found] == [("attention", "flash_attn_2")]
+
+
+def test_the_committed_matrix_has_what_the_tree_offers():
+    """Each sign of the README's matrix is of a baseline that has a function of that family."""
+    text = (ROOT / "README.md").read_text().partition("capabilities: begin")[2]
+    head, _, *lines = [x.strip("| ").split(" | ") for x in text.splitlines() if x[:1] == "|"]
+    families = source_tree.ops(ROOT)
+    seen = 0
+    for name, *cells in lines:
+        impl = name.strip("`").split("`")[0]
+        if impl not in source_tree.stems(ROOT, "baselines"):
+            continue
+        offered = source_tree.public_names(ROOT, f"baselines/{impl}.py") & set(families)
+        for family, cell in zip(head[1:], cells, strict=True):
+            has = any(families[op] == family for op in offered)
+            assert has or cell == "·", f"{impl} {family}"
+            seen += 1
+    assert seen > 100

@@ -1,0 +1,1 @@
+"""What tests share: made-up runs, drivers, projects and workers whose behaviour is known."""

@@ -1,0 +1,146 @@
+"""The measuring worker on the CPU, with a timer that replays by calling again."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+
+from harness.measure import worker
+from harness.project import registry
+from kernels._contract import Cost, Op, Tensor, case
+
+SWEEP = (case(M=64),)
+CELL = {"case": "M64", "dtype": "float32"}
+
+
+class Timer:
+    """Copies a repeated call into the outputs of the first, as the replay of a graph does."""
+
+    stream = None
+    l2_bytes = 100
+
+    def capture(self, call):
+        first = call()
+
+        def replay():
+            for output, again in zip(first, call(), strict=True):
+                output.data.copy_(again)
+
+        return replay, first
+
+    def cold(self, calls, count, before=()):
+        for index in range(count):
+            if before:
+                before[index % len(calls)]()
+            calls[index % len(calls)]()
+        return 1.0, {}
+
+    def eager(self, calls, count):
+        return self.cold(calls, count)[0]
+
+    def energy(self, calls, window_ms):
+        self.cold(calls, 3)
+        return 2.0 * window_ms, 0.5
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Makes the bench of a function, on the CPU; `ours` unless another name is given."""
+    memory = {"memory_allocated": 10, "max_memory_allocated": 30, "memory_reserved": 40}
+    cuda = {name: lambda value=value: value for name, value in memory.items()}
+    cuda |= {name: lambda: None for name in ("synchronize", "empty_cache")}
+    cuda |= {"reset_peak_memory_stats": lambda: None, "current_device": lambda: 0}
+    cuda["stream"] = lambda stream: contextlib.nullcontext()
+    cuda["get_device_properties"] = lambda device: types.SimpleNamespace(total_memory=2**30)
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(worker, "Timer", Timer)
+    original = worker.inputs.make
+    monkeypatch.setattr(worker.inputs, "make", lambda *a: original(*a[:-1], "cpu"))
+    monkeypatch.setattr(registry, "version", lambda impl: "1.0")
+
+    def build(
+        function,
+        impl="ours",
+        deterministic=True,
+        passes=("forward", "backward"),
+        in_place=False,
+        wide=(),
+        properties=None,
+    ):
+        op = Op(
+            "op",
+            reference=None,
+            inputs={"x": Tensor("M"), "bias": Tensor("M", when="bias")},
+            cost=lambda *_: Cost(1, 1, 1),
+            edge=(),
+            sweep=SWEEP,
+            passes=passes,
+            deterministic=deterministic,
+            properties=properties,
+        )
+        monkeypatch.setattr(registry, "op", lambda name: (op, "family"))
+        monkeypatch.setattr(registry, "function", lambda name, impl: function)
+        monkeypatch.setattr(registry, "in_place", lambda name, impl: in_place)
+        monkeypatch.setattr(registry, "wide", lambda name, impl: wide)
+        return worker.Bench("op", impl, 5)
+
+    return build
+
+
+def cell(made, direction="forward", calls=4):
+    prepared = made.prepare(**CELL, direction=direction)
+    made.block(calls)
+    assert made.check() == {"leaked_bytes": 0}
+    return prepared
+
+
+def noting_square(calls, given):
+    """A square that notes its passes in `calls`, and in `given` the values of each gradient by its
+    address."""
+
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            calls.append("forward")
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            calls.append("backward")
+            given[gradient.data_ptr()] = gradient.unique().tolist()
+            return 2 * gradient * ctx.saved_tensors[0]
+
+    return Square.apply
+
+
+class Overwriting(torch.autograd.Function):
+    """A square whose gradient is written over what was saved, as Liger's swiglu writes it: a kernel
+    does so unseen by autograd, which counts what PyTorch writes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        rows = x.view(-1, x.shape[-1])
+        ctx.save_for_backward(rows)
+        return (rows * rows).view(x.shape)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (rows,) = ctx.saved_tensors
+        rows.data.copy_(2 * rows * dy.view(rows.shape))
+        return rows.view(dy.shape)
+
+
+class Turned(torch.autograd.Function):
+    """Doubles x where it lies, and the gradient where that lies, as Liger's rotary embedding."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x.detach().mul_(2)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.detach().mul_(2)

@@ -1,0 +1,162 @@
+"""Implementations whose behaviour is known, in place of a GPU: their name says what they do.
+
+`<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
+named LAST_CASE all behave.
+`eventful` has no graph, and `eventful_and_<what>` is that as well.
+`prepares_slowly` takes SLOWLY_S to prepare a cell.
+`says_how_it_tunes` declines each cell, and says what a tuner is told.
+`torch_compile`, whose library tunes itself, notes of each cell whether it chose or found a choice.
+"""
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harness.status import Inaccurate, Unsupported
+
+US = {"slow": 103.0, "fast": 1.0}
+LAST_CASE = "M2"
+EVENTFUL = "eventful"
+GIB = 2**30
+SLOWLY_S = 0.5
+
+
+class OutOfMemoryError(RuntimeError):
+    """Has the name of torch's own."""
+
+
+class Unavailable(Exception):
+    """Has the name of the loader's own."""
+
+
+class Bench:
+    version = "1.0"
+
+    def __init__(self, op, impl, seed):
+        if impl == "absent":
+            raise Unavailable("No module named 'absent'")
+        self.eventful, self.impl = impl.startswith(EVENTFUL), impl.removeprefix(f"{EVENTFUL}_and_")
+        self.blocks, self.case, self.kept = 0, "", 0
+        self.log = os.environ.get("FAKE_LOG")
+
+    def prepare(self, case, dtype, direction):
+        self.case, self.blocks = case, 0
+        self._note(f"{self.impl} {case} {dtype} {direction}")
+        if self.impl == "room_for_one" and self._alone():
+            raise OutOfMemoryError("CUDA out of memory")
+        if self.impl == "starves_beside_others" and not self._alone():
+            raise OutOfMemoryError("CUDA out of memory")
+        if case != LAST_CASE and self.impl.endswith("_at_once"):
+            self._fail(self.impl.removesuffix("_at_once"))
+        if self.impl == "prepares_slowly":
+            time.sleep(SLOWLY_S)
+        if self.impl == "says_how_it_tunes":
+            raise Unsupported("kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten")
+        if self.impl == "torch_compile":
+            self._choose(f"{case} {dtype} {direction}")
+        if self.impl == "leaks":
+            self.kept += GIB
+        reason = "events: no graph" if self.eventful else ""
+        l2_bytes = 10**9 if self.impl == "large_l2" else 1000
+        answer = {"reason": reason, "peak_mem_bytes": 7, "l2_bytes": l2_bytes, "busy_s": 0.002}
+        answer["first_s"] = 0.004
+        return answer | {"held_bytes": self.kept + GIB}
+
+    def block(self, calls, turn):
+        self.blocks += 1
+        # The first block is warm-up.
+        if self.case != LAST_CASE and self.blocks == 3:
+            self._fail(self.impl)
+        time.sleep(0.001)
+        throttle = "thermal slowdown" if self.impl == "hot" else "power cap"
+        reading = {"sm_mhz": 1980, "temp_c": 40, "power_w": 123.4, "throttle": throttle}
+        time_us = US.get(self.impl, 100.0)
+        if self.impl == "answers_nan" and self.case != LAST_CASE and self.blocks == 3:
+            time_us = float("nan")
+        if self.impl == "answers_zero" and self.case != LAST_CASE and self.blocks == 3:
+            time_us = 0.0
+        if self.impl == "noisy":
+            time_us *= random.Random(self.blocks).uniform(0.5, 2)
+        return reading | {"device_us": time_us, "call_us": 2 * time_us, "busy_s": 0.001}
+
+    def energy(self, window_ms):
+        if self.impl == "exits_at_last" and self.case != LAST_CASE:
+            sys.exit(4)
+        time.sleep(0.003)
+        return {"energy_uj": 10 * window_ms, "energy_pm_uj": 0.5, "busy_s": 0.003}
+
+    def check(self):
+        if self.impl == "wrong_later" and self.case != LAST_CASE:
+            raise Inaccurate("output 0 changed")
+
+    def release(self):
+        if self.impl == "keeps_memory":
+            raise RuntimeError("cannot free")
+        return {"held_bytes": self.kept + GIB // 8}
+
+    def _note(self, line):
+        if self.log:
+            with open(self.log, "a") as log:
+                log.write(f"{os.getpid()} {time.monotonic()} {line}\n")
+
+    def _choose(self, cell):
+        kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / cell
+        self._note("found" if kept.exists() else "chose")
+        kept.parent.mkdir(exist_ok=True)
+        kept.touch()
+
+    def _alone(self):
+        """Whether this is not the first process of its kind that the parent started."""
+        mark = Path(tempfile.gettempdir()) / f"{self.impl}-{self.case}-{os.getppid()}"
+        if mark.exists():
+            return True
+        mark.touch()
+        return False
+
+    def _fail(self, what):
+        if what == "declines":
+            raise Unsupported("only even sizes")
+        if what == "raises":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+        if what == "exhausts_memory":
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if what == "segfaults":
+            ctypes.string_at(0)
+        if what == "is_killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "exits":
+            print("last words", file=sys.stderr)
+            sys.exit(3)
+        if what == "hangs":
+            time.sleep(600)
+        if what == "closes_its_pipes":
+            os.closerange(3, 20)
+            time.sleep(600)
+        if what == "prints":
+            os.write(1, b'{"status": "ok", "device_us": 0.001}\n' * 200_000)
+            print('{"status": "crashed"}', flush=True)
+        if what == "reads":
+            sys.stdin.read()
+        if what == "says_half":
+            self._write_everywhere(b'{"status": ')
+            time.sleep(600)
+        if what == "kills_the_forkserver":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
+        if what == "forges_nan":
+            self._write_everywhere(b'{"status": "ok", "device_us": NaN, "call_us": Infinity}\n')
+        if what == "forges_success":
+            self._write_everywhere(b'{"status": "ok", "call_us": "soon"}\n')
+        if what == "garbles":
+            self._write_everywhere(b"noise\n")
+
+    def _write_everywhere(self, text):
+        for descriptor in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, text)

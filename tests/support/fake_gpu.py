@@ -1,0 +1,70 @@
+"""A GPU that Triton compiles for and that starts nothing, for what happens before a launch."""
+
+import contextlib
+import importlib
+import pkgutil
+import types
+
+import torch
+from triton.backends.nvidia import driver
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+import kernels
+
+
+class CudaLauncher(driver.CudaLauncher):
+    """Triton's own but for what is compiled."""
+
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+
+    def __init__(self, launch):
+        self.launch = launch
+
+
+class GPU:
+    """asked: which device was the current one at each launch that Triton was asked for."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.current = [], 0
+
+        def run(kernel, *args, grid, warmup, **kwargs):
+            self.asked.append(self.current)
+            compiled = CudaLauncher(lambda *handed: None)
+            return types.SimpleNamespace(run=compiled, function=None, packed_metadata=None)
+
+        monkeypatch.setattr(JITFunction, "run", run)
+        monkeypatch.setattr(torch.cuda, "device", self._entered)
+        calls = {"_cuda_getDevice": lambda: self.current}
+        calls["_cuda_getCurrentRawStream"] = lambda device: 7
+        for name, function in calls.items():
+            monkeypatch.setattr(torch._C, name, function, raising=False)
+
+    @contextlib.contextmanager
+    def _entered(self, device):
+        before = self.current
+        self.current = device if isinstance(device, int) else device.index
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+def compiled(monkeypatch):
+    """Kernels as they are where there is a GPU, in the place of the interpreter's."""
+    made = {}
+    for each in pkgutil.iter_modules(kernels.__path__):
+        module = importlib.import_module(f"kernels.{each.name}")
+        for name, value in vars(module).items():
+            if isinstance(value, InterpretedFunction):
+                if value not in made:
+                    made[value] = JITFunction(value.fn, **value.kwargs)
+                monkeypatch.setattr(module, name, made[value])
+    return made
+
+
+def plain(op):
+    """Each plain edge case with a dtype, one of 16 bits if it has any."""
+    cases = [case for case in op.edge if not case.layout and not case.values]
+    return [(case, op.dtypes_of(case)[-1]) for case in cases if min(case.sizes.values()) > 0]

@@ -1,0 +1,60 @@
+"""Candidates whose behaviour is known, in place of a GPU: their configuration says what they do.
+
+`us` is the time (BLOCK_N where there is none), `sway` how far it goes up and down from block to
+block, `fault` one of FAULTS, `late` 1 where it strikes in a block instead of the preparation.
+"""
+
+import os
+import signal
+import time
+
+from harness.status import Inaccurate, Unsupported
+
+FAULTS = ("none", "declines", "wrong", "segfault", "kill", "hang", "memory")
+LIMITS = {"sm_count": 132, "shared_bytes": 232448, "hip": False}
+
+
+class Bench:
+    version = ""
+
+    def __init__(self, op, impl, seed):
+        self.configs, self.blocks = {}, 0
+        self.log = os.environ.get("FAKE_LOG")
+        self._note("start")
+
+    def check(self):
+        return {"device": "Fake GPU", "arch": "90", "limits": LIMITS}
+
+    def prepare(self, op, case, dtype, direction, kernel, index, config):
+        self._note(f"prepare {index}")
+        if not config.get("late"):
+            self._strike(config)
+        self.configs[index] = config
+
+    def block(self, index, calls):
+        config = self.configs[index]
+        self._note(f"block {index}")
+        self._strike(config)
+        self.blocks += 1
+        sway = config.get("sway", 0) * (1 if self.blocks % 2 else -1)
+        return {"us": config.get("us", config.get("BLOCK_N")) + sway}
+
+    def _strike(self, config):
+        fault = FAULTS[config.get("fault", 0)]
+        if fault == "declines":
+            raise Unsupported("out of resources")
+        if fault == "wrong":
+            raise Inaccurate("out is 7 times as far from that of the rule's choice as it may be")
+        if fault == "memory":
+            raise MemoryError("out of memory")
+        if fault == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang":
+            time.sleep(60)
+
+    def _note(self, line):
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(f"{line}\n")

@@ -1,0 +1,142 @@
+"""Measurements whose implementations, cells and reports are known."""
+
+import contextlib
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.calls.cell import sweep
+from harness.measure import __main__ as measure
+from harness.measure import scheduler
+from harness.measure.gate import Gate
+from harness.measure.stopping import Timing
+from harness.results import raw
+from harness.workers import forkserver, pool
+from kernels._contract import Cost, Op, Tensor, case
+from tests.support.patience import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = "tests.support.fake_bench"
+BLOCKS = 4
+# How long an answer is waited for of those that never give one.
+HANG = ("hangs", "hangs_at_once", "says_half")
+LIMIT_S = 4.0
+OP = Op(
+    "fake",
+    reference=None,
+    inputs={"x": Tensor("M")},
+    cost=lambda a_case, direction, itemsize: Cost(10**6 * a_case["M"], 10**6, 10**3),
+    edge=(),
+    sweep=(case(M=1), case(M=2)),
+)
+CELLS = list(sweep(OP, ["float32"], ["forward"], None))
+ENVIRONMENT = {"run_id": "r", "date": "d", "commit": "c", "dirty": False, "gpu": {"name": "H"}}
+TIMING = Timing(
+    min_blocks=BLOCKS,
+    max_blocks=BLOCKS,
+    interval=0.01,
+    cell_cap_s=PATIENCE_S,
+    block_ms=10.0,
+    energy_ms=20.0,
+    energy_impls=["ours", "slow", "exits_at_last"],
+    cell_timeout_s=PATIENCE_S,
+    cell_limit_s=2 * PATIENCE_S,
+    processes=1,
+    short_us=0.0,
+)
+
+
+def code_of(impl):
+    """The digest of every implementation."""
+    return "code"
+
+
+class Watch:
+    """In place of the driver: `used` in turn, the last for ever, and these strangers."""
+
+    def __init__(self, *used, strangers=()):
+        self.used, self.names, self.groups = list(used) or [None], list(strangers), []
+
+    def used_bytes(self):
+        return self.used.pop(0) if len(self.used) > 1 else self.used[0]
+
+    def users(self):
+        return set()
+
+    def strangers(self, workers):
+        self.groups.append(set(workers))
+        return self.names
+
+
+def plan(impls, **changes) -> scheduler.Plan:
+    timing = {key: changes.pop(key) for key in set(changes) & set(measure.TIMING)}
+    settings = {
+        "op": OP,
+        "family": "family",
+        "impls": impls,
+        "cells": CELLS,
+        "seed": 1,
+        "timing": dataclasses.replace(TIMING, **timing),
+        "ceilings": {},
+        "bench": BENCH,
+    }
+    return scheduler.Plan(**settings | changes)
+
+
+def run(folder, impls, watch=None, **changes) -> Path:
+    """Measures with the reports in `folder`; the CSV file."""
+    out = folder / "raw" / "fake.csv"
+    gate, origin = Gate(folder, "fake", impls, code_of), measure.origin_of("fake", ENVIRONMENT, [])
+    watch = watch or Watch()
+    measure.measure(plan(impls, **changes), gate, watch, origin, out, time.monotonic())
+    return out
+
+
+def report(folder, op, impl, cells, /, **changes):
+    path = folder / op / f"{impl}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"case": c.case.name, "dtype": c.dtype, "pass": c.direction, "status": "ok", "reason": ""}
+        for c in cells
+    ]
+    content = {"status": "ok", "reason": "", "mode": "gpu", "impl_version": "0.9", "cells": rows}
+    content |= {"code_sha256": code_of(impl)}
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """Runs a plan whose implementations are all verified; the rows as they are read back."""
+    answer = pool.Worker.answer
+
+    def impatient(worker, limit_s, began=None):
+        return answer(worker, LIMIT_S if worker.impl in HANG else limit_s, began)
+
+    monkeypatch.setattr(pool.Worker, "answer", impatient)
+
+    def timed(impls, watch=None, **changes) -> list[dict]:
+        for impl in impls:
+            report(tmp_path, "fake", impl.replace("ours_twin", "ours"), CELLS)
+        return raw.read(run(tmp_path, impls, watch, **changes), "")[0]
+
+    return timed
+
+
+def of(rows, impl, case_name="M1"):
+    return [row for row in rows if (row["impl"], row["case"]) == (impl, case_name)]
+
+
+def children() -> list[int]:
+    """The workers of the forkservers of this process, and those that lost theirs."""
+    servers = {server.pid for server in forkserver.servers()}
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if "harness.workers.forkserver" in words and parent in (1, *servers):
+                found.append(int(folder.name))
+    return found

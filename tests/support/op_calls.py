@@ -1,0 +1,47 @@
+"""A right call of each op."""
+
+import inspect
+from pathlib import Path
+
+import torch
+
+from harness.calls import inputs
+from harness.machine import nvml
+from harness.project import registry
+from harness.study import jobs
+
+DEVICE = "cuda" if nvml.gpus() else "cpu"
+OPS = sorted(jobs.ops(Path(__file__).parents[2]))
+
+
+def richest(op):
+    """Of the plain edge cases those with the most tensors, and of these the smallest."""
+    plain = [c for c in op.edge if not c.layout and not c.values and "float32" in op.dtypes_of(c)]
+    plain = [c for c in plain if max(c.sizes.values()) > 1 and min(c.sizes.values()) > 0]
+
+    def rank(case):
+        present = [t for t in op.inputs.values() if not t.when or t.when in case.flags]
+        return -len(present), sum(case.sizes.values())
+
+    return min(plain, key=rank)
+
+
+def call_of(name):
+    """The op, our function for it, and the tensors and options of a call that is right."""
+    op, _ = registry.op(name)
+    case = richest(op)
+    made = inputs.make(op, case, "float32", 0, DEVICE)
+    good = {key: tensor for key, tensor in made.items() if tensor is not None}
+    return op, registry.function(name, registry.OURS), good, op.arguments(case)
+
+
+INDICES = ("bucketize", "randint")
+
+
+def differentiable(name):
+    """Whether the file of an op has an autograd function."""
+    file = vars(inspect.getmodule(call_of(name)[1])).values()
+    return any(inspect.isclass(x) and issubclass(x, torch.autograd.Function) for x in file)
+
+
+WITHOUT = [name for name in OPS if name not in INDICES and not differentiable(name)]

@@ -1,0 +1,79 @@
+"""Traces each op without a GPU, in a process of its own: prints what breaks its graph."""
+
+from pathlib import Path
+
+import torch
+import torch.utils._triton
+
+# Else kernels are no kernels to a machine without a GPU, and the tracer looks into Triton.
+torch.utils._triton.has_triton = lambda: True
+
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table  # noqa: E402
+
+from harness.calls import inputs  # noqa: E402
+from harness.project import registry  # noqa: E402
+from harness.study import jobs  # noqa: E402
+
+SCALARS = range(-(2**31), 2**31)
+
+
+class _TracedError(Exception):
+    """The whole function is a graph, which no machine without a GPU can run."""
+
+
+def backend(graph, examples):
+    def run(*arguments):
+        raise _TracedError(_beyond(graph))
+
+    return run
+
+
+def _beyond(graph):
+    """The integers beyond 32 bits that kernels are handed: Inductor takes them for shorter ones."""
+    found = []
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if "constant_args_idx" in node.kwargs:
+                constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])
+                given = {**constants, **node.kwargs["kwargs"]}
+                found += [
+                    f"{name}={value}"
+                    for name, value in given.items()
+                    if isinstance(value, int) and value not in SCALARS
+                ]
+    return ", ".join(found)
+
+
+def trace(op, function, case, dynamic, grads):
+    tensors = inputs.make(op, case, op.dtypes_of(case)[-1], 0, "cpu")
+    for name, tensor in tensors.items():
+        if grads and tensor is not None and op.inputs[name].grad:
+            tensor.requires_grad_()
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend=backend)
+    try:
+        compiled(**tensors, **op.arguments(case))
+    except _TracedError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return "was not traced"
+
+
+def main():
+    torch.set_num_threads(1)
+    for name in sorted(jobs.ops(Path.cwd())):
+        op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+        cases = [c for c in op.edge if all(c.sizes.values()) and not (c.layout or c.values)]
+        traced = 0
+        for case in {case.flags: case for case in cases}.values():
+            # The gradients, which are the longer part, once.
+            for dynamic, grads in ((False, op.differentiable), (True, False)):
+                why, traced = trace(op, function, case, dynamic, grads), traced + 1
+                if why:
+                    print(f"{name} {case.name}, {dynamic=}: {why}")
+        print(f"{name}: {traced} graphs")
+
+
+if __name__ == "__main__":
+    main()

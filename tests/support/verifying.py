@@ -1,0 +1,138 @@
+"""A small project whose implementations are verified by the command."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+KERNELS = """
+import torch, triton, triton.language as tl
+from kernels._contract import Cost, Op, Tensor, case
+
+
+def double_reference(x):
+    return x * 2
+
+
+EDGE = (case(N=100), case(N=1000))
+MIXED = (case(N=0), case(N=100, values="large"), case(N=100), case(N=1000))
+DOUBLE = Op("double", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
+MIXED = Op("mixed", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), MIXED, ())
+BROKEN = Op("broken", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
+
+
+@triton.jit
+def _double_kernel(x_ptr, out_ptr, N, BLOCK_N: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=offs < N) * 2, mask=offs < N)
+
+
+def double(x):
+    out = torch.empty_like(x)
+    _double_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK_N=128)
+    return out
+
+
+mixed = double
+
+
+def broken(x):
+    out = torch.empty_like(x)
+    _double_kernel[(x.numel() // 128,)](x, out, x.numel(), BLOCK_N=128)
+    return out
+"""
+PICKY = """
+import os
+LIBRARY = "torch"
+
+def double(x):
+    if x.numel() == 100:
+        if x.element_size() == 4:
+            os.abort()
+        raise MemoryError("no room")
+    if x.element_size() == 4:
+        raise ValueError("only halves\\nand other words")
+    return x + x
+"""
+SUSPECT = """
+from kernels._contract import Cost, Op, Tensor, case
+from kernels._faults import FAULTS, HANGS, faulty, small
+
+def op(name, sizes):
+    edge = tuple(case(N=size, dtypes=("float32",)) for size in sizes)
+    return Op(name, small, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), edge, ())
+
+FAULTY = op("faulty", [size for size in FAULTS if size != HANGS])
+STUCK = op("stuck", [HANGS, 120])
+stuck = faulty
+"""
+SUSPECT_TOO = """
+from kernels._faults import faulty
+
+LIBRARY = "torch"
+stuck = faulty
+"""
+SKEWED = """
+LIBRARY = "torch"
+
+def double(x):
+    return x * (2.06 if x.numel() == 1000 else 2)
+"""
+SLOW = """
+import time
+LIBRARY = "torch"
+
+def double(x):
+    time.sleep(0.05)
+    return x * (2 if x.numel() == 100 else 2.06)
+
+
+mixed = double
+"""
+ABSENT = (
+    "import a_library_that_is_not_here\n\nLIBRARY = 'nothing'\n\ndef double(x):\n    return x\n"
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A small project: this harness, two ops, one of them broken, and baselines with faults."""
+    root = tmp_path_factory.mktemp("tree")
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "harness", root / "harness", ignore=ignore)
+    for path, text in {
+        "kernels/__init__.py": "",
+        "kernels/_contract.py": (ROOT / "kernels/_contract.py").read_text(),
+        "kernels/toy.py": KERNELS,
+        "baselines/__init__.py": "",
+        "baselines/picky.py": PICKY,
+        "baselines/absent.py": ABSENT,
+        "baselines/skewed.py": SKEWED,
+        "baselines/slow.py": SLOW,
+        "kernels/_faults.py": (ROOT / "tests/support/faults.py").read_text(),
+        "kernels/suspect.py": SUSPECT,
+        "baselines/suspect.py": SUSPECT_TOO,
+    }.items():
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def verify(tree, op, impl, *more):
+    report = tree / f"{op}-{impl}.json"
+    report.unlink(missing_ok=True)
+    call = [sys.executable, "-m", "harness.verify", "--op", op, "--impl", impl, *more]
+    done = subprocess.run(
+        [*call, "--out", report.name],
+        cwd=tree,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    return done, json.loads(report.read_text()) if report.exists() else None

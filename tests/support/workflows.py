@@ -1,0 +1,75 @@
+"""Copies of this project in which Snakemake runs."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = ("workflow", "profiles", "config", "harness", "kernels", "baselines", "paper")
+RECORDED = "results/recorded/h200"
+MEASURE = ("--config", "measure=True")
+REPLAY = ("--config", "measure=False")
+
+
+def copied(folder):
+    """A copy of the code, without history, results or Snakemake's memory."""
+    for name in CODE:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "Snakefile", folder)
+    # A recorded run of nothing: whatever is replayed finds out that it is not there.
+    (folder / RECORDED).mkdir(parents=True)
+    (folder / RECORDED / "manifest.json").write_text('{"files": {}}')
+    return folder
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A tree that has never run, below a name with a blank."""
+    return copied(tmp_path / "a tree")
+
+
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory):
+    tree = copied(tmp_path_factory.mktemp("finished"))
+    listed = snakemake(tree, "--summary", *MEASURE).stdout.splitlines()
+    outputs = [tree / line.split("\t")[0] for line in listed if line.startswith("results/")]
+    assert outputs
+    for path in outputs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.suffix:
+            path.mkdir(exist_ok=True)
+        path.touch()
+    # All of it, so that the parameters of every job are on record.
+    assert snakemake(tree, "--touch", "--forceall", *MEASURE).returncode == 0
+    return tree
+
+
+@pytest.fixture
+def finished(finished_once, tmp_path):
+    """A tree with every output there and up to date, as after a whole run that measured."""
+    return Path(shutil.copytree(finished_once, tmp_path, dirs_exist_ok=True))
+
+
+def snakemake(tree, *words, **environment):
+    command = [sys.executable, "-m", "snakemake", "--nocolor", *words]
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
+
+
+def jobs(tree, *words, **environment):
+    """The messages of the jobs of a dry run."""
+    done = snakemake(tree, "--dry-run", *words, **environment)
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.MULTILINE))
+
+
+def edit(path, line="# edited"):
+    path.write_text(f"{path.read_text()}\n{line}\n")
+    later = time.time() + 10
+    os.utime(path, (later, later))

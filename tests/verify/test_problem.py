@@ -1,0 +1,105 @@
+"""Where eager is exact by chance, what is right is not refused, and what is wrong still is."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from harness.calls import tolerance
+from harness.verify import problem as oracle
+from kernels._contract import DTYPES, Cost, Op, Tensor, case
+
+
+def no_cost(a_case, direction, itemsize):
+    return Cost(0, 0, 0)
+
+
+def test_eager_that_is_exact_here_alone_allows_what_it_is_off_beside():
+    def off(input):
+        """A third off, but exact where the first entry is one."""
+        return input.sum() * (1.0 if input[0] == 1 else 1.3)
+
+    total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
+    problem = oracle.problem(total, case(N=40), "float32", 0, "cpu", off)
+    problem.tensors["input"].abs_().div_(problem.tensors["input"][0].clone())
+    exact = problem.tensors["input"].double().sum()
+    lucky = {"out": tolerance.Distance(0.0, 0.0)}
+    problem = dataclasses.replace(problem, oracle={"out": exact}, eager=lucky)
+    result = {"out": (1.2 * exact).float()}
+    assert problem.judge(result)["out"].ratio > 1 > problem.judge(result, closely=True)["out"].ratio
+    result = {"out": (1.6 * exact).float()}
+    assert problem.judge(result, closely=True)["out"].ratio > 1
+    # Where there is no eager, the floor alone is left.
+    alone = dataclasses.replace(problem, eager={}, rival=None)
+    assert alone.judge({"out": (1.2 * exact).float()}, closely=True)["out"].ratio > 1
+
+
+def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
+    total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
+    problem = oracle.problem(total, case(N=4000), "float32", 0, "cpu", torch.sum)
+    mean = problem.tensors["input"].mean()
+    # Now the terms cancel, and eager is exact by luck.
+    problem.tensors["input"].sub_(mean)
+    exact = problem.tensors["input"].double().sum()
+    lucky = {"out": tolerance.Distance(0.0, 0.0)}
+    problem = dataclasses.replace(problem, oracle={"out": exact}, eager=lucky)
+    result = {"out": (exact + 2e-6).float()}
+    assert problem.judge(result)["out"].ratio > 1 > problem.judge(result, True)["out"].ratio
+    result = {"out": (exact + 2e-3).float()}
+    assert problem.judge(result, closely=True)["out"].ratio > 1
+
+
+# One in float64; in float32 it rounds to one, and so does what is computed there with it.
+FACTOR = 1 + 2.0**-40
+
+
+def scaled(x):
+    return x * FACTOR
+
+
+SCALED = Op(
+    "scaled",
+    scaled,
+    {"x": Tensor("N")},
+    no_cost,
+    edge=(),
+    sweep=(),
+    passes=("forward", "backward"),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_oracle_is_computed_in_float64(dtype):
+    problem = oracle.problem(SCALED, case(N=50), dtype, 0, "cpu", scaled)
+    x, (dy,) = problem.tensors["x"].double(), problem.seeds
+    for name, exact in (("out", x * FACTOR), ("dx", dy.double() * FACTOR)):
+        assert problem.oracle[name].dtype == torch.float64
+        assert torch.equal(problem.oracle[name], exact)
+        assert not torch.equal(problem.oracle[name], exact.to(problem.tensors["x"].dtype).double())
+        if dtype == "float32":
+            # What float32 rounds away is seen, so the distance is taken in float64 as well.
+            assert 2.0**-41 < problem.eager[name].max <= torch.finfo(torch.float32).eps
+
+
+def test_eager_beside_the_inputs_is_held_against_float64_too():
+    problem = oracle.problem(SCALED, case(N=50), "float32", 0, "cpu", scaled)
+    exact = dict.fromkeys(problem.eager, tolerance.Distance(0.0, 0.0))
+    problem = dataclasses.replace(problem, eager=exact)
+    for found in problem.without_luck.values():
+        assert 2.0**-41 < found.max <= torch.finfo(torch.float32).eps
+
+
+def test_the_sensitivity_is_of_the_oracle_in_float64():
+    seen = []
+
+    def noting(x):
+        seen.append(x.dtype)
+        return x * FACTOR
+
+    op = dataclasses.replace(SCALED, reference=noting)
+    problem = oracle.problem(op, case(N=50), "float32", 0, "cpu", scaled)
+    seen.clear()
+    half = torch.finfo(torch.float32).eps / 2
+    for found in problem.sensitivity.values():
+        assert half / 4 < found.max <= half * (1 + 1e-6)
+    assert seen == [torch.float64] * oracle.ROUNDINGS

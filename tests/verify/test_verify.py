@@ -1,0 +1,295 @@
+"""The command: an implementation in a process of its own, whatever it does there."""
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import itertools
+import os
+import re
+import time
+import types
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from harness import files
+from harness.calls.cell import sweep
+from harness.machine import gpu_lock
+from harness.measure import __main__ as measure
+from harness.measure.gate import Gate
+from harness.project import fingerprint
+from harness.results import withdrawn
+from harness.results.choices import FOLDERS, KEEP
+from harness.summarize.__main__ import summarize
+from harness.verify import __main__ as verification
+from harness.verify import worker
+from kernels._contract import PASSES, Cost, Tensor, case
+from tests.support.measuring import ENVIRONMENT, OP, Watch, plan
+from tests.support.verifying import KERNELS, verify
+from tests.support.workflows import copied, snakemake
+
+
+def test_a_right_kernel_is_verified_in_the_interpreter(tree):
+    done, report = verify(tree, "double", "ours", "--dtypes", "bfloat16", "float32,float16")
+    assert done.returncode == 0, done.stderr
+    assert (report["mode"], report["status"]) == ("interpreter", "ok")
+    cells = [(cell["case"], cell["dtype"]) for cell in report["cells"]]
+    assert cells == [(n, d) for n in ("N100", "N1000") for d in ("float32", "float16")]
+    seed = report["seed"]
+    assert done.stdout == f"verify double ours (interpreter): seed {seed}: 4 of 4 cells ok; ok\n"
+
+
+def test_a_wrong_kernel_fails_and_names_its_worst_cell(tree):
+    done, report = verify(tree, "broken", "ours", "--dtypes", "float32", "--max-cases", "1")
+    assert done.returncode == 1
+    assert report["status"] == report["cells"][0]["status"] == "inaccurate"
+    assert len(report["cells"]) == 1 and report["cells"][0]["tensors"][0]["ratio"] is None
+    last = done.stdout.splitlines()[-1]
+    assert "0 of 1 cells ok; inaccurate: N100 float32 forward: out has inf or NaN" in last
+
+
+def test_a_wrong_kernel_fails_the_study_and_is_not_timed(tmp_path):
+    root = copied(tmp_path / "tree")
+    (root / "kernels/toy.py").write_text(KERNELS.replace("EDGE, ())", "EDGE, EDGE)"))
+    built = root / "results/study/build/toy"
+    built.mkdir(parents=True)
+    built.with_suffix(".json").touch()
+    wanted = ("measure=True", "ops=[broken]", "baselines=[]", "dtypes=[float32]")
+    done = snakemake(root, "results/study/raw/broken.csv", "--config", *wanted)
+    assert done.returncode != 0
+    assert "Verify broken of ours" in done.stderr and "Measure broken" not in done.stderr
+    assert "0 of 2 cells ok; inaccurate: N100 float32 forward: out has inf or NaN" in done.stderr
+    assert not list((root / "results/study").glob("*/broken*/*.json"))
+
+
+def test_a_baseline_may_die_refuse_or_run_out_of_memory(tree):
+    done, report = verify(tree, "double", "picky")
+    assert done.returncode == 0, done.stderr
+    cells = [(cell["status"], cell["reason"]) for cell in report["cells"]]
+    assert cells == [
+        ("crashed", "died by SIGABRT"),
+        ("oom", "no room"),
+        ("unsupported", "only halves"),
+        ("ok", ""),
+    ]
+    assert (report["status"], report["mode"]) == ("crashed", "cpu")
+    assert report["impl_version"]
+
+
+def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
+    first, second = (verify(tree, "double", "skewed")[1] for _ in range(2))
+    assert first["seed"] != second["seed"]
+    done, again = verify(tree, "double", "skewed", "--seed", str(first["seed"]))
+    for report in (first, again):
+        assert set(report.pop("spent_s")) == {"ordinary"}
+    assert again == first and f"seed {first['seed']}: 2 of 4 cells ok" in done.stdout
+
+
+def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, tmp_path):
+    """From the verification to the table: harness.verify, the gate, harness.summarize."""
+    impls = ["ours", "ours_twin", "skewed"]
+    for impl in ("ours", "skewed"):
+        done, report = verify(tree, "double", impl)
+        assert done.returncode == 0
+        # As on a machine with a GPU.
+        files.write_json(tmp_path / "verify" / "double" / f"{impl}.json", report | {"mode": "gpu"})
+    cases = (case(N=100), case(N=1000))
+    op = dataclasses.replace(OP, name="double", inputs={"x": Tensor("N")}, sweep=cases)
+    op = dataclasses.replace(op, cost=lambda *a: Cost(10**6, 10**6, 10**3))
+    cells = list(sweep(op, ["float32"], ["forward"], None))
+    origin = measure.origin_of("double", ENVIRONMENT, [])
+    out = tmp_path / "raw" / "double.csv"
+    gate = Gate(
+        tmp_path / "verify", "double", impls, partial(fingerprint.implementation, tree, "toy")
+    )
+    a_plan = plan(impls, op=op, family="toy", cells=cells)
+    measure.measure(a_plan, gate, Watch(), origin, out, time.monotonic())
+    files.write_json(tmp_path / "environment.json", ENVIRONMENT)
+    summarize(tmp_path, tmp_path / "recorded")
+
+    def rows(name):
+        with (tmp_path / name).open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    (wrong,) = (r for r in rows("summary.csv") if (r["impl"], r["case"]) == ("skewed", "N1000"))
+    assert wrong["status"] == "inaccurate" and wrong["device_us"] == ""
+    assert re.fullmatch("out is .* times as far .*", wrong["reason"])
+    others = [r for r in rows("summary.csv") if r is not wrong and r != wrong]
+    assert len(others) == 5 and all(r["status"] == "ok" and r["device_us"] for r in others)
+    (shown,) = (r for r in rows("verification.csv") if r["impl"] == "skewed")
+    assert (shown["status"], shown["cells"], shown["passed"]) == ("inaccurate", "4", "2")
+
+
+def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
+    done, report = verify(tree, "double", "slow", "--ordinary-s", "0.01")
+    assert done.returncode == 0, done.stderr
+    late = ("unreached", "time limit of 0.01 s")
+    cells = [(cell["status"], cell["reason"]) for cell in report["cells"]]
+    assert cells == [("ok", ""), late, late, late]
+    assert (report["status"], report["reason"]) == ("ok", "")
+    assert done.stdout.endswith(": 1 of 4 cells ok, 3 not reached; ok\n")
+    assert len(done.stdout.splitlines()) == 1
+    assert verify(tree, "double", "slow")[1]["status"] == "inaccurate"
+    limits = ("--ordinary-s", "0", "--hostile-s", "0")
+    _, report = verify(tree, "double", "ours", *limits)
+    assert [cell["status"] for cell in report["cells"]] == ["ok"] * 4
+
+
+def test_of_a_baseline_hostile_cases_come_last_and_have_a_limit_of_their_own(tree):
+    one = ("--dtypes", "float32")
+    _, report = verify(tree, "mixed", "slow", *one, "--hostile-s", "0.01")
+    found = [(cell["case"], cell["hostile"], cell["status"]) for cell in report["cells"]]
+    assert found == [
+        ("N100", False, "ok"),
+        ("N1000", False, "inaccurate"),
+        ("N0", True, "ok"),
+        ("N100-large", True, "unreached"),
+    ]
+    assert set(report["spent_s"]) == {"ordinary", "hostile"} and report["guard"] == withdrawn.GUARD
+    # Ours has no limit, so its cases stay in the order of its file.
+    _, report = verify(tree, "mixed", "ours", *one)
+    assert [cell["case"] for cell in report["cells"]] == ["N0", "N100-large", "N100", "N1000"]
+
+
+def test_what_will_be_timed_comes_first(monkeypatch):
+    clock = itertools.count(step=10)
+    worker = types.SimpleNamespace(answer=lambda limit_s: {"status": "ok"}, units=[])
+
+    def ask(worker, limit_s, do, **arguments):
+        blank = {"case": "N1", "dtype": "float32", "pass": "forward", "status": "ok", "reason": ""}
+        blank |= {"hostile": True}
+        if do == "prepare":
+            kinds = arguments["kinds"]
+            worker.units = [[blank | {"kind": kind}] for kind in kinds for _ in range(2)]
+            plan = {"device": "a GPU", "units": worker.units, "impl_version": "1"}
+            return plan | {"status": "ok", "accumulates": None}
+        return {"status": "ok", "alive": True, "cells": worker.units[arguments["unit"]]}
+
+    monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
+    monkeypatch.setattr(verification, "_ask", ask)
+    monkeypatch.setattr(verification.ledger, "take", lambda *_: [])
+    monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
+    arguments = argparse.Namespace(
+        op="double", impl="slow", hostile_s=5.0, sweep_s=None, cell_timeout_s=60.0,
+        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, drawn=None,
+    )  # fmt: skip
+
+    def run():
+        _, units = verification._run(arguments, "gpu", {})
+        return [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
+
+    timed, late = [("sweep", "ok")] * 2 + [("drawn", "ok")] * 2, ("edge", "unreached")
+    # Either class has a limit of its own, and its own seconds count.
+    assert run() == [*timed, ("edge", "ok"), late]
+    arguments.sweep_s = 5.0
+    cut = [("sweep", "ok"), ("sweep", "unreached"), *[("drawn", "unreached")] * 2]
+    assert run() == [*cut, ("edge", "ok"), late]
+    arguments.sweep_s = 300.0
+    arguments.hostile_s = 25.0
+    assert run() == [*timed, *[("edge", "ok")] * 2]
+    arguments.impl = "ours"
+    assert run() == [*[("edge", "ok")] * 2, *timed]
+
+
+def test_an_absent_library_is_a_status(tree):
+    done, report = verify(tree, "double", "absent")
+    assert done.returncode == 0, done.stderr
+    assert report["status"] == "unavailable" and report["cells"] == []
+    assert "a_library_that_is_not_here" in report["reason"]
+
+
+@pytest.mark.parametrize("remedy", ["in turn", "alone", None])
+def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy):
+    attempts = []
+
+    @contextlib.contextmanager
+    def surroundings(mode, attempt, chosen):
+        attempts.append(attempt)
+        yield
+
+    def run(arguments, mode, units):
+        fine = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
+        assert set(units) == (set() if attempts[-1] == "shared" else {0})
+        status = "ok" if attempts[-1] == remedy else "oom"
+        cells = {1: [fine | {"status": status, "reason": ""}], 0: [fine | {"status": "ok"}]}
+        return {"device": "a GPU"}, cells
+
+    monkeypatch.setattr(verification, "_surroundings", surroundings)
+    monkeypatch.setattr(verification, "_run", run)
+    arguments = argparse.Namespace(op="double", impl="ours", seed=0, choices=None)
+    report = verification.verify(arguments, "gpu")
+    assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
+    assert report["status"] == ("ok" if remedy else "oom")
+    assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
+    attempts.clear()
+    assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
+
+
+def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
+    held = []
+
+    @contextlib.contextmanager
+    def hold(exclusive):
+        held.append("alone" if exclusive else "shared")
+        yield "a GPU"
+
+    monkeypatch.setattr(gpu_lock, "hold", hold)
+    monkeypatch.setattr(gpu_lock, "turn", lambda gpu: contextlib.nullcontext(held.append(gpu)))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of the user")
+    for name in KEEP:
+        monkeypatch.setenv(name, "")
+    for attempt in verification.ATTEMPTS:
+        with verification._surroundings("gpu", attempt, None):
+            held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+            assert held[-1].is_dir() and os.environ.items() >= KEEP.items()
+    kept = [held.pop(index) for index in (6, 4, 1)]
+    assert held == ["shared", "shared", "a GPU", "alone"]
+    assert len(set(kept)) == 3 and not any(path.exists() for path in kept)
+
+
+def test_a_library_is_judged_by_a_copy_of_what_it_chose_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpu_lock, "hold", lambda exclusive: contextlib.nullcontext("a GPU"))
+    for name in (*FOLDERS, *KEEP):
+        monkeypatch.setenv(name, "of the user")
+    (tmp_path / "inductor").mkdir()
+    (tmp_path / "inductor/chosen").touch()
+    with verification._surroundings("gpu", "shared", tmp_path):
+        seen = {name: Path(os.environ[name]) for name in FOLDERS}
+        assert (seen["TORCHINDUCTOR_CACHE_DIR"] / "chosen").exists()
+        assert not any(path.is_relative_to(tmp_path) for path in seen.values())
+        assert len({path.parent for path in seen.values()}) == 1
+    assert not any(path.parent.exists() for path in seen.values())
+
+
+@pytest.mark.parametrize(
+    ("op", "impl", "dtype"),
+    [
+        ("triple", "ours", "float32"),
+        ("double", "nobody", "float32"),
+        ("double", "ours", "flot32"),
+    ],
+)
+def test_unknown_names_are_one_line(tree, op, impl, dtype):
+    done, report = verify(tree, op, impl, "--dtypes", dtype)
+    assert (done.returncode, report) == (2, None)
+    assert done.stderr.startswith("tilewright: ") and len(done.stderr.splitlines()) == 1
+
+
+def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch):
+    made, asked = worker.Bench("scale", "torch_eager", 1), []
+    plain = worker.check.check
+
+    def check(function, problem, direction, *more):
+        asked.append(direction)
+        return plain(function, problem, direction, *more)
+
+    monkeypatch.setattr(worker.check, "check", check)
+    made.prepare(gpu=False, dtypes=["float32"], passes=list(PASSES), kinds=["edge"], most=1)
+    cells = made.check(0)["cells"]
+    assert asked == ["forward", "backward"]
+    assert [cell["pass"] for cell in cells] == ["forward", "backward", "both"]
+    names = [[tensor["name"] for tensor in cell["tensors"]] for cell in cells]
+    assert names == [["out"], ["out", "dx"], ["out", "dx"]]
+    assert {cell["status"] for cell in cells} == {"ok"}

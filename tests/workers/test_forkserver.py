@@ -1,0 +1,165 @@
+"""Workers are forked in no time, see the environment of the moment, and die with their parent."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness.project import registry
+from harness.workers import forkserver
+from harness.workers.pool import LOST, Worker
+from tests.support.patience import PATIENCE_S, wait_until
+
+BENCH = "tests.support.probe_bench"
+
+
+@pytest.fixture
+def workers():
+    """Starts workers that answer questions about themselves."""
+    started = []
+
+    def start() -> Worker:
+        worker = Worker("scale", "ours", 1, BENCH)
+        started.append(worker)
+        hello = worker.answer(PATIENCE_S)
+        assert hello == {"status": "ok", "impl_version": "1.0", "spent_s": hello["spent_s"]}
+        return worker
+
+    yield start
+    for worker in started:
+        worker.kill()
+
+
+def ask(worker, do, **arguments):
+    worker.send(do, **arguments)
+    return worker.answer(PATIENCE_S)
+
+
+def state(pid):
+    """A letter, T of what is stopped and Z of what is dead; "" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def gone(pid):
+    return state(pid) in ("", "Z")
+
+
+def test_a_further_worker_is_forked_from_a_server_that_has_imported_for_it(workers):
+    """What makes it start in some milliseconds, on a machine that is not busy."""
+    server = forkserver.current()
+    assert {ask(workers(), "prepare", names=[])["server"] for _ in range(3)} == {server.pid}
+    mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "libtorch_cpu" in mapped and "libtriton" in mapped
+
+
+def test_the_preload_touches_no_gpu_and_no_rival(workers):
+    rivals = [f"baselines.{stem}" for stem in registry.stems()]
+    found = ask(workers(), "prepare", names=[*rivals, "torch._dynamo", "torch._inductor"])
+    assert found["cuda"] is False
+    assert found["rivals"] == []
+
+
+def test_a_worker_sees_the_environment_of_its_start(workers, monkeypatch):
+    first = workers()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-fake")
+    second = workers()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert ask(second, "block", name="CUDA_VISIBLE_DEVICES")["value"] == "GPU-11-fake"
+    assert ask(first, "block", name="CUDA_VISIBLE_DEVICES")["value"] != "GPU-11-fake"
+    servers = [ask(each, "prepare", names=[])["server"] for each in (first, second)]
+    assert servers[0] == servers[1]
+
+
+def test_an_environment_larger_than_a_socket_takes_no_time_and_arrives(workers, monkeypatch):
+    workers()
+    server = forkserver.current()
+    for index in range(20):
+        monkeypatch.setenv(f"LARGE_{index}", "x" * 100_000)
+    os.kill(server.pid, signal.SIGSTOP)
+    # Whoever waited for the server would find it running again.
+    late = threading.Timer(PATIENCE_S / 10, os.kill, (server.pid, signal.SIGCONT))
+    late.start()
+    try:
+        worker = Worker("scale", "ours", 1, BENCH)
+        assert state(server.pid) == "T"
+    finally:
+        late.cancel()
+        os.kill(server.pid, signal.SIGCONT)
+    assert worker.answer(PATIENCE_S)["status"] == "ok"
+    assert ask(worker, "block", name="LARGE_19")["value"] == "x" * 100_000
+    worker.kill()
+
+
+def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    compiled = workers()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = workers()
+    answers = [ask(each, "block", name="PATH") for each in (compiled, interpreted)]
+    assert [answer["interpreted"] for answer in answers] == [False, True]
+    # Functions of Triton's own library are decorated while it is imported.
+    assert [answer["kind"] for answer in answers] == ["JITFunction", "InterpretedFunction"]
+    # Neither server took the place of the other.
+    assert ask(workers(), "block", name="PATH")["interpreted"]
+    assert ask(compiled, "check")["status"] == "ok"
+
+
+def test_what_a_worker_prints_is_kept_apart_however_much(workers):
+    worker = workers()
+    assert ask(worker, "check")["status"] == "ok"
+    assert len(ask(worker, "release")["long"]) == 5 << 20
+    assert worker.last_words().endswith("xthe end")
+
+
+def test_a_killed_worker_takes_along_what_it_started(workers):
+    worker = workers()
+    child = ask(worker, "energy")["child"]
+    assert not gone(child)
+    worker.kill()
+    wait_until(lambda: gone(child))
+    assert gone(worker.pid)
+
+
+def test_a_killed_forkserver_takes_its_workers_along_and_is_replaced(workers):
+    worker = workers()
+    server = forkserver.current()
+    os.kill(server.pid, signal.SIGKILL)
+    # A worker outlives it for an instant, in which it might answer.
+    wait_until(lambda: gone(worker.pid))
+    worker.send("check")
+    assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}
+    assert ask(workers(), "prepare", names=[])["server"] not in (server.pid, os.getpid())
+
+
+def test_a_forkserver_that_cannot_import_is_no_endless_wait(workers, monkeypatch, tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "triton.py").write_text("raise SystemExit(7)")
+    monkeypatch.setattr(forkserver, "_servers", {})
+    monkeypatch.setenv("PYTHONPATH", str(broken), prepend=os.pathsep)
+    worker = Worker("scale", "ours", 1, BENCH)
+    assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}
+
+
+def test_a_worker_that_is_killed_before_it_was_forked_never_works(workers):
+    workers()
+    server = forkserver.current()
+    before = len(living(server.pid))
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        worker = Worker("scale", "ours", 1, BENCH)
+        worker.kill()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    workers()
+    wait_until(lambda: len(living(server.pid)) == before + 1)
+
+
+def living(parent):
+    words = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(word) for word in words if not gone(int(word))]
