@@ -27,8 +27,8 @@ def gelu(x, approximate="none"):
     return fast_gelu_impl(x)
 
 
-# The modules of the Triton kernels are imported late: the norms ask for a GPU when they are
-# imported, and should not take the attention along.
+# The modules of the Triton kernels are imported late. The norms ask for a GPU at import; without
+# one, the attention must still be importable.
 def layer_norm(x, weight, bias, eps, residual=None):
     from flash_attn.ops.triton.layer_norm import layer_norm_fn
 

@@ -24,9 +24,9 @@ ACCUMULATES = {
     "linear_cross_entropy": "float32, dw of the chunks in its dtype",
 }
 
-# The loss writes the gradient over the logits; the gates theirs over what they saved, their user's
-# tensors; a rotary embedding turns in place, forward and backward; the gradient of an RMS norm lies
-# over that of its result, by the default of `in_place`.
+# The loss writes its gradient over the logits, and the gates over the tensors that they saved,
+# which belong to the user. The rotary embedding works in place in both passes. The gradient of an
+# RMS norm overwrites that of its result, because `in_place` is true by default.
 IN_PLACE = ("cross_entropy", "swiglu", "geglu", "rotary", "rms_norm")
 # The fused loss is float32 whatever the factors are.
 WIDE = {"linear_cross_entropy": ("out",)}

@@ -4,8 +4,8 @@ from baselines import _torch_formulas as formulas
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
-# It times candidates of element-wise kernels and some reductions at the first call with a shape
-# (torch/_inductor/runtime/triton_heuristics.py), and keeps its choices in Inductor's cache.
+# The compiler times candidates of element-wise kernels and of some reductions at the first call
+# with a shape (torch/_inductor/runtime/triton_heuristics.py). Inductor's cache keeps the choices.
 AUTOTUNES = "all"
 
 scale = compiled(formulas.scale)

@@ -10,8 +10,8 @@ from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
 MODE = "max-autotune-no-cudagraphs"
-# It times candidates at the first call with a shape (torch/_inductor/select_algorithm.py and
-# runtime/triton_heuristics.py), and keeps its choices in Inductor's cache.
+# The compiler times candidates at the first call with a shape (torch/_inductor/select_algorithm.py
+# and runtime/triton_heuristics.py). Inductor's cache keeps the choices.
 AUTOTUNES = "all"
 
 if not torch.cuda.is_available():

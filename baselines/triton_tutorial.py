@@ -1,8 +1,8 @@
 """First kernels in Triton, written by us as its tutorials teach them: what a beginner reaches.
 
-The ideas are those of Triton's tutorials 01 to 04 (vector addition, fused softmax, matrix
-multiplication, low-memory dropout) and of the naive dot product in two launches: no tuning, no
-epilogue, and a row is a program whatever its length.
+The ideas are those of Triton's tutorials 01 to 04: vector addition, fused softmax, matrix
+multiplication, low-memory dropout. The naive dot product takes two launches. Nothing is tuned, no
+epilogue is fused, and one program computes a whole row of any length.
 """
 
 import torch

@@ -1,19 +1,24 @@
-"""Check the prose of the pages: names each long or inverted sentence by file and line.
+"""Check the prose of the pages and of the code: names each long or inverted sentence by file and line.
 
     python docs/prose.py [FILE …]
 
-Without names it reads README.md and every Markdown file below docs/. A sentence has at most 30
-words and does not open with one of `OPENERS` (docs/style.md). Code, tables, headings, comments and
-the addresses of links are not read. Exit code 1 if a page has a fault.
+Without names it reads README.md, every Markdown file below docs/, and the docstrings and comments
+of the folders that `[tool.prose]` in pyproject.toml declares clean. A sentence has at most 30
+words and does not open with one of `OPENERS` (docs/style.md). Code, tables, headings, the comments
+of a page and the addresses of links are not read. Exit code 1 if a file has a fault.
 """
 
+import ast
+import io
 import re
 import sys
+import tokenize
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 30
-OPENERS = ("Of", "What", "Who", "Beside")
+OPENERS = ("Of", "What", "Who", "Where", "Beside")
 
 _SKIPPED = re.compile(r"^\s*(\||<|#|!\[|\$\$)")
 _ITEM = re.compile(r"^\s*([-*+]|\d+[.)])\s+")
@@ -23,10 +28,12 @@ _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)")
 # A sentence ends before a capital, a digit, an opening mark or code; "e.g. this" does not end one.
 _END = re.compile(r"""(?<=[.!?])["')*_\]]*\s+(?=["'(*_\[]*[A-Z0-9`Φσ])""")
+# Comments that speak to a tool.
+_DIRECTIVE = re.compile(r"^#\s*(noqa|fmt:|ruff:|type:|pragma|!)")
 
 
 def _blank(found):
-    """The line breaks of what is left out, so that line numbers stay true."""
+    """Return the line breaks of a passage that is left out, so that line numbers stay true."""
     return "\n" * found[0].count("\n")
 
 
@@ -47,15 +54,58 @@ def blocks(text):
             lines.append(_ITEM.sub("", line) if not lines else line)
 
 
-def sentences(text):
-    """Yield (line, sentence) with a code span as one word and a link as its text."""
-    for start, block in blocks(text):
+def docstrings(text):
+    """Yield (line, text) of each paragraph of a docstring; indented lines are code or a formula."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is None:
+            continue
+        first, indent = node.body[0].lineno, " " * node.body[0].col_offset
+        head, *rest = node.body[0].value.value.split("\n")
+        rest = [line.removeprefix(indent) for line in rest]
+        prose = ["" if line.startswith("    ") else line for line in rest]
+        yield from ((first - 1 + at, block) for at, block in blocks("\n".join([head, *prose])))
+
+
+def comments(text):
+    """Yield (line, text) of each comment; lines of their own that follow each other are one."""
+    start, column, lines = 0, 0, []
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [token for token in tokens if token.type == tokenize.COMMENT]
+    for token in [each for each in found if not _DIRECTIVE.match(each.string)]:
+        row, place = token.start
+        if lines and (row, place) == (start + len(lines), column) and _own(token):
+            lines.append(token.string)
+            continue
+        if lines:
+            yield start, "\n".join(lines)
+        start, column, lines = row, place, [token.string]
+    if lines:
+        yield start, "\n".join(lines)
+
+
+def _own(token):
+    return not token.line[: token.start[1]].strip()
+
+
+def code_blocks(text):
+    """Yield (line, text) of each paragraph of the docstrings and comments of a Python file."""
+    yield from docstrings(text)
+    for start, comment in comments(text):
+        plain = "\n".join(re.sub(r"^#+ ?", "", line) for line in comment.split("\n"))
+        yield from ((start - 1 + at, block) for at, block in blocks(plain))
+
+
+def sentences(found):
+    """Yield (line, sentence) of blocks, with a code span as one word and a link as its text."""
+    for start, block in found:
         block = _LINK.sub(
-            lambda found: found[1] + "\n" * found[0][len(found[1]) :].count("\n"), block
+            lambda link: link[1] + "\n" * link[0][len(link[1]) :].count("\n"), block
         )
-        block = _CODE.sub(lambda found: "`code`" + _blank(found), block)
+        block = _CODE.sub(lambda code: "`code`" + _blank(code), block)
         at = 0
-        for end in [*(found.end() for found in _END.finditer(block)), len(block)]:
+        for end in [*(end.end() for end in _END.finditer(block)), len(block)]:
             yield start + block[:at].count("\n"), " ".join(block[at:end].split())
             at = end
 
@@ -64,9 +114,9 @@ def words(sentence):
     return sum(any(c.isalnum() for c in word) for word in sentence.split())
 
 
-def faults(text):
-    """Yield (line, reason, sentence) of each sentence that breaks a rule."""
-    for line, sentence in sentences(text):
+def faults(text, code=False):
+    """Yield (line, reason, sentence) of each sentence of a page or Python file that breaks a rule."""
+    for line, sentence in sentences(code_blocks(text) if code else blocks(text)):
         count = words(sentence)
         if count > LONGEST:
             yield line, f"{count} words", sentence
@@ -79,11 +129,19 @@ def pages(root=ROOT):
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
+def sources(root=ROOT):
+    """Return the Python files of the folders that are declared clean."""
+    declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = declared["tool"]["prose"]["folders"]
+    return [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+
+
 def check(paths, root=ROOT):
-    """Print the faults of the pages; 1 if there are any."""
+    """Print the faults of the files; 1 if there are any."""
     faulty = 0
     for path in paths:
-        for line, reason, sentence in faults(path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        for line, reason, sentence in sorted(faults(text, code=path.suffix == ".py")):
             faulty += 1
             print(f"{path.relative_to(root)}:{line}: {reason}: {sentence}")
     if faulty:
@@ -92,4 +150,4 @@ def check(paths, root=ROOT):
 
 
 if __name__ == "__main__":
-    sys.exit(check([Path(name).resolve() for name in sys.argv[1:]] or pages()))
+    sys.exit(check([Path(name).resolve() for name in sys.argv[1:]] or [*pages(), *sources()]))

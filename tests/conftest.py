@@ -1,12 +1,12 @@
-"""Without a GPU the kernels of this process run in Triton's interpreter.
+"""Run the kernels of this process in Triton's interpreter if there is no GPU.
 
-Triton decides that when it decorates a kernel, so they are imported here, before any test; the
-variable is gone again for the processes that tests start.
+Triton decides this when it decorates a kernel, so the kernels are imported here, before any test.
+Then the variable is removed, because the processes that tests start must not inherit it.
 
-How long an example takes says nothing on a machine that others use: hypothesis sets no deadline.
+Hypothesis has no deadline, because the time of an example says nothing on a shared machine.
 
-Where several processes share the tests, each has one thread, and so have those that it starts: more
-would wait for each other, which took most of the time of the tests that compute with PyTorch.
+Under xdist each test process has one thread, as have the processes that it starts. More threads
+would wait for each other and slow down the tests that compute with PyTorch.
 """
 
 import importlib
@@ -31,7 +31,7 @@ if not nvml.gpus():
     os.environ["TRITON_INTERPRET"] = "1"
     for module in pkgutil.iter_modules(kernels.__path__):
         importlib.import_module(f"kernels.{module.name}")
-    # The interpreter imports it at its first launch, and it must see the variable as well.
+    # The interpreter imports it at its first launch, and must see the variable as well.
     importlib.import_module("triton.experimental.gluon.language")
     del os.environ["TRITON_INTERPRET"]
     interpreter.quicken()

@@ -1,4 +1,4 @@
-"""Every baseline that can be imported here computes what its op says, by the harness's own path."""
+"""Run each baseline that can be imported here and compare its results with the op's reference."""
 
 import ast
 import importlib
@@ -25,12 +25,12 @@ OFFERS = {
 EVERY = [(stem, op) for stem, offered in OFFERS.items() for op in offered]
 # A first compilation by CuTe or by a library's autotuner.
 LIMIT_S = 600.0
-# The words of Python where a file calls a library by names that this version has not.
+# Python's messages if a file calls a library by names that this version does not have.
 FAULT = re.compile("unexpected keyword|positional argument|is not defined|has no attribute")
 
 
 def tame(unit):
-    """Whether a case has nothing awkward: no tiny size, no special layout or values."""
+    """Return whether a case is plain: no tiny size, no special layout and no special values."""
     sizes = [int(size) for size in re.findall(r"(?<![A-Z])[A-Z](\d+)", unit["case"])]
     plain = re.fullmatch(r"[A-Z]\d+(-[A-Z]\d+)*", unit["case"])
     return plain and min(sizes) > 0 and max(sizes) >= 64
@@ -38,7 +38,7 @@ def tame(unit):
 
 @pytest.fixture(scope="module")
 def started():
-    """Makes a worker of an implementation, one for all of its ops until it dies, and its hello."""
+    """Return a function that gives the worker of an implementation and its hello message."""
     workers = {}
 
     def start(impl, op):
@@ -51,7 +51,7 @@ def started():
         workers.pop(impl)[0].kill()
 
     with pytest.MonkeyPatch.context() as patch:
-        # A pool of compilers takes longer to start than one small program to compile.
+        # Starting a pool of compiler processes takes longer than compiling one small program.
         patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         yield start, drop
         for impl in list(workers):
@@ -66,7 +66,7 @@ def test_an_installed_baseline_computes_its_op(impl, op, started):
     plan |= {"passes": list(PASSES), "most": None}
     worker, hello = start(impl, op)
     if hello["status"] == "unavailable":
-        # Each library is held to this where it is installed; the reason names what is not here.
+        # Each library is checked if it is installed; otherwise the skip names what is missing.
         pytest.skip(hello["reason"])
     answer = {"alive": False}
     try:
@@ -79,12 +79,12 @@ def test_an_installed_baseline_computes_its_op(impl, op, started):
         answer = worker.answer(LIMIT_S)
         assert answer["status"] == "ok", f"{answer['reason']}\n{worker.last_words()}"
     finally:
-        # The next op is not to suffer from what this one left.
+        # A broken worker must not affect the next op.
         if not answer.get("alive"):
             drop(impl)
     found = {(cell["status"], cell["reason"]) for cell in answer["cells"]}
     if {status for status, _ in found} == {"unsupported"}:
-        # What a library declines on this machine is a row of the matrix, and no fault of its file.
+        # A case that the library declines on this machine is no fault of the baseline's file.
         reasons = "; ".join(sorted(reason for _, reason in found))
         assert not FAULT.search(reasons), reasons
         pytest.skip(reasons)
@@ -113,7 +113,7 @@ def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
 def test_every_recorded_op_has_the_reference_impl_and_both_modes_of_the_compiler():
     recorded = {path.stem for path in (ROOT / "results/recorded").glob("*/raw/*.csv")}
     assert recorded and recorded <= set(OFFERS["torch_eager"])
-    # An op that is new may have no formula yet; one that has it is compiled, too.
+    # A new op may have no PyTorch formula yet. If it has one, the compiler must have it too.
     for stem in ("torch_compile", "torch_compile_max"):
         assert OFFERS[stem] == OFFERS["torch_eager"], stem
 

@@ -1,4 +1,4 @@
-"""The epilogues of cuBLASLt as PyTorch offers them: what is one, what is none."""
+"""Check the cuBLASLt epilogues that PyTorch offers, and that other activations are declined."""
 
 import importlib
 

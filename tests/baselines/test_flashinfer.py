@@ -1,4 +1,4 @@
-"""How FlashInfer is called, by stand-ins with the signatures of 0.7.2."""
+"""Check how FlashInfer is called, with stand-ins that have the signatures of version 0.7.2."""
 
 import importlib
 import sys

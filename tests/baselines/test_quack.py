@@ -1,4 +1,4 @@
-"""How QuACK is called, by stand-ins that refuse what QuACK 0.6.5 refuses."""
+"""Check how QuACK is called, with stand-ins that refuse the calls that QuACK 0.6.5 refuses."""
 
 import importlib
 import sys

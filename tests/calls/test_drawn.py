@@ -17,7 +17,7 @@ from kernels._contract import DTYPES, ITEMSIZE, PASSES, case
 
 ROOT = Path(__file__).parents[2]
 OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
-# Of one call: what a rival's second, untuned kernel still does in milliseconds.
+# The most work in one call that a rival's untuned kernel still finishes in milliseconds.
 MOST_BYTES, MOST_FLOPS = 5 * 2**30, 2**42
 
 
@@ -50,7 +50,7 @@ def test_a_seed_gives_an_op_its_shapes(name):
     dtype = "bfloat16" if "bfloat16" in op.dtypes else op.dtypes[0]
     assert {c.dtypes for c in once} == {(dtype,)}
     assert drawn.cases(op, None) == ()
-    # A worker knows a case by its name alone.
+    # A worker receives a case only by its name.
     for each in (*once, *op.sweep):
         assert (drawn.named(op, each.name).sizes, drawn.named(op, each.name).flags) == (
             each.sizes, each.flags,
@@ -59,7 +59,7 @@ def test_a_seed_gives_an_op_its_shapes(name):
 
 @pytest.mark.parametrize("name", OPS)
 def test_ours_and_the_reference_take_what_is_drawn(name):
-    """On tensors without data, in a process in which kernels are compiled and not interpreted."""
+    """The tensors have no data, and the process compiles kernels instead of interpreting them."""
     assert name in shapes_taken()
 
 

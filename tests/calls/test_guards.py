@@ -1,4 +1,4 @@
-"""Memory between canary bytes: as torch.empty gives it, but for what lies in and around it."""
+"""Check tensors between canary bytes: they behave like those of torch.empty, and overruns show."""
 
 import ctypes
 
@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.calls import guards
 
-# By name at the time of the call: a function that was bound before cannot be replaced.
+# Looked up by name at the time of the call: a function bound earlier cannot be replaced.
 MAKERS = {
     "empty": lambda x: torch.empty(x.shape, dtype=x.dtype),
     "empty_like": lambda x: torch.empty_like(x),
@@ -163,7 +163,7 @@ def test_behind_a_result_lies_what_rounding_left_and_the_free_block_that_follows
         (1000, (12_536, 24)),
         (512, (13_072, guards.BAND)),
     ]
-    # Full to its end, and another allocation follows.
+    # The allocation is full to its end, and another allocation follows.
     assert guards.behind(SNAPSHOT, 0, {11_536: 1024, 70_000: 5}) == []
 
 
@@ -187,10 +187,11 @@ def test_bytes_at_an_address_are_read_where_they_lie(monkeypatch):
 
 
 class Heap:
-    """Memory in place of a GPU's and an allocator as PyTorch's: blocks of multiples of 512 bytes,
-    the first that fits, split and merged; its counters, and its snapshot of one segment.
+    """Imitate GPU memory and PyTorch's caching allocator.
 
-    private: an address from which on the memory is a private pool's.
+    Blocks are multiples of 512 bytes. The first block that fits is taken, split and later merged.
+    The class keeps the allocator's counters and a snapshot of one segment.
+    private: the address at which the memory of a private pool begins.
     """
 
     STEP = 512
@@ -204,13 +205,13 @@ class Heap:
         self.segments, self.used = 1, {}
 
     def map_anew(self):
-        """Gives what is free back to the driver and gets it again, at the same address."""
+        """Return free memory to the driver and get it again at the same address."""
         self.segments += 1
         for offset, size in self._gaps(0, self.private):
             self.memory[offset : offset + size] = 0
 
     def allocate(self, size, private=False):
-        """A tensor of so many bytes; one without bytes is no allocation and lies at 0."""
+        """Return a tensor of the given number of bytes; a tensor of no bytes has address 0."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         self.counted += 1
@@ -269,7 +270,7 @@ class Heap:
 
 @pytest.fixture
 def allocator(monkeypatch):
-    """Puts a heap in the place of the GPU's memory and returns it."""
+    """Replace the GPU's memory by a heap and return the heap."""
 
     def put(heap):
         cuda = {
@@ -314,8 +315,8 @@ def test_bytes_behind_a_result_prove_an_overrun_only_of_a_call_without_workspace
 
 
 def nll_loss(heap):
-    """As PyTorch computes a mean over no rows: two allocations, of which one is freed, written to
-    its last byte; the gradient of no rows is no allocation."""
+    """PyTorch's mean over no rows makes two allocations. One is freed and written to its last byte.
+    The gradient of no rows allocates nothing."""
     loss, total_weight = heap.allocate(4), heap.allocate(4)
     for tensor in (loss, total_weight):
         heap.write(tensor, 7)
@@ -388,7 +389,7 @@ def test_who_writes_in_bounds_is_accused_of_nothing(allocator, call):
 
 
 def test_a_workspace_that_is_still_held_is_no_result(allocator):
-    """It lies right before the result, whose overrun is then not proved."""
+    """The workspace lies right before the result, so an overrun of the result is not proved."""
     heap = allocator(Heap())
     free = guards.FreeMemory()
     workspace, result = heap.allocate(512), heap.allocate(1000)

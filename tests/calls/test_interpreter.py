@@ -1,4 +1,4 @@
-"""What the harness makes quicker in Triton's interpreter gives the same as before."""
+"""Check that the harness's faster interpreter functions give the results of Triton's own."""
 
 import inspect
 import os
@@ -96,7 +96,7 @@ def test_it_is_in_force_where_kernels_are_verified():
 
 
 def test_types_and_shapes_are_those_of_triton():
-    """Made anew and from memory, of numbers and of what is none."""
+    """Compare both without and with a cached value, for valid shapes and invalid ones."""
     from triton.language import core
     from triton.runtime.interpreter import _get_np_dtype as numpy_dtype
 

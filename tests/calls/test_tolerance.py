@@ -1,4 +1,4 @@
-"""The one rule by which an output is right."""
+"""Check the one rule that decides whether an output is right."""
 
 import math
 
@@ -115,7 +115,7 @@ def test_an_entry_further_away_never_brings_a_result_nearer(some, others, place,
     x = x.to(dtype).double()
     x[place % n] += more * (x - truth)[place % n]
     far = tolerance.distance(x.to(dtype), truth)
-    # Rounding to the dtype may take back half an ulp of an entry that hardly moved.
+    # Rounding to the dtype may undo half an ulp of an entry that hardly moved.
     slack = torch.finfo(dtype).eps * x.abs().max().item() / max(truth.abs().max().item(), 1e-11)
     assert far.max >= near.max - slack and far.rms >= near.rms - slack
 
@@ -153,7 +153,7 @@ def test_a_flush_to_zero_shows_where_eager_keeps_denormal_numbers(dtype, steps, 
     assert kept == tolerance.Distance(0.0, 0.0)
     flushed = tolerance.distance(torch.zeros_like(truth, dtype=dtype), truth, scale)
     verdict = tolerance.judge(flushed, kept, dtype)
-    # Of what rounds to zero nothing can be kept.
+    # If the exact value rounds to zero, a flush to zero is no error.
     assert (verdict.ratio > 1) == (truth.abs().max() > step / 2 * (1 + tolerance.FLOOR[dtype]))
 
 
@@ -178,7 +178,7 @@ def test_what_is_as_far_off_as_eager_must_be_where_eager_is():
         return tolerance.judge(tolerance.distance(x, truth), eager, x.dtype, None, beside).ratio
 
     assert ratio(3, -1, 0.5) < 1 and ratio(2.5, -0.5, 0.5) < 1 and ratio(1, -1, 0.5) < 1
-    # As far from the oracle, on the other side of it; and nothing at all.
+    # The result is as far from the oracle as eager, on the other side; or it is all zeros.
     assert ratio(-1, -1, 0.5) > 1 and ratio(0, 0, 0) > 1 and ratio(1, 1, 1) > 1
     assert not tolerance.beyond_cap(eager, torch.full_like(rough, 3.0))
     assert not tolerance.beyond_cap(tolerance.Distance(0.1, 0.1), rough)

@@ -1,4 +1,5 @@
-"""What a library has in float32 is made so outside of the clock, and judged with the casts."""
+"""Check tensors that a library takes in float32: widened before the clock, judged with the
+casts."""
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ CASE = OP.sweep[0]
 
 
 class _Scaled(torch.autograd.Function):
-    """Takes its weight in float32 only, and gives the gradient of it so, as QuACK's layer norm."""
+    """Take a weight in float32 only and return its gradient in float32, as QuACK's layer norm
+    does."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -82,7 +84,7 @@ def test_the_timed_call_gets_what_was_widened_before_it(make, monkeypatch):
     monkeypatch.setitem(CELL, "dtype", "bfloat16")
     prepared = made.prepare(**CELL, direction="forward")
     assert prepared["reason"] == ""
-    # Each copy of the inputs was widened once: no call made another.
+    # Each copy of the inputs was widened once, and no timed call widened one again.
     made.block(3 * COPIES)
     assert {dtype for dtype, _ in seen} == {torch.float32}
     assert len({address for _, address in seen}) == COPIES
@@ -114,7 +116,7 @@ def test_the_verifier_judges_with_casts_and_looks_without(monkeypatch):
     plan = bench.prepare(False, ["bfloat16"], list(OP.passes), ["sweep"], None)
     assert plan["declared"] == {"accumulates": "float32", "settings": "loudly", "wide": "weight"}
     assert [(c["status"], c["reason"]) for c in bench.check(0)["cells"]] == [("ok", "")] * 2
-    # It refuses a narrow weight: that there are entries shows that it was given none.
+    # The function refuses a narrow weight, so an entry of the ledger proves that it got a wide one.
     assert set(bench.ledger(0)["entries"]) == set(OP.passes)
 
 

@@ -1,4 +1,4 @@
-"""Two runs against each other: every exit code, other GPUs, other ops, and what is unusable."""
+"""Compare two runs: each exit code, other GPUs, other ops, and runs that cannot be read."""
 
 import contextlib
 import csv
@@ -33,7 +33,8 @@ def write(folder, rows, op=OP, **where):
 
 
 def run(*arguments):
-    """Does as the command does, in this process: to start one takes longer than to compare."""
+    """Run the command in this process, because starting a process takes longer than the
+    comparison."""
     words, out, err = ["compare", *map(str, arguments)], io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -61,7 +62,7 @@ def old(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def again():
-    """Times that a second run of the same code took."""
+    """Times of a second run of the same code."""
     return synthetic.rows_of(OP, seed=2)
 
 
@@ -204,7 +205,7 @@ def test_missing_cells_are_listed_and_leave_it_undecided(old, again, tmp_path):
     assert {(row["case"], row["old_status"], row["new_status"]) for row in gone} == {
         ("M4096-N256", "ok", "absent")
     }
-    # A cell that only the second has is listed and is no fault.
+    # A cell that only the second run has is listed and is no fault.
     done = run(new, old)
     assert done.returncode == 0
     assert "new: 6 of softmax" in done.stdout
@@ -285,7 +286,7 @@ def test_the_mean_over_all_weighs_an_op_once(old, again, tmp_path):
         return changes.mean_rows(*runs)[1]
 
     assert proof("forward", "backward", "both") > 0.95
-    # A loss has no backward pass: both in one call is a pass like others.
+    # A loss has no separate backward pass, so `both` counts like any other pass.
     assert proof("forward", "both") < 0.01
 
 

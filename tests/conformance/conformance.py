@@ -1,4 +1,4 @@
-"""Runs calls that other projects' tests make against our functions, and counts what we decline.
+"""Run calls that other projects' tests make against our functions, and count declined calls.
 
 A call passes if each output and each gradient is as close to float64 as PyTorch's own, or nearly.
 It is declined if our function has no such feature: the adapter raises `Declined`, or the function
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-# Steps of the dtype that a result may lie off, of the largest entry; PyTorch's own error comes on
-# top, so that sums over long rows need no bound of their own.
+# The allowed error in steps of the dtype at the largest entry, on top of PyTorch's own error. Sums
+# over long rows therefore need no bound of their own.
 STEPS = 4
-# The least size of a result that counts, in steps: gradients of norms cancel down to nothing, which
-# no sum of numbers near one does exactly.
+# The least size, in steps, of a result whose error is measured. Gradients of norms cancel to nearly
+# zero, and no sum of numbers near one cancels exactly.
 LEAST = 1 / 8
 PROPERTY = "conformance"
 
@@ -27,10 +27,10 @@ class Declined(Exception):
 
 @dataclass
 class Tally:
-    """What became of the calls of one suite.
+    """Count the outcomes of the calls of one suite.
 
-    wrong: a line for each call that failed. none: why no call passes, if none does
-    and that is right.
+    wrong: a line for each call that failed.
+    none: the reason why no call passes, if that is expected.
     """
 
     passed: int = 0
@@ -39,10 +39,10 @@ class Tally:
     none: str = ""
 
     def call(self, name: str, ours: Callable, theirs: Callable, tensors: Sequence) -> None:
-        """Compares one call.
+        """Compare one call.
 
-        ours, theirs: functions of `tensors`, whose results are a tensor or a tuple. theirs must
-        also work in float64. Tensors that require a gradient get one, if ours gives one.
+        ours, theirs: functions of `tensors` that return a tensor or a tuple. `theirs` must also
+        work in float64. If ours gives gradients, each tensor that requires one gets one.
         """
         try:
             found = results(ours, tensors)
@@ -68,7 +68,8 @@ class Tally:
 
 
 def results(function: Callable, tensors: Sequence) -> list[torch.Tensor]:
-    """The outputs of a call, then the gradients of the sum of their products with fixed numbers."""
+    """Return the outputs of a call, then the gradients of the sum of their products with fixed
+    numbers."""
     leaves = [x.detach().requires_grad_(x.requires_grad) if is_tensor(x) else x for x in tensors]
     out = function(*leaves)
     outs = list(out) if isinstance(out, tuple) else [out]
@@ -89,7 +90,8 @@ def weights(out: torch.Tensor) -> torch.Tensor:
 
 
 def difference(found: torch.Tensor, near: torch.Tensor, exact: torch.Tensor) -> str:
-    """How a result differs from float64; "" if no more than PyTorch's own in the same dtype."""
+    """Return how a result differs from float64, or "" if by no more than PyTorch's in the same
+    dtype."""
     if found.shape != exact.shape:
         return f"shape {tuple(found.shape)} for {tuple(exact.shape)}"
     if found.dtype != near.dtype:
@@ -98,7 +100,7 @@ def difference(found: torch.Tensor, near: torch.Tensor, exact: torch.Tensor) -> 
         return "" if torch.equal(found, near) else "other integers"
     if found.numel() == 0:
         return ""
-    # What the dtype cannot hold is infinite in it.
+    # A value beyond the range of the dtype is infinite in it.
     exact = exact.double()
     held = exact.to(found.dtype).double()
     finite = held.isfinite() & near.double().isfinite()
@@ -127,7 +129,7 @@ def is_tensor(x: object) -> bool:
 
 
 def general(words: str) -> str:
-    """A refusal without the figures of the call, so that equal reasons count as one."""
+    """Remove the numbers of a refusal, so that refusals for the same reason count as one."""
     first = words.splitlines()[0]
     return re.sub(r"\[[^]]*\]|\([^)]*\)|-?\d+(\.\d+)?", "…", first)[:90]
 

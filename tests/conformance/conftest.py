@@ -1,4 +1,5 @@
-"""Prints at the end what each suite of other projects passed, and what was declined for what."""
+"""Print at the end of the tests how many calls of each suite passed, and why others were
+declined."""
 
 import json
 from collections import Counter
@@ -10,13 +11,13 @@ from conformance import PROPERTY, Tally
 
 @pytest.fixture(autouse=True)
 def _same_samples():
-    """PyTorch draws its samples from the generator that all share."""
+    """PyTorch draws its samples from a generator that all tests share."""
     torch.manual_seed(37)
 
 
 @pytest.fixture
 def tally(record_property, request):
-    """Counts the calls of a test, which fails if one is wrong or if all are declined."""
+    """Count the calls of a test; the test fails if a call is wrong or if all are declined."""
     found = Tally()
     yield found
     told = {"passed": found.passed, "declined": dict(found.declined)}

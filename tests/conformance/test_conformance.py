@@ -1,4 +1,4 @@
-"""The comparison itself: a wrong call is found, whatever is wrong; a declined one is counted."""
+"""Check the comparison itself: it finds each kind of wrong result and counts declined calls."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""PyTorch's own sample inputs (OpInfo, torch.testing._internal) for every op that we share."""
+"""Run PyTorch's own sample inputs (OpInfo, torch.testing._internal) for every op that we share."""
 
 import math
 
@@ -164,7 +164,7 @@ def bucketize(x, boundaries, *, right=False, out_int32=False):
     return search.bucketize(x, boundaries, right=right, out_int32=out_int32)
 
 
-# By the name of the OpInfo: the call in our words, and whether we give it gradients.
+# By OpInfo name: our form of the call, and whether our function gives gradients.
 SHARED = {
     "add": (add, True),
     "mul": (binary(vector.mul), True),
@@ -193,8 +193,8 @@ SHARED = {
 
 
 def samples(info, dtype, gradients):
-    """PyTorch's samples, and of functions of one tensor its reference inputs, which have more
-    values and layouts; of those the small ones, for the interpreter's sake.
+    """Return PyTorch's samples. For functions of one tensor add the small reference inputs, which
+    have more values and layouts; large ones would take the interpreter too long.
     """
     yield from info.sample_inputs(DEVICE, dtype, requires_grad=gradients)
     if not isinstance(info, UnaryUfuncInfo):
@@ -242,7 +242,7 @@ def test_samples_of_pytorch(name, dtype, tally):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_samples_of_dropout(dtype, tally):
-    """Where nothing is left to chance results are equal; else an entry is zero or scaled."""
+    """Compare exactly if nothing is random; otherwise each entry is zero or scaled."""
     [info] = [info for info in op_db if info.name == "nn.functional.dropout"]
     for number, sample in enumerate(info.sample_inputs(DEVICE, dtype, requires_grad=True)):
         p, training = sample.kwargs.get("p", 0.5), sample.kwargs.get("training", True)

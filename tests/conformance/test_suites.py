@@ -1,9 +1,9 @@
-"""The parameter grids of other libraries' tests, written anew for our functions.
+"""Repeat the parameter grids of other libraries' tests, written anew for our functions.
 
-Widths, options and dtypes are those of the suites that each test names. Rows, batches and heads
-beyond a few only repeat, so they are left out: in the interpreter each program takes its turn. The
-same goes for combinations of options at wide rows. What a suite asks and we do not offer is
-declined and counted. The reference is PyTorch in float64, not the other library.
+Widths, options and dtypes are those of the suites that each test names. More rows, batches and
+heads are left out, because they only repeat and the interpreter runs one program at a time.
+Combinations of options at wide rows are left out for the same reason. A call that we do not offer
+is declined and counted. The reference is PyTorch in float64, not the other library.
 """
 
 import itertools
@@ -116,7 +116,7 @@ def test_flash_attention_norms(width, rms, tally, draw):
             return found[0] if summed and not prenorm else found
 
         def theirs(x, residual, w, b, summed=summed, prenorm=prenorm):
-            # The sum is rounded once to the dtype of x, and that is what is normalized.
+            # The sum is rounded once to the dtype of x, and the rounded sum is normalized.
             total = x + residual if summed else x
             w, b = w.to(x.dtype), None if b is None else b.to(x.dtype)
             y = rms_reference(total, w, 1e-6) if rms else F.layer_norm(total, w.shape, w, b, 1e-6)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the clock itself, a real illegal access and a real lack of memory."""
+"""Check what needs a real GPU: the clock, an illegal access and running out of memory."""
 
 import statistics
 import time
@@ -52,7 +52,7 @@ def test_the_host_does_not_count_in_the_time_of_the_gpu(timer):
     replay, _ = capture(timer, slow_host)
     assert timer.cold([replay], 50)[0] < 20
     assert timer.eager([slow_host], 50) > 1000
-    # Nor where no graph can be had.
+    # The host's time is left out as well if no graph was captured.
     assert timer.cold([slow_host], 20)[0] < 50
 
 
@@ -67,7 +67,7 @@ def test_the_cache_is_cold(timer, monkeypatch):
     replay, _ = capture(timer, lambda: x.sum())
     timer.cold([replay], 5)
     cold_us, _ = timer.cold([replay], 50)
-    # As long as a flush, so that the host is as far ahead of the GPU, but it touches no memory.
+    # It takes as long as a flush, so the host runs as far ahead of the GPU, but touches no memory.
     monkeypatch.setattr(timer, "_flush", Idle)
     warm_us, _ = timer.cold([replay], 50)
     assert cold_us > warm_us
@@ -158,7 +158,8 @@ def test_the_others_keep_their_numbers(tmp_path, impl, status):
         )
         a_plan = plan(impls, bench="tests.support.gpu_bench", cell_timeout_s=120.0)
         watch = gpu_lock.Watch(gpu)
-        # This process has used the GPU in other tests: it would be a stranger here.
+        # This process has used the GPU in other tests, so the measurement would report it as a
+        # stranger.
         watch.strangers = lambda workers: []
         measure.measure(a_plan, gate, watch, origin, out, time.monotonic())
     rows, _ = raw.read(out, "")

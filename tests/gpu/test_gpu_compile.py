@@ -1,4 +1,4 @@
-"""Our functions inside torch.compile and CUDA graphs: one graph, and the results of eager calls."""
+"""Check our functions inside torch.compile and CUDA graphs: one graph, and the eager results."""
 
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def test_numbers_beyond_32_bits_reach_the_kernel(dynamic):
 
 @pytest.mark.parametrize("function", [layer_norm, rms_norm])
 def test_long_rows_in_a_graph(function):
-    # Outside of it several programs hold each, and wait for each other.
+    # Outside of a graph several programs share each row and wait for each other.
     x = torch.randn(200, 131072, device="cuda", dtype=torch.bfloat16)
     factors = torch.randn(1 + (function is layer_norm), 131072, device="cuda", dtype=x.dtype)
     dy, found = torch.randn_like(x), []

@@ -1,4 +1,4 @@
-"""What only a GPU can show of the verification: memory of C++ libraries, and streams."""
+"""Check verification on a real GPU: memory of C++ libraries, and streams."""
 
 import pytest
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not gpu_lock.gpus() or not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-# Bound before any function is replaced, as allocations in C++ are.
+# Bound before any function is replaced, as an allocation in C++ is.
 EMPTY_LIKE = torch.empty_like
 # 4000 bytes in float32: the allocator rounds to 4096.
 N = 1000

@@ -1,4 +1,4 @@
-"""The activations: each number of 16 bits, accuracy in float32, gradients, edges and refusals."""
+"""Check the activations: each 16-bit number, float32 accuracy, gradients, edges and refusals."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ from kernels import activation
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-# The interpreter cuts bfloat16 off where a GPU rounds.
+# The interpreter truncates to bfloat16, and a GPU rounds.
 HALVES = (torch.float16, torch.bfloat16) if DEVICE == "cuda" else (torch.float16,)
 FORMS = {
     "relu": (activation.relu, torch.relu),
@@ -42,7 +42,7 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 def both(name, x):
-    """The result and the gradient of its sum: ours, and the oracle's in float64."""
+    """Return ours and the float64 oracle's: the result and the gradient of its sum."""
     ours, theirs = FORMS[name]
     for function, leaf in ((ours, x.clone()), (theirs, x.double())):
         leaf.requires_grad_()
@@ -71,7 +71,8 @@ def test_the_gradient_of_cosh_for_any_upstream_is_pytorchs(upstream):
 
 
 def in_ulps(actual, true):
-    """The largest error in units of the last place, over all that the dtype can hold."""
+    """Return the largest error in units of the last place, over all numbers that the dtype
+    holds."""
     kind = torch.finfo(actual.dtype)
     held = true.to(actual.dtype)
     finite = held.isfinite()
@@ -88,14 +89,14 @@ def in_ulps(actual, true):
 def test_each_number_of_16_bits(name, dtype):
     x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype).to(DEVICE)
     if dtype == torch.bfloat16:
-        # Beyond, the oracle's own 1 + erf cancels, and a bfloat16 still holds what is left.
+        # Further out the oracle's own 1 + erf cancels, while bfloat16 still holds the value.
         x = x[(x.abs() < 4) | (x > 0)]
     (out, dx), (true, dtrue) = both(name, x)
     assert in_ulps(out, true) <= 1.5
     if name == "tanh":
         # The gradient follows from the rounded result, as PyTorch's does.
         dtrue = 1 - out.double() ** 2
-    # Where the derivative of gelu crosses zero, near -0.75, its own size is no measure.
+    # Near -0.75 the derivative of gelu crosses zero, so its own size is no measure of the error.
     crossing = (x < -0.6) & (x > -0.9) if name.startswith("gelu") else x.isinf() & False
     assert in_ulps(dx[~crossing], dtrue[~crossing]) <= 1.5
     if crossing.any():
@@ -110,8 +111,8 @@ def test_float32_over_its_range(name):
     for actual, oracle in ((out, true), (dx, dtrue)):
         finite = oracle.float().isfinite()
         error = (actual.double() - oracle).abs()[finite]
-        # Relative to the value, and where gelu and the slopes vanish, to one and to what x times
-        # a rounding of the gate is.
+        # The error is relative to the value. Near the zeros of gelu and of the slopes it is
+        # relative to one, and to x times a rounding of the gate.
         floor = {"gelu": 3e-7, "gelu_tanh": 3e-6, "tanh": 3e-7}.get(name, 0)
         assert (error <= 1e-6 * oracle.abs()[finite] + floor).all()
 
@@ -123,7 +124,7 @@ def test_shapes_and_dtypes_against_pytorch(name, n, dtype):
     x = 2 * randn(n, dtype=dtype)
     (out, dx), (true, dtrue) = both(name, x)
     assert out.dtype == dx.dtype == dtype
-    # In float32 the functions are as near as their exponentials.
+    # In float32 the functions are as accurate as their exponentials.
     bound = max(torch.finfo(dtype).eps, 2e-6)
     for actual, oracle in ((out, true), (dx, dtrue)):
         assert torch.allclose(actual.double(), oracle, rtol=bound, atol=2 * bound)
@@ -167,7 +168,7 @@ def test_a_bit_an_element_is_kept_of_a_rectifier(name, n):
 @pytest.mark.parametrize("slope", [None, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_gradients_of_rectifiers_at_odd_numbers_equal_pytorch(slope, dtype):
-    """Each of signed zeros, infinities and NaN, with each of them as its gradient."""
+    """Combine signed zeros, infinities and NaN as values and as gradients."""
     odd = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
     pairs = torch.tensor(list(itertools.product(odd, odd)), dtype=dtype, device=DEVICE)
     x, grad = (column.contiguous() for column in pairs.T)

@@ -1,4 +1,5 @@
-"""A bad tensor is refused by its name, its value and what was expected; a harmless one is not."""
+"""Check that a bad tensor is refused by name, value and expectation, and a harmless one is
+taken."""
 
 import re
 
@@ -18,22 +19,21 @@ WRONG = {
 }
 APART = "every second of a row"
 ARGUMENTS = {APART: lambda x: torch.stack([x, x], -1)[..., 0], **WRONG}
-# Of a GPU's kernel the memory of the host is none.
+# A GPU kernel cannot read the memory of the host.
 if DEVICE == "cuda":
     ARGUMENTS["of the host"] = lambda x: x.cpu()
 NOWHERE = ("without memory", "of the host")
 
 
 def whole(value, words):
-    """Whether a value stands in words by itself, not as part of another."""
+    """Return whether a value stands in a message by itself, not as part of another value."""
     return re.search(rf"(?<![\w.]){re.escape(str(value))}(?!\w)", words)
 
 
 def named(error, given):
-    """Asserts that the words of a refusal name one of the tensors, what it is and what was
-    expected."""
+    """Assert that a refusal names one of the tensors, its value and the expected one."""
     name, _, words = str(error).partition(": ")
-    # What randint makes lies where its seed does.
+    # The result of randint lies on the device of its seed.
     assert name in given or name == "out", error
     found, expected, _ = words.partition("expected")
     tensor = given.get(name, given.get("seed"))
@@ -42,13 +42,13 @@ def named(error, given):
 
 
 def right(op, result, given, options):
-    """Asserts that what was not refused is what the formula gives."""
+    """Assert that a call that was not refused gives the result of the formula."""
     exact = {k: t.double() if t.dtype.is_floating_point else t for k, t in given.items()}
     expected = op.reference(**{key: exact.get(key) for key in op.inputs}, **options)
     pairs = zip(*(r if isinstance(r, tuple) else (r,) for r in (result, expected)), strict=True)
     for ours, theirs in pairs:
         assert ours.shape == theirs.shape
-        # Sums of float32 numbers of about one; another dtype or row is off by far more.
+        # The values are sums of float32 numbers of about one; a wrong dtype or row is far off.
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-4, atol=1e-5)
 
 

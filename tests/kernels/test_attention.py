@@ -1,4 +1,4 @@
-"""Attention: laws of its rows, keys without a score, many heads, layouts, refusals."""
+"""Check attention: laws of its rows, keys without a score, many heads, layouts, refusals."""
 
 import pytest
 import torch

@@ -1,7 +1,8 @@
-"""Every op gives the same with the launch cache as without, and those whose calls count are cached.
+"""Check that every op gives the same result with the launch cache and without it.
 
-Without a GPU the launches are compared, with one the results. A host takes its place (`fake_host`):
-kernels are handed addresses there and do nothing.
+Calls whose host time counts must be cached. With a GPU the results are compared. Without one the
+launches are: `fake_host` takes the GPU's place, hands addresses to the kernels and does not run
+them.
 """
 
 import csv
@@ -39,7 +40,7 @@ CALLS = 4
 
 
 def counted():
-    """The cells of which the targets of the paper count what a call takes: op, case, pass."""
+    """Yield the cells whose call time is a target of the paper: op, case, pass."""
     with (ROOT / "paper" / "targets.csv").open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["quantity"] == "call_ratio"]
     assert rows
@@ -55,7 +56,7 @@ def counted():
 
 
 def call_of(op, case, dtype, seed, backward, device=DEVICE):
-    """Tensors of a case, and a call of our function for it."""
+    """Return the tensors of a case and a call of our function for it."""
     tensors = inputs.make(op, case, dtype, seed, device)
     seeds = None
     if backward:
@@ -69,12 +70,12 @@ def call_of(op, case, dtype, seed, backward, device=DEVICE):
 @pytest.fixture
 def host(monkeypatch):
     compiled(monkeypatch)
-    # The counter of a GPU's streams is asked for anew in each call; so is the one of the host.
+    # A GPU's counter is looked up in each call, so the host's counter must be as well.
     counter = torch.zeros(1, dtype=torch.int32)
     for module in modules():
         if hasattr(module, "ticket"):
             monkeypatch.setattr(module, "ticket", asked_again(lambda device: counter))
-    # On a GPU nobody looks at the targets of a loss.
+    # The targets of a loss are not checked on a GPU.
     monkeypatch.setattr(_cross_entropy, "check", lambda *arguments: None)
     forget()
     yield Host(monkeypatch)
@@ -82,7 +83,7 @@ def host(monkeypatch):
 
 
 def forget():
-    """No op has a plan: those of a host would serve the tests that follow."""
+    """Forget all plans of all ops: plans for the fake host must not serve later tests."""
     for value in itertools.chain(*(vars(module).values() for module in modules())):
         if isinstance(launcher := getattr(value, "launcher", None), CachedLauncher):
             launcher.plans.clear()
@@ -94,7 +95,7 @@ def modules():
 
 
 class Keeping(TorchDispatchMode):
-    """Keeps what is made in the body, so that no address is used twice."""
+    """Keep each tensor that is made in the body, so that no address is used twice."""
 
     def __init__(self):
         super().__init__()
@@ -106,8 +107,8 @@ class Keeping(TorchDispatchMode):
 
 
 def told_apart(begun, tensors):
-    """The launches with each address as the argument that lies there and how far in, or as the
-    number of a tensor that the call made."""
+    """Return the launches without addresses. An address becomes the argument that lies there and
+    the offset into it, or the number of a tensor that the call made."""
     known = {
         name: tensor.untyped_storage() for name, tensor in tensors.items() if tensor is not None
     }

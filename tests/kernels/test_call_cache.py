@@ -1,7 +1,7 @@
-"""A call that is made by plan does what the launcher does, and is not made where that is not known.
+"""Check that a plan repeats what the launcher does, and that an unknown call has no plan.
 
-The second call with a key is traced, so the third is the first that a plan makes. The kernels of
-`fake_host` add a number to each element, on the host.
+The second call with a key is traced, so the third call is the first that uses a plan. The kernels
+of `fake_host` add a number to each element on the host.
 """
 
 import math
@@ -84,7 +84,7 @@ def test_a_plan_hands_over_what_triton_does(host):
     launcher = known(plus, torch.ones(4), 2.0)
     launcher.call(torch.ones(4), 2.0)
     by_triton, by_plan = ((kernel, grid, rest[2:]) for kernel, grid, rest in host.begun[-2:])
-    # The last is the default of a parameter that the launch does not name.
+    # The last argument is the default of a parameter that the launch does not name.
     assert by_plan == by_triton == (add_kernel, (1, 1, 1), (4, 2.0, 4))
 
 
@@ -213,7 +213,7 @@ def test_views_of_every_kind_are_no_computation(host):
         x = torch.arange(6.0)
         with torch.inference_mode(inference):
             assert launcher.call(x).stride() == (1, 2)
-    # `contiguous` copies there.
+    # `contiguous` copies in this case.
     assert launcher.bodies == 4
     launcher = Cached(lambda x, number, other: plus(views(x), number, x))
     for _ in range(4):

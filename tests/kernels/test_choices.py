@@ -1,4 +1,5 @@
-"""No rule and no table knows the sweep: what is launched depends on the shape of a call alone."""
+"""Check that no rule and no table knows the sweep: a launch depends on the shape of its call
+alone."""
 
 import ast
 import json
@@ -18,10 +19,10 @@ from kernels._tuned import Configs
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "kernels").glob("*.py"))
-# Sizes that a rule takes for what they are, not for one of a few kinds.
+# The rules use these sizes as numbers; other arguments have few values.
 LENGTH = 64
 
-# In a process in which kernels are compiled: the launches of fixed shapes under several sweeps.
+# Print the launches of fixed shapes under several sweeps; kernels are compiled in this process.
 CHOICES = """
 import json, random
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_a_rule_that_asks_for_the_sweep_is_seen(chosen):
 
 
 def readers_of_a_sweep(tree):
-    """Where code asks for a sweep, other than to declare one."""
+    """Yield the lines of code that read a sweep, other than to declare one."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr == "sweep":
             yield node.lineno
@@ -140,7 +141,8 @@ def entries():
 
 
 def outcome(choose, key):
-    """What is chosen for a key, or why nothing is: some rules are for rows of some lengths only."""
+    """Return the configuration of a key, or the error: some rules take rows of some lengths
+    only."""
     try:
         return choose(**key)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The work that each op declares, against figures derived by hand at small sizes.
+"""Check the work that each op declares against figures derived by hand at small sizes.
 
 Rates, floors, the bound of a cell and the filters of the paper all rest on `Op.cost`. So each op
 and pass has a line here. Its figures come from the formula in the comment, not from the code.
@@ -12,10 +12,10 @@ from harness.project import registry, source_tree
 from kernels import activation, vector
 from kernels._contract import Cost, case, in_turn
 
-# (op, pass, case, bytes of an item, bytes read, bytes written, FLOPs)
+# Fields: op, pass, case, bytes of an item, bytes read, bytes written, FLOPs.
 LINES = [
-    # Activations, N = 20. Forward: N items each way. Backward reads the gradient and, of gelu,
-    # tanh and cosh, one other vector; of relu and leaky_relu 20 bits, that is 3 bytes.
+    # Activations, N = 20. Forward: N items each way. Backward reads the gradient and one other
+    # vector for gelu, tanh and cosh. For relu and leaky_relu it reads 20 bits, which is 3 bytes.
     ("relu", "forward", case(N=20), 2, 40, 40, 20),
     ("relu", "backward", case(N=20), 2, 40 + 3, 40, 20),
     ("leaky_relu", "forward", case(N=20), 4, 80, 80, 20),
@@ -47,7 +47,7 @@ LINES = [
     # M = 3 rows of N = 7. Softmax: 5 FLOPs an element; backward reads y and dy.
     ("softmax", "forward", case(M=3, N=7), 2, 42, 42, 105),
     ("softmax", "backward", case(M=3, N=7), 2, 84, 42, 105),
-    # The rows see 5, 6 and 7 keys: 18; what they do not see is written as zero.
+    # The rows see 5, 6 and 7 keys, together 18; a masked entry is written as zero.
     ("softmax", "forward", case("causal", M=3, N=7), 2, 36, 42, 90),
     ("softmax", "backward", case("causal", M=3, N=7), 2, 72, 42, 90),
     # More rows than keys: the last three see 1, 2 and 3 of them, the first four none.
@@ -55,9 +55,9 @@ LINES = [
     # The mask has one row of 7, which the backward pass does not need.
     ("softmax", "forward", case("mask", M=3, N=7), 4, 84 + 28, 84, 105),
     ("softmax", "backward", case("mask", M=3, N=7), 4, 168, 84, 105),
-    # Norms: the rows and the vectors of 7; backward x, dy and the weight, then dx and the
-    # gradients of the vectors. A residual is one more tensor each way forward, one more gradient
-    # and a sum for each element.
+    # Norms: forward the rows and the vectors of 7. Backward x, dy and the weight, then dx and the
+    # gradients of the vectors. A residual adds a tensor each way forward, a gradient, and a sum for
+    # each element.
     ("layer_norm", "forward", case(M=3, N=7), 2, 42 + 28, 42, 168),
     ("layer_norm", "backward", case(M=3, N=7), 2, 84 + 14, 42 + 28, 252),
     ("layer_norm", "forward", case("residual", M=3, N=7), 2, 84 + 28, 84, 189),
@@ -74,17 +74,17 @@ LINES = [
     # Losses: 3 targets of 8 bytes, one number out; with gradients those of the logits too.
     ("cross_entropy", "forward", case(M=3, V=7), 2, 42 + 24, 2, 105),
     ("cross_entropy", "both", case(M=3, V=7), 2, 42 + 24, 42 + 2, 210),
-    # x of 3 x 5, weight of 7 x 5; a product of 3 x 5 x 7 = 105 is 210 FLOPs, and three are 630.
+    # x is 3 x 5, weight 7 x 5. A product of 3 x 5 x 7 = 105 is 210 FLOPs; three are 630.
     ("linear_cross_entropy", "forward", case(M=3, H=5, V=7), 2, 30 + 70 + 24, 2, 210),
     ("linear_cross_entropy", "both", case(M=3, H=5, V=7), 2, 30 + 70 + 24, 30 + 70 + 2, 630),
-    # q, k, v and out of 2 x 3 x 5 x 7 = 210 items; two products of 2 x 3 x 5 x 5 x 7 = 1050.
+    # q, k, v and out have 2 x 3 x 5 x 7 = 210 items. Two products have 2 x 3 x 5 x 5 x 7 = 1050.
     ("attention", "forward", case(B=2, H=3, S=5, D=7), 2, 1260, 420, 4200),
     ("attention", "forward", case("causal", B=2, H=3, S=5, D=7), 4, 2520, 840, 2100),
     # a of 3 x 5, b of 5 x 7, out of 3 x 7.
     ("matmul", "forward", case(M=3, N=7, K=5), 2, 30 + 70, 42, 210),
     ("matmul", "forward", case("gelu", "bias", M=3, N=7, K=5), 4, 60 + 140 + 28, 84, 210),
-    # Two batches of 3 tokens with 5 and 1 heads of 8, of which the angles of 2 pairs turn 4:
-    # 6 x 6 heads, 288 items, 3 x 2 cosines and as many sines; 6 FLOPs a pair.
+    # Two batches of 3 tokens with 5 and 1 heads of 8; the angles of 2 pairs turn 4 entries. 6 x 6
+    # heads have 288 items. There are 3 x 2 cosines and as many sines; a pair takes 6 FLOPs.
     ("rotary", "forward", case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 576 + 24, 576, 432),
     ("rotary", "backward", case(B=2, S=3, H=5, K=1, D=8, R=2), 4, 1152 + 48, 1152, 432),
     ("transpose", "forward", case(M=3, N=7), 2, 42, 42, 0),
@@ -97,11 +97,12 @@ LINES = [
     # The mask is drawn again, not kept.
     ("dropout", "forward", case(N=20), 2, 40, 40, 0),
     ("dropout", "backward", case(N=20), 4, 80, 80, 0),
-    # Both passes in turn: what either reads and writes, and what the one keeps for the other.
-    # relu, forward x to y and 3 bytes of flags, backward those and the gradient to dx.
+    # Both passes in turn: each reads and writes its tensors, and the first keeps some for the
+    # second. relu forward reads x and writes y and 3 bytes of flags; backward reads these and dy
+    # and writes dx.
     ("relu", "both", case(N=20), 2, 40 + 43, 40 + 3 + 40, 40),
     ("leaky_relu", "both", case(N=20), 4, 80 + 83, 80 + 3 + 80, 40),
-    # Inputs and outputs that stay serve as what is kept.
+    # If inputs or outputs are kept for the backward pass, nothing more is written.
     ("gelu", "both", case(N=20), 2, 40 + 80, 40 + 40, 320),
     ("tanh", "both", case(N=20), 2, 40 + 80, 40 + 40, 80),
     ("cosh", "both", case(N=20), 4, 80 + 160, 80 + 80, 60),
@@ -146,7 +147,8 @@ def test_no_line_is_of_an_op_that_is_not_here():
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_flag_that_changes_the_work_is_counted_too(name):
-    """The costs of a case with and without a flag differ, or no line needs the flag."""
+    """The costs of a case with and without a flag differ; otherwise no line is needed for the
+    flag."""
     op = OPS[name]
     counted = {flag for line in LINES if line[0] == name for flag in line[2].flags}
     for a_case in (*op.edge, *op.sweep):
@@ -158,7 +160,7 @@ def test_a_flag_that_changes_the_work_is_counted_too(name):
 
 
 def test_the_makers_of_costs_hand_over_what_they_are_given():
-    """Ops call them when they are imported, where a change of their lines would go unseen."""
+    """Ops call these functions at import; a mutant of their lines would not be noticed there."""
     n = case(N=20)
     assert in_turn(vector._dot_cost)(n, "both", 2) == Cost(80 + 82, 2 + 80, 80)
     made = vector._cost((2, 1), (3, 2))

@@ -1,4 +1,5 @@
-"""Both cross entropies against the formula and PyTorch: options, ignored rows, kept graphs."""
+"""Check both cross entropies against the formula and PyTorch: options, ignored rows, kept
+graphs."""
 
 import pytest
 import torch
@@ -35,15 +36,17 @@ def classes(m, v, dtype=torch.int64, seed=1, ignored=True):
 
 
 def close(ours, exact, bound, least=1e-2):
-    """least: of what size the terms are whose difference comes out near zero; a loss of one class
-    is one of logits near one."""
+    """Assert closeness relative to the largest entry.
+    least: the size of the terms if their difference is nearly zero. A loss of one class is a
+    difference of logits near one."""
     assert torch.equal(ours.isnan(), exact.isnan())
     scale = max(exact.nan_to_num().abs().max().item(), least) if exact.numel() else 1.0
     assert torch.allclose(ours.double(), exact, rtol=0, atol=bound * scale, equal_nan=True)
 
 
 def agree(function, reference, tensors, targets, **options):
-    """The loss and, for a random gradient of it, all gradients are those of the formula."""
+    """Assert that the loss and, for a random gradient of it, all gradients are those of the
+    formula."""
     ours = [t.detach().clone().requires_grad_() for t in tensors]
     exact = [t.detach().double().requires_grad_() for t in tensors]
     bound = BOUND[tensors[0].dtype]
@@ -58,10 +61,10 @@ def agree(function, reference, tensors, targets, **options):
     seed = randn(*loss.shape, dtype=loss.dtype, seed=5)
     found = torch.autograd.grad(loss, ours, seed)
     wanted = torch.autograd.grad(expected, exact, seed.double())
-    # That of a softmax, less that of its target, which the mean divides by the rows.
+    # The terms are a softmax and the one of its target, which the mean divides by the rows.
     least = seed.abs().max().item() / len(targets) if len(targets) else 1.0
     for gradient, exactly in zip(found, wanted, strict=True):
-        # The formula divides no gradient by no rows.
+        # The formula gives NaN if no row counts; ours gives zero.
         close(gradient, exactly.nan_to_num(), bound, least)
     for tensor, given_one in zip(ours, tensors, strict=True):
         assert torch.equal(tensor, given_one)
@@ -182,7 +185,8 @@ def test_the_losses_of_sure_tokens_are_zero_and_none_is_negative(tile, monkeypat
     exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
     assert (losses >= 0).all() and not losses[exact < 1e-9].any()
     assert (exact < 1e-9).sum() > m // 2
-    # As where the kernel of the tiles writes no logit of its own: the other order is off.
+    # The kernel of the tiles keeps no target logit here; its order of sums differs from the
+    # other's.
     parts = tiled._write_parts(torch.empty_like(losses), x, weight, targets, None, False)
     tiled.joined(losses, parts, None, x, weight, targets, IGNORED, 0.0, 0.0)
     assert (losses >= 0).all()
@@ -200,7 +204,7 @@ def test_without_a_column_all_classes_are_alike():
 
 
 class Seen:
-    """Hooks for saved tensors that keep each as it was, beside what the graph is handed."""
+    """Record each saved tensor as it was, besides the tensor itself."""
 
     def __init__(self):
         self.pairs = []
@@ -277,7 +281,7 @@ def test_a_loss_scale_brings_back_what_float16_cannot_hold():
     wide = logits.detach().double().requires_grad_()
     (found,) = torch.autograd.grad(cross_entropy(logits, targets), logits, factor.half())
     (exact,) = torch.autograd.grad(F.cross_entropy(wide, targets), wide, factor.double())
-    # Over the count, but without the factor, float16 would hold two digits fewer of the least.
+    # Divided by the count before the factor, float16 would lose two digits of the smallest entries.
     seen = exact.abs() > 2e-5 * factor.item() / m
     assert (exact[seen].abs() / factor.item()).min().item() < 5e-7
     assert ((found - exact)[seen] / exact[seen]).abs().max().item() < 5e-3
@@ -362,7 +366,7 @@ def test_losses_of_groups_of_warps_are_those_of_the_logits(m, h, v, dtype):
     loss = torch.full((m,), float("nan"), device=DEVICE)
     tiled.write_losses(loss, x, weight, targets, None, IGNORED, 0.0, 0.0)
     exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
-    # Sums of float32, of products that are exact; seen: 5e-6.
+    # The products are exact and the sums in float32; the largest error seen is 5e-6.
     close(loss, exact, 1e-5)
 
 
@@ -411,7 +415,7 @@ def test_targets_out_of_range_are_named_or_make_their_row_nan(monkeypatch):
                 cross_entropy(logits, targets)
             with pytest.raises(ValueError, match=rf"targets: {target}, expected 0 to 19"):
                 linear_cross_entropy(randn(3, 4), randn(20, 4), targets)
-        # On a GPU nobody looks.
+        # On a GPU the targets are not checked.
         with monkeypatch.context() as patch:
             patch.setattr(shared, "check", lambda *arguments: None)
             options = IGNORED, 0.0, 0.0, "none"

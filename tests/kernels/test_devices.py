@@ -1,4 +1,4 @@
-"""A kernel starts on the device of its tensors, and on no memory but that of a GPU."""
+"""Check that a kernel starts on the device of its tensors, and refuses memory of another kind."""
 
 import ast
 import types
@@ -23,14 +23,14 @@ from kernels import (
 from tests.support.fake_gpu import GPU, compiled, plain
 
 OPS = sorted(jobs.ops(Path(__file__).parents[2]))
-# PyTorch without CUDA takes no part of a tensor that is said to lie there, as the chunks are.
+# Without CUDA, PyTorch cannot slice a fake CUDA tensor, as this op does for its chunks.
 IN_CHUNKS = "linear_cross_entropy"
 ELSEWHERE = 1
 
 
 @pytest.fixture
 def second_gpu(monkeypatch):
-    """An H200 beside the current one, whose tensors have no memory."""
+    """Pretend that the tensors lie on a second H200, and have no memory."""
     gpu = GPU(monkeypatch)
     compiled(monkeypatch)
     monkeypatch.setenv(_tuned.MODE, "")
@@ -60,8 +60,8 @@ def test_each_kernel_starts_on_the_device_of_its_tensors(second_gpu, name):
 
 
 def launching(tree):
-    """The functions of a file that start a kernel, those that it wraps in a guard, and by function
-    the names that it mentions."""
+    """Return the functions of a file that start a kernel, those that it wraps in a guard, and for
+    each function the names that it mentions."""
     starts, guards, mentions = set(), set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
@@ -79,7 +79,7 @@ def launching(tree):
 
 
 def test_no_kernel_starts_but_within_a_guard():
-    """The rest of what starts kernels, such as the backward passes, is found in the sources."""
+    """Check in the sources what no call reaches here, such as the backward passes."""
     files = {
         path.stem: launching(ast.parse(path.read_text(encoding="utf-8")))
         for path in sorted(Path(kernels.__path__[0]).glob("*.py"))

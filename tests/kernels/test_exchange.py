@@ -1,4 +1,4 @@
-"""Who may wait for whom: multiprocessors of slices and green contexts, and counters of streams."""
+"""Check which programs may wait for others: counts of multiprocessors, and counters of streams."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
 class Driver:
-    """Answers as libcuda does: of the current context, and of the one that a stream belongs to."""
+    """Answer like libcuda: about the current context and about the context of a stream."""
 
     def __init__(self, context=132, stream=None, error=0):
         self._counts, self._error = {7: context, 9: stream}, error
@@ -39,7 +39,7 @@ class Driver:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A device of 132 multiprocessors, of which a driver may say that there are fewer."""
+    """Pretend a device of 132 multiprocessors; the returned function sets the driver's answers."""
     monkeypatch.setattr(_multiprocessors, "sm_count", lambda device: 132)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.inference_mode(False))
@@ -57,13 +57,13 @@ def gpu(monkeypatch):
     [
         (None, 132),
         (Driver(), 132),
-        # The current context is a green one; the stream is one's; the driver knows nothing of them.
+        # A green context is current, or the stream belongs to one, or the driver knows neither.
         (Driver(context=16), 16),
         (Driver(stream=24), 24),
         (Driver(context=16, stream=24), 16),
         (Driver(context=16, error=1), 132),
         (Driver(context=0), 132),
-        # A context never has more than the device says: MPS may have taken some away.
+        # A context never has more than the device reports: MPS may have taken some away.
         (Driver(context=148), 132),
     ],
 )
@@ -104,7 +104,7 @@ def test_nobody_waits_in_the_interpreter_or_a_traced_graph(monkeypatch):
 
 
 def test_slots_are_new_in_each_call_and_no_part_of_a_plan():
-    """A planned call would not ask again whether its programs may wait."""
+    """A plan does not ask again whether its programs may wait, so such a call has none."""
     traces = []
 
     def slots():

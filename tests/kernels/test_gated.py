@@ -1,4 +1,4 @@
-"""swiglu and geglu: any shape and layout, halves of one projection, extreme gates, refusals."""
+"""Check swiglu and geglu: shapes, layouts, halves of one projection, extreme gates, refusals."""
 
 import math
 
@@ -39,7 +39,7 @@ def close(ours, exact, dtype):
 
 
 def agrees(kind, gate, up):
-    """Both passes lie within the dtype's bound of the reference in float64."""
+    """Assert that both passes lie within the dtype's bound of the reference in float64."""
     function, reference = KINDS[kind]
     given = [t.detach().requires_grad_() for t in (gate, up)]
     exact = [t.detach().double().requires_grad_() for t in (gate, up)]

@@ -1,13 +1,14 @@
-"""The barriers and slots of the Hopper kernel, in every order in which its warps can run.
+"""Explore the barriers and slots of the Hopper kernel in every order in which its warps can run.
 
 Neither Triton's interpreter nor a CPU runs that kernel. Its steps are taken from its own code
-(`hopper_trace.py`), and here all states are visited that they can lead to. Of each group two warps
-are followed: the one that copies and arrives, and one of the others, which are alike. A copy is
-there at any time after it was asked for. A barrier of Hopper knows the parity of its phase and no
-number: who waits for a phase waits on if that one and the next have passed in the meantime.
+(`hopper_trace.py`), and these tests visit all states to which the steps can lead. Two warps of each
+group are followed: the one that copies and arrives, and one of the others, which are alike. A copy
+may complete at any time after it was issued. A barrier of Hopper knows only the parity of its
+phase. A warp that waits for a phase therefore keeps waiting if that phase and the next have both
+passed.
 
-Local steps go with the one before: a copy is asked for as soon as can be, and a product reads its
-slots from the moment when its waits are over until the warp has seen it end.
+Local steps join the step before them: a copy is issued as early as possible. A product reads its
+slots from the end of its waits until the warp has seen it finish.
 """
 
 import itertools
@@ -20,21 +21,23 @@ from kernels import _linear_hopper as hopper
 from tests.support.hopper_trace import Step, traced
 
 SLOTS = hopper.SLOTS.value
-# Tiles of rows, of classes, steps of a tile, programs; `suits` asks for more steps than slots. Of
-# the first a program has two tiles, of other rows and other classes.
+# Numbers: tiles of rows, tiles of classes, steps of a tile, programs. `suits` asks for more steps
+# than slots. In the first shape a program has two tiles, of different rows and classes.
 SHAPES = [(3, 2, SLOTS + 1, 4), (1, 1, 2 * SLOTS + 3, 1)]
 
 
 class FaultError(AssertionError):
-    """An order in which the kernel hangs, or multiplies what is not there."""
+    """Signals an order in which the kernel hangs or multiplies the wrong data."""
 
 
 class _Warp:
-    """A warp by places: place p is behind its p-th wait or meeting, with what it does there.
+    """A warp as a list of places: place p follows its p-th wait or meeting.
 
-    stops: the wait or meeting that leads to each place. deeds: products, copies and arrivals there.
-    reads: the slots, as bits, that its products read there. phases: of each barrier how many
-    copies and arrivals this warp has begun. holds: what it has had copied into each slot.
+    - stops: the wait or meeting that leads to each place.
+    - deeds: the products, copies and arrivals there.
+    - reads: the slots, as bits, that its products read there.
+    - phases: how many copies and arrivals of each barrier this warp has begun.
+    - holds: the data that it has had copied into each slot.
     """
 
     def __init__(self, steps: Sequence[Step], copies: bool):
@@ -65,7 +68,7 @@ class _Warp:
 
 
 def _bits(slots: Sequence[tuple[str, int]]) -> int:
-    """Slots as bits of a number; a ring has fewer than 16."""
+    """Return slots as bits of a number; a ring has fewer than 16 slots."""
     bits = 0
     for name, number in slots:
         bits |= 1 << (number + 16 * (name == "weight"))
@@ -73,9 +76,10 @@ def _bits(slots: Sequence[tuple[str, int]]) -> int:
 
 
 def explore(groups: Sequence[Sequence[Step]]) -> int:
-    """How many states can be reached. FaultError for a deadlock, a product of a slot that does not
-    hold what it should, and a copy into a slot that is read or still being filled."""
-    # Of each group the warp that copies and arrives, and another.
+    """Return how many states can be reached.
+    Raises FaultError for a deadlock, a product of a slot that holds the wrong data, and a copy into
+    a slot that is being read or filled."""
+    # The warp of each group that copies and arrives, and one other.
     warps = [_Warp(steps, copies) for steps in groups for copies in (True, False)]
     ends = tuple(len(warp.stops) - 1 for warp in warps)
     places, pending = (0,) * len(warps), 0
@@ -105,7 +109,7 @@ def _following(warps, ends, places, pending) -> Iterator[tuple[tuple, int]]:
             continue
         stop = warp.stops[at + 1]
         if stop.what == "meet":
-            # By the first of the two; both go on at once.
+            # The first of the two acts for both, which go on at once.
             if index % 2 or places[index + 1] != at:
                 continue
             then = (*places[:index], at + 1, at + 1, *places[index + 2 :])
@@ -122,7 +126,8 @@ def _following(warps, ends, places, pending) -> Iterator[tuple[tuple, int]]:
 
 
 def _completed(warps, places, pending, barrier) -> int:
-    """How many phases of a barrier are over: one for each arrival, and each copy that is there."""
+    """Return how many phases of a barrier are over: one for each arrival and each completed
+    copy."""
     begun = 0
     # Only one warp of a group copies or arrives.
     for index in range(0, len(warps), 2):
@@ -132,7 +137,7 @@ def _completed(warps, places, pending, barrier) -> int:
 
 
 def _deeds(warps, places, pending, index) -> int:
-    """The slots that are being filled after a warp has done what it does at its place."""
+    """Return the slots that are being filled after a warp has acted at its place."""
     for deed in warps[index].deeds[places[index]]:
         bits = _bits(deed.slots)
         if deed.what == "copy":
@@ -149,7 +154,7 @@ def _deeds(warps, places, pending, index) -> int:
 
 
 def without(group: int, what: str, barrier: str = "", which: int | None = None) -> list[list[Step]]:
-    """The kernel's steps, without those of a kind, or without every other of them."""
+    """Return the kernel's steps without those of a kind, or without every second one of them."""
     groups = traced(*SHAPES[0])
     kept, found = [], itertools.count()
     for step in groups[group]:
@@ -166,7 +171,7 @@ def test_no_order_of_warps_and_copies_hangs_or_multiplies_what_is_not_there(shap
 
 
 def test_each_product_has_its_own_copies():
-    """As many of rows as there are products, and of the weight as many as one group has."""
+    """Rows are copied once for each product; the weight is copied once for all groups."""
     for group, steps in enumerate(traced(*SHAPES[0])):
         copies = [step.contents[0] for step in steps if step.what == "copy"]
         wanted = [content for step in steps for content in step.contents if step.what == "multiply"]
@@ -177,8 +182,8 @@ def test_each_product_has_its_own_copies():
 
 
 def test_a_copy_before_all_warps_have_seen_its_slot_free_may_hang():
-    """A warp that sleeps through the next phase waits for one of the same parity. The meeting
-    after the wait is there for that; the one before the copy of rows does not help."""
+    """A warp that sleeps through the next phase waits for a phase of the same parity.
+    The meeting after the wait prevents that. The meeting before the copy of rows does not help."""
     broken = traced(*SHAPES[0])
     steps = broken[1]
     frees = [i for i, step in enumerate(steps) if step.barrier and step.barrier[0] == "weight free"]

@@ -1,4 +1,5 @@
-"""Programs that take turns in the interpreter: orders, deadlocks, and what others see of stores."""
+"""Check programs that take turns in the interpreter: orders, deadlocks, and visibility of
+stores."""
 
 import importlib.util
 import os
@@ -73,7 +74,7 @@ def kernels(tmp_path_factory):
 
 
 def group_sums(kernels, groups=3, programs=4):
-    """What each program found, less what it should have found."""
+    """Return the difference between the sum that each program found and the right one."""
     x = torch.arange(1.0, groups * programs + 1)
     out = torch.zeros_like(x)
     slots = _exchange.unsaid(groups, programs, x.device)
@@ -104,8 +105,8 @@ def test_a_device_that_holds_less_than_a_group_is_a_deadlock(kernels, schedule):
 
 
 def test_the_order_in_which_programs_start_counts(kernels):
-    """The assumption of `_exchange.py`: in another order a device that holds one group is full of
-    parts of several."""
+    """Check the assumption of `_exchange.py` on the start order.
+    In another order, a device that holds one group fills up with parts of several groups."""
     ends = set()
     for seed in range(10):
         with interleaved(Schedule("in order", seed, started="random", resident=4)):
@@ -117,7 +118,7 @@ def test_the_order_in_which_programs_start_counts(kernels):
     assert "stuck" in ends
 
 
-# The groups of so many launches, each without one program.
+# The room for all groups of this many launches if each group lacks one program.
 SHORT = _exchange.SHARERS * 3
 
 
@@ -158,7 +159,7 @@ def test_what_is_not_released_is_not_seen(kernels):
 
 
 def test_programs_do_come_in_between(kernels):
-    """An update of two steps loses some; one that took no turns would lose none."""
+    """An update of two steps loses some increments; programs without turns would lose none."""
     found = set()
     for order in ORDERS:
         out = torch.zeros(1, dtype=torch.int32)
@@ -200,7 +201,7 @@ def executed(text, *inputs, outputs=1, memory=None):
 
 @given(st.lists(st.tuples(*[st.floats(0, 1, width=32)] * 2), min_size=1))
 def test_packing_rounds_to_nine_bits_of_mantissa(pairs):
-    """What `_softmax_shared.py` says of its instructions, in whole numbers and by another way."""
+    """Compare the instructions of `_softmax_shared.py` with the rounding that the file states."""
     values = np.array(pairs, np.float32).ravel()
     bits = values.view(np.uint32)
     (packed,) = executed(_softmax_shared.PACK.value, bits[0::2], bits[1::2])

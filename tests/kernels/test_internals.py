@@ -1,4 +1,4 @@
-"""A private part of PyTorch or Triton that is gone or changed is not relied on."""
+"""Check that a private part of PyTorch or Triton is not used if it is gone or has changed."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_what_allocates_otherwise_is_not_asked(how):
 
 
 def gradients():
-    """Those of one graph used twice, by a factor that would be multiplied in place; PyTorch's."""
+    """Use one graph twice, with a factor that would be multiplied in place, as PyTorch does."""
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
     targets, factor = torch.tensor([0, 7, 49]), torch.tensor(3.0)
     found = []

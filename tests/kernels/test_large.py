@@ -1,4 +1,4 @@
-"""Tensors of more than 2**31 elements: their last rows get what they get alone.
+"""Check tensors of more than 2**31 elements: their last rows equal those rows computed alone.
 
 Without a GPU, where that would take days, the same law is tried on some thousand elements.
 """
@@ -19,13 +19,13 @@ from kernels.random import LEVELS, dropout, randint
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 ELEMENTS = 2**31 if DEVICE == "cuda" else 2**12
-# What the largest of these calls, a backward pass of five tensors, leaves room for.
+# The largest of these calls, a backward pass of five tensors, fits into this memory.
 MEMORY = 64 * 2**30
 DTYPE = "bfloat16"
-# Of a long row the interpreter takes seconds.
+# The interpreter takes seconds for a long row.
 LONGEST = 2**30 if DEVICE == "cuda" else 2**12
-# Elements between rows, of which three reach past the numbers of 32 bits.
-# A multiple of 16 elements, or the kernel may be another one, which rounds otherwise.
+# Elements between rows: three such steps pass 2**31. The number is a multiple of 16, because
+# otherwise another kernel may run, which rounds differently.
 APART = 2**30 + 16
 OPS = [
     name
@@ -52,7 +52,7 @@ def emptied():
 
 
 def plain(op):
-    """The largest plain edge case, of no flag."""
+    """Return the largest plain edge case without a flag."""
     found = [case for case in op.edge if not (case.flags or case.layout or case.values)]
     found = [case for case in found if DTYPE in op.dtypes_of(case)]
     return max(
@@ -62,7 +62,7 @@ def plain(op):
 
 
 def grown(tail, spec, letter, rows):
-    """A tensor whose last rows are those of `tail`, after many of zeros or of ignored targets."""
+    """Return a tensor that ends in the rows of `tail`, after rows of zeros or ignored targets."""
     if tail is None or spec.shape.split()[:1] != [letter]:
         return tail
     size = rows, *tail.shape[1:]
@@ -74,7 +74,7 @@ def grown(tail, spec, letter, rows):
 
 
 def last(whole, part):
-    """The end of a result, as long as that of the last rows alone."""
+    """Return the end of a result, as long as the result of the last rows alone."""
     for axis, (size, length) in enumerate(zip(whole.shape, part.shape, strict=True)):
         whole = whole.narrow(axis, size - length, length)
     return whole
@@ -99,7 +99,7 @@ def test_the_last_rows_get_what_they_get_alone(name):
     results = invoke.run(op, function, case, whole, seeds)
     assert max(t.numel() for t in (*whole.values(), *results.values()) if t is not None) > ELEMENTS
     for key, part in parts.items():
-        # Sums over rows are of another order.
+        # Sums over rows are taken in another order.
         bound = 2e-2 * part.is_floating_point()
         least = bound * part.abs().max().item()
         torch.testing.assert_close(last(results[key], part), part, rtol=bound, atol=least)
@@ -110,7 +110,7 @@ def _grows(tensor, length):
 
 
 def _placed(seed, out):
-    """A gradient of `out` that is zero but for the end, where it is `seed`."""
+    """Return a gradient of `out` that is zero except at the end, which is `seed`."""
     if seed.shape == out.shape:
         return seed
     whole = torch.zeros_like(out)
@@ -120,7 +120,7 @@ def _placed(seed, out):
 
 @pytest.mark.parametrize("name", [name for name in OPS if _rank(name) > 1])
 def test_rows_may_lie_gibibytes_apart(name):
-    """Memory that nobody touches is none, so this takes no GPU."""
+    """Untouched memory costs nothing, so this needs no GPU."""
     op, function = registry.op(name)[0], registry.function(name, registry.OURS)
     case = plain(op)
     letter = next(iter(op.inputs.values())).shape.split()[0]

@@ -1,4 +1,4 @@
-"""Whether a gradient is wanted."""
+"""Check when a launcher prepares for a backward pass."""
 
 import torch
 

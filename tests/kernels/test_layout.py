@@ -1,4 +1,5 @@
-"""What the copy engine can walk, also of tensors without memory, as a build has them."""
+"""Check which tensors the GPU's copy engine can read, including tensors without memory in a
+build."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A view that is to be read with the other sign, such as the imaginary part of a conjugate."""
+"""Check views with PyTorch's negative bit, such as the imaginary part of a conjugate."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tests.support.op_calls import OPS, call_of
 
 
 def lazily(tensor):
-    """The tensor, as what lies in memory with the other sign."""
+    """Return a view equal to the tensor whose memory holds the negated values."""
     view = torch.complex(torch.zeros_like(tensor), -tensor).conj().imag
     assert view.is_neg() and torch.equal(view, tensor)
     return view

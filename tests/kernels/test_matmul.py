@@ -1,4 +1,4 @@
-"""Matmul: the identity, bias and activation, layouts, sizes at the limits, refusals."""
+"""Check matmul: the identity, bias and activation, layouts, sizes at the limits, refusals."""
 
 import pytest
 import torch

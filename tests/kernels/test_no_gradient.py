@@ -1,4 +1,4 @@
-"""An op without a backward pass refuses what wants one, in a traced graph too."""
+"""Check that an op without a backward pass refuses an input that wants a gradient."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tests.support.op_calls import WITHOUT, call_of
 
 
 def wanting(name):
-    """The function, and calls in each of which one tensor wants a gradient, by its name."""
+    """Return the function and its calls; in each call one tensor, by name, wants a gradient."""
     _, function, good, options = call_of(name)
     calls = {
         key: {**good, key: good[key].detach().clone().requires_grad_(), **options}

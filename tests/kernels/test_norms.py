@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm: both passes, with and without a residual, and what they refuse."""
+"""Check layer norm and RMS norm: both passes, with and without a residual, and their refusals."""
 
 import contextlib
 import math
@@ -30,7 +30,7 @@ FAMILIES = {"layer_norm": ln, "rms_norm": rms}
 FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
-# On one they wait for each other; the interpreter, which has them walk, takes minutes.
+# On a GPU these programs wait for each other; the interpreter runs another kernel, for minutes.
 on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="several programs hold a row on a GPU only")
 
 
@@ -40,7 +40,7 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 def tensors(name, shape, dtype, fused):
-    """x, the vectors and the residual of a norm by name, as leaves."""
+    """Return x, the vectors and the residual of a norm by name, as leaves."""
     n = shape[-1]
     made = {"x": randn(*shape, dtype=dtype, seed=1), "weight": randn(n, dtype=dtype, seed=2)}
     if name == "layer_norm":
@@ -51,7 +51,7 @@ def tensors(name, shape, dtype, fused):
 
 
 def results(function, given, eps=1e-5):
-    """Outputs and gradients of a norm, for gradients of the outputs that are always the same."""
+    """Return outputs and gradients of a norm; the gradients of the outputs are always the same."""
     outputs = function(**given, eps=eps)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     seeds = [randn(*y.shape, seed=5 + i).to(y.dtype) for i, y in enumerate(outputs)]
@@ -59,7 +59,7 @@ def results(function, given, eps=1e-5):
 
 
 def agree(name, given):
-    """Both passes lie within the dtype's bound of the reference in float64."""
+    """Assert that both passes lie within the dtype's bound of the reference in float64."""
     function, reference = NORMS[name]
     exact = {key: tensor.detach().double().requires_grad_() for key, tensor in given.items()}
     for ours, truth in zip(results(function, given), results(reference, exact), strict=True):
@@ -73,7 +73,7 @@ def agree(name, given):
 @many
 @given(st.data())
 def test_random_shapes(name, data):
-    # The gradient of shorter rows is what rounding leaves of a difference.
+    # In shorter rows the gradient is the rounding error of a difference.
     shape = [*data.draw(st.lists(st.integers(1, 5), max_size=3)), data.draw(st.integers(8, 600))]
     dtype = data.draw(st.sampled_from(list(BOUND)))
     agree(name, tensors(name, shape, dtype, data.draw(st.booleans())))
@@ -81,7 +81,7 @@ def test_random_shapes(name, data):
 
 @contextlib.contextmanager
 def forward(name, reads, block, splits=1, rows=1):
-    """Within the body the forward pass of a norm reads rows so often, in such blocks."""
+    """Within the body the forward pass reads each row `reads` times, in the given blocks."""
     family, before = FAMILIES[name], FAMILIES[name].FORWARD
     tiles = (Tile(math.inf, reads, splits, rows, block, 4),)
     family.FORWARD = forward_configs(name, tiles, tiles)
@@ -101,7 +101,7 @@ def test_rows_that_are_read_twice(name, fused, monkeypatch):
         agree(name, tensors(name, (5, 600), torch.float32, fused))
 
 
-# Rows of one block, of several chunks, and those that several programs hold; some unaligned.
+# Rows of one block, of several chunks, and of several programs; some are unaligned.
 UNEVEN = [
     *((n, torch.float16) for n in (5120, 6656, 7168, 8193, 9216, 10240, 14336, 16383)),
     *((n, torch.float16) for n in (18432, 20001, 32767, 33024)),
@@ -128,7 +128,7 @@ def test_uneven_rows_are_read_once_backward(name, n, dtype):
 def test_long_uneven_rows_are_read_once_forward(name, n):
     given = tensors(name, (2, n), torch.float16, n % 2 == 0)
     with torch.no_grad():
-        # The first entries of the last split, and those of the row, lie far off.
+        # The first entries of one row and the last split of the other lie far off.
         given["x"][1, :50] += 100.0
         given["x"][0, -3000:] += 100.0
     with interleaved(Schedule("in turn")) as runs, torch.no_grad():
@@ -146,10 +146,11 @@ H200 = torch.device("meta")
 
 
 def bytes_moved(name, n, itemsize):
-    """Bytes of x, dy and dx of a row backward, and of x and y forward, by the rules' choice."""
+    """Return the bytes that a row moves by the rules' choice: x, dy and dx backward, x and y
+    forward."""
     once = _norm_backward.row_plan(BACKWARD[name], n, itemsize, H200, 2)[1] > 0
     tile = FORWARD[name].rule(n, itemsize, False)
-    # What one program reads twice comes out of a cache while a multiprocessor's rows fit there.
+    # A second read by the same program hits a cache if a multiprocessor's rows fit into it.
     kept = (tile.reads == 1 and may_wait(H200, tile.splits)) or n * itemsize <= 65536
     return (3 if once else 5) * n * itemsize, (2 if kept else 3) * n * itemsize
 
@@ -189,7 +190,8 @@ def test_splits_and_chunks_cover_each_column_once(name, n, splits, power):
     assert (full == chunks) == (n % (splits * block) == 0)
 
 
-# nn.LayerNorm(bias=False), elementwise_affine=False, and what torch.nn.functional takes besides.
+# These are nn.LayerNorm(bias=False), elementwise_affine=False, and further torch.nn.functional
+# calls.
 ABSENT = [
     ("layer_norm", {"bias"}),
     ("layer_norm", {"weight"}),
@@ -202,7 +204,7 @@ ABSENT = [
 @pytest.mark.parametrize("n", [16, 200, 1500])
 @pytest.mark.parametrize("name, absent", ABSENT)
 def test_vectors_that_are_none(name, absent, n, fused, monkeypatch):
-    """The longest rows take the kernels that read them twice."""
+    """The longest rows are computed by the kernels that read them twice."""
     monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
     given = tensors(name, (3, n), torch.float32, fused)
     with torch.no_grad():
@@ -239,7 +241,7 @@ def test_a_norm_without_vectors_has_no_gradient_for_them(name, absent):
     "shape, dtype",
     [
         ((3, 131072), torch.bfloat16),
-        # Several rows for each group of programs: in turn of four bytes, a range of two.
+        # Each group of programs has several rows: in turn with four bytes, a range with two.
         ((300, 12288), torch.float32),
         ((300, 16384), torch.float32),
         ((200, 65536), torch.bfloat16),
@@ -264,7 +266,7 @@ def test_long_rows_of_four_bytes(name, n, fused):
 def test_a_number_that_is_none_in_a_long_row_stays_in_its_row(name):
     given = tensors(name, (3, 131072), torch.float16, False)
     with torch.no_grad():
-        # All bits set: as such a slot says that its sum is not there yet.
+        # All bits are set, which in a slot means that its sum has not arrived.
         given["x"][1, 70000:70002].view(torch.int16).fill_(-1)
     y = NORMS[name][0](**given)
     assert y[1].isnan().all() and not y[0].isnan().any() and not y[2].isnan().any()
@@ -363,7 +365,8 @@ def test_the_reference_is_differentiable_and_right(name):
 
 @pytest.mark.parametrize("split", [False, True])
 def test_first_entries_far_off_the_rest_take_no_digits(split):
-    """The shift is the mean of the first 128, so nearly all of the squares about it cancel."""
+    """The shift is the mean of the first 128 entries, so nearly all of the squares about it
+    cancel."""
     n = 70000
     x = randn(2, n)
     x[:, :128] += 1e4

@@ -1,4 +1,4 @@
-"""What the kernels promise beyond agreeing with their references: laws, refusals, odd shapes."""
+"""Check promises of the kernels beyond their references: laws, refusals, odd shapes."""
 
 import itertools
 import math
@@ -29,8 +29,8 @@ def test_softmax_rows_sum_to_one_and_ignore_a_shift(m, n, dtype):
     x = randn(m, n, dtype=dtype)
     y = softmax.softmax(x)
     close(y.double().sum(-1), torch.ones(m, device=DEVICE), dtype)
-    # A shift by a power of two changes no difference between entries of this size; exponents are
-    # differences of products, which the interpreter rounds.
+    # A shift by a power of two changes no difference between entries of this size. The exponents
+    # are differences of products, which the interpreter rounds.
     whole = torch.round(x * 8)
     apart = softmax.softmax(whole) - softmax.softmax(whole + 64)
     assert apart.abs().max().item() <= {torch.float32: 2e-5, torch.float16: 2e-3}[dtype]
@@ -77,7 +77,7 @@ def test_more_dimensions_and_broken_layouts_give_the_same():
 
 @pytest.mark.parametrize("name", OPS)
 def test_reference_is_differentiable_and_right(name):
-    """The oracle's own gradients, against finite differences in float64."""
+    """Check the oracle's own gradients against finite differences in float64."""
     op, _ = registry.op(name)
     case = op.edge[1]
     sizes = {letter: min(size, 4) for letter, size in case.sizes.items()}

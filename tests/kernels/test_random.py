@@ -1,4 +1,4 @@
-"""Random integers and dropout: their laws, their streams, and what a law of chance must refuse."""
+"""Check random integers and dropout: their laws, their streams, and the checks of these laws."""
 
 import itertools
 import math
@@ -150,7 +150,7 @@ def test_dropout_keeps_and_drops_the_same_in_both_passes(n, p, seed, dtype):
     expected = dropout_reference(x.detach().cpu().double(), p, seed)
     kept = expected != 0
     assert torch.equal((y != 0).cpu(), kept)
-    # Where little is kept, float16 does not hold what becomes of it.
+    # If few entries are kept, float16 does not hold their scaled values.
     torch.testing.assert_close(y.detach().cpu(), expected.to(dtype), rtol=2e-3, atol=0)
     dy = torch.full_like(y, 2.0)
     (dx,) = torch.autograd.grad(y, x, dy)

@@ -1,4 +1,4 @@
-"""Any argument of another kind is refused by its name, what it is and what was expected."""
+"""Check that an argument of the wrong kind is refused by name, value and expectation."""
 
 import inspect
 import re
@@ -10,7 +10,7 @@ from kernels._checks import shown
 from tests.support.op_calls import OPS, call_of
 
 NUMBER = torch.ones(())
-# By the kind that a public function asks for: what is none, and the error.
+# For each kind of parameter: a value of another kind, and the error.
 WRONG = {
     torch.Tensor: (TypeError, (None, 3.0, [1.0, 2.0], "x")),
     torch.Tensor | None: (TypeError, (3.0, [1.0, 2.0], "x")),
@@ -56,7 +56,8 @@ def test_an_argument_of_another_kind_is_named(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
-    """The same calls without the wrong argument: what is refused above is refused for it."""
+    """Make the same calls without the wrong argument, which shows that it is the reason of a
+    refusal."""
     function, given, _ = parameters_of(op)
     function(**given)
 

@@ -1,4 +1,4 @@
-"""Rotary embedding: any shape and layout, laws of a rotation, refusals."""
+"""Check rotary embedding: any shape and layout, laws of a rotation, refusals."""
 
 import pytest
 import torch
@@ -29,7 +29,8 @@ def angles(s, r, dtype=torch.float32):
 
 
 def agrees(q, k, cos, sin, interleaved):
-    """Both passes lie within the dtype's bound of the reference in float64; inputs stay."""
+    """Assert that both passes lie within the dtype's bound of the reference, and inputs do not
+    change."""
     before = [t.clone() for t in (q, k)]
     given = [t.detach().requires_grad_() for t in (q, k)]
     exact = [t.detach().double().requires_grad_() for t in (q, k)]

@@ -1,4 +1,4 @@
-"""Rows of any address and length: what is read and written of them, and how wide accesses are."""
+"""Check kernels on rows of any address and length: what they read and write, and how wide."""
 
 import importlib.util
 import json
@@ -56,7 +56,7 @@ def some_rows(x_ptr, y_ptr, stride_x, stride_y, M, N, ROWS: tl.constexpr, BLOCK_
     x = tl.load(inner(x_row, lead) + columns, mask=inside)
     tl.store(inner(y_row, lead) + columns, x, mask=inside)
 """
-# In a process in which kernels are compiled: the accesses of memory of each, by their width.
+# Print the memory accesses of each kernel by width; kernels are compiled in this process.
 COMPILED = """
 import collections, importlib.util, json, re, sys
 
@@ -81,7 +81,7 @@ for kernel in (copies.one_row, copies.some_rows):
         found[f"{kernel.fn.__name__} {dtype}"] = collections.Counter(widths)
 print(json.dumps(found))
 """
-# In such a process too: what the launches of an op do with rows of some widths.
+# Print how the launches of an op access rows of some widths; compiled in this process too.
 LAUNCHED = """
 import json, re, sys
 from harness.build import compiler, recorder
@@ -136,15 +136,15 @@ def rows_in(storage, begin, stride, m, n):
 @given(st.data())
 def test_all_of_a_row_is_copied_and_nothing_beside_it(copies, data):
     dtype = data.draw(st.sampled_from(DTYPES))
-    # A sector is the least.
+    # The shortest row is a sector of 32 bytes.
     n = data.draw(st.integers(32 // dtype.itemsize, 100))
-    # Rows that lie alike: what they are apart, and where they begin, differ by whole accesses.
+    # Rows that lie alike: their distances and their beginnings differ by whole accesses.
     access = ACCESS_BYTES // dtype.itemsize
     begin, apart = data.draw(st.integers(0, 9)), n + data.draw(st.integers(0, 9))
     further = [access * data.draw(st.integers(0, 3)) for _ in range(2)]
     m, size = 5, begin + 48 + 5 * (apart + 48)
     values = torch.arange(m * n).reshape(m, n) % 200
-    # NaN is what lies about: none of it comes along, and all of it stays.
+    # NaN surrounds the rows: the copy must not read it and must not overwrite it.
     source, target = (torch.full((size,), torch.nan, dtype=dtype) for _ in range(2))
     # The first element of both lies at a multiple of 16 bytes.
     assert source.data_ptr() % ACCESS_BYTES == target.data_ptr() % ACCESS_BYTES == 0
@@ -165,7 +165,7 @@ def test_whole_accesses_and_few_single_ones(path):
     found = json.loads(done.stdout)
     assert len(found) == 4
     for name, widths in found.items():
-        # A load and a store of an edge, each of one element; all else in accesses of 16 bytes.
+        # An edge takes a load and a store of one element; all other accesses have 16 bytes.
         single = {"b16": 2} if name.endswith("bf16") else {"b32": 2}
         assert widths.pop("v4.b32") >= 2 and widths == single, name
 
@@ -180,7 +180,7 @@ def placed(begin, stride, n=50, m=3, dtype=torch.bfloat16):
         (50, [placed(0, 50)], True),
         (17, [placed(0, 17, 17)], True),
         (15, [placed(0, 15, 15)], False),
-        # Triton knows of multiples of 16 elements alone.
+        # Triton recognizes multiples of 16 elements only.
         (56, [placed(0, 56, 56)], True),
         (48, [placed(0, 48, 48)], False),
         (48, [placed(0, 49, 48)], True),
@@ -188,7 +188,7 @@ def placed(begin, stride, n=50, m=3, dtype=torch.bfloat16):
         (48, [placed(8, 48, 48)], False),
         (50, [placed(0, 50), placed(0, 50)], True),
         (50, [placed(3, 50), placed(11, 58)], True),
-        # Each row begins elsewhere in one tensor than in the other.
+        # The rows begin at different offsets in the two tensors.
         (50, [placed(0, 50), placed(1, 50)], False),
         (50, [placed(0, 50), placed(0, 64)], False),
         (50, [placed(0, 50, dtype=torch.float32), placed(4, 54, dtype=torch.float32)], True),
@@ -229,8 +229,9 @@ def test_most_whole(n, itemsize, expected):
 
 
 def within(x, begin, apart):
-    """x as rows that begin so many whole accesses behind the first of their storage, so many from
-    the end of one to the next; all else in the storage is NaN."""
+    """Return x as rows in a storage filled with NaN.
+    begin: whole accesses before the first row. apart: whole accesses between the end of a row and
+    the next row."""
     access, (m, n) = ACCESS_BYTES // x.element_size(), x.shape
     stride = n + apart * access
     storage = torch.full((begin * access + m * stride,), torch.nan, dtype=x.dtype)
@@ -248,12 +249,12 @@ def near(ours, exact):
 
 @pytest.fixture
 def splits(monkeypatch):
-    """Whether each launch of the families splits its rows, if it has any."""
+    """Record for each launch with long or split rows whether it splits them."""
     seen = []
     run = InterpretedFunction.run
 
     def noted(kernel, *args, **arguments):
-        # Kernels of short rows are for split rows alone.
+        # Kernels of short rows always split them.
         if "SPLIT" in arguments or kernel.fn.__module__ == _softmax_short.__name__:
             seen.append(arguments.get("SPLIT", True))
         return run(kernel, *args, **arguments)
@@ -262,7 +263,7 @@ def splits(monkeypatch):
     return seen
 
 
-# Rows of which a program has several, or one; in chunks, and walked; and a multiple of 8.
+# Widths of several rows to a program, one row to a program, chunks, loops, and a multiple of 8.
 WIDTHS = (77, 129, 403, 1001, 1016, 4097, 13001, 20011)
 
 
@@ -300,7 +301,7 @@ def test_a_diagonal_and_a_mask_on_rows_that_are_split(splits, causal, masked, sc
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_cross_entropy_of_rows_that_are_split(splits, v, dtype):
     logits = within(randn(6, v, dtype=dtype), 2, 1).requires_grad_()
-    # In both edges, in the middle, and in none.
+    # Targets in both edges, in the middle, and ignored.
     targets = torch.tensor([0, v - 1, v // 2, -100, 3, v - 4])
     exact = logits.detach().double().requires_grad_()
     for options in ({}, {"label_smoothing": 0.1, "z_loss": 1e-3}):
@@ -341,5 +342,6 @@ def test_kernels_access_rows_of_any_width_in_vectors():
     assert len(kernels) >= 9 and {width for _, width, *_ in found} == set(widths)
     for name, width, parted, wide, loads, stores, spilled in found:
         assert parted and wide and not spilled, (name, width)
-        # An edge of one or two tensors, of several rows or lanes a thread; a target; a loss.
+        # Single accesses: an edge of one or two tensors, of several rows or lanes; a target; a
+        # loss.
         assert loads <= 10 and stores <= 4, (name, width, loads, stores)

@@ -1,4 +1,4 @@
-"""Bucketize: as PyTorch for any ascending boundaries, by search and by table."""
+"""Check bucketize against PyTorch for any ascending boundaries, by search and by table."""
 
 import math
 
@@ -20,7 +20,7 @@ sides = st.booleans()
 
 def agrees(x, boundaries, right, short):
     found = bucketize(x.to(DEVICE), boundaries.to(DEVICE), right=right, out_int32=short).cpu()
-    # PyTorch's search goes astray among boundaries that are NaN, beyond which no number lies.
+    # PyTorch's search fails among NaN boundaries, which no number reaches.
     numbers = boundaries[boundaries == boundaries]
     expected = torch.bucketize(x, numbers, right=right, out_int32=short)
     expected[x != x] = boundaries.numel()
@@ -37,7 +37,7 @@ def agrees(x, boundaries, right, short):
 )
 def test_as_pytorch_for_any_boundaries(values, boundaries, dtype, right, short):
     x = torch.tensor([*SPECIAL, *values], dtype=dtype)
-    # What lies on a boundary is what the sides differ by.
+    # The two sides differ only for values on a boundary, so the boundaries are looked up as well.
     ordered = torch.tensor(boundaries, dtype=dtype).sort().values
     agrees(torch.cat([x, ordered]), ordered, right, short)
 
@@ -193,7 +193,7 @@ def test_a_dtype_is_refused_by_name_or_searched(dtype):
     try:
         x, boundaries = torch.zeros(5).to(dtype), torch.ones(3).to(dtype)
     except (RuntimeError, TypeError):
-        # What no other dtype can be made into cannot be made at all but by its bits.
+        # A dtype without conversions can be made only from its bits.
         x, boundaries = (torch.zeros(n * dtype.itemsize, dtype=torch.uint8) for n in (5, 3))
         x, boundaries = x.view(dtype), boundaries.view(dtype)
     try:

@@ -1,4 +1,4 @@
-"""No derivative is silently a constant: a second one is right or an error, as is one forward."""
+"""Check that second derivatives and forward derivatives are right or an error, never a constant."""
 
 import importlib
 import inspect
@@ -17,7 +17,7 @@ DIFFERENTIABLE = [name for name in OPS if name not in (*INDICES, *WITHOUT)]
 
 
 def functions():
-    """All autograd functions of the kernels, by walking them."""
+    """Return all autograd functions of the kernels, found by walking their modules."""
     found = set()
     for each in pkgutil.iter_modules(kernels.__path__):
         module = importlib.import_module(f"kernels.{each.name}")
@@ -32,13 +32,14 @@ def functions():
 
 
 def second(given, names, function, options, power):
-    """The derivatives of the squares of the gradients by the tensors of these names; None where
-    there is none. The gradient of the outputs is one for a power of one, else it depends on them.
+    """Return the derivatives of the squared gradients by the named tensors, or None if there is
+    none.
+    - power: with 1 the gradient of the outputs is one; with 2 it depends on the outputs.
     """
     leaves = {name: given[name].detach().clone().requires_grad_() for name in names}
     outputs = function(**given | leaves, **options)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    # Even a power of one would hang on the outputs.
+    # Raising to the power one would still record a dependence on the outputs.
     loss = sum((output if power == 1 else output**power).sum() for output in outputs)
     first = torch.autograd.grad(loss, [*leaves.values()], create_graph=True)
     squares = sum((each * each).sum() for each in first)
@@ -61,7 +62,7 @@ def seen(name, dtype):
 
 
 def compare(given, names, op, function, options, power):
-    """Asserts that ours is right, or an error."""
+    """Assert that our second derivative is right or an error."""
     try:
         ours = second(given, names, function, options, power)
     except RuntimeError as error:

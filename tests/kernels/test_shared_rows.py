@@ -1,4 +1,4 @@
-"""Rows that several programs hold, and sums that the last program takes, in any order of programs.
+"""Check rows shared by several programs, and sums by the last program, in any order of programs.
 
 The programs take turns (`interleaved.py`).
 """
@@ -48,7 +48,7 @@ PLAIN = {name: getattr(_softmax_shared, name) for name in PATCHED}
 
 @pytest.fixture(scope="module", autouse=True)
 def small():
-    """Programs that hold few elements, so that a few share a row of about a thousand."""
+    """Let a program hold few elements, so that several programs share a row of about a thousand."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(family, "PAIR_BYTES", 512)
         for name, value in PATCHED.items():
@@ -57,7 +57,7 @@ def small():
 
 
 def softmax_agrees(x, schedule, scale=1.0):
-    """Both passes of a softmax whose rows are shared; returns the launches."""
+    """Check both passes of a softmax whose rows are shared; return the launches."""
     x = x.detach().requires_grad_()
     exact = x.detach().double().requires_grad_()
     dy = randn(*x.shape, dtype=x.dtype, seed=7)
@@ -80,7 +80,7 @@ def holders(runs: list[Run], rows: int) -> list[int]:
 @given(st.data())
 def test_softmax_in_any_order(data):
     dtype = data.draw(st.sampled_from(DTYPES))
-    # Rows that fill their programs, rows that do not, and rows of single accesses.
+    # Rows that fill their programs, rows that do not, and rows accessed element by element.
     n = data.draw(st.sampled_from([1024, 1040, 1600, 2048]) | st.integers(600, 2048))
     rows = data.draw(st.integers(1, 3))
     schedule = data.draw(schedules())
@@ -94,7 +94,7 @@ def test_softmax_on_a_device_that_holds_one_row(dtype, order):
     programs = 4 if dtype.itemsize == 2 else 8
     schedule = Schedule(order, resident=programs)
     runs = softmax_agrees(randn(3, 2048, dtype=dtype), schedule)
-    # Forward a row of 4096 bytes and more has half as many programs, of more warps.
+    # Forward, rows of at least 4096 bytes have half as many programs with more warps.
     assert holders(runs, 3)[1] == programs
 
 
@@ -110,7 +110,7 @@ def test_softmax_of_parts_that_are_minus_infinity_or_nan(dtype):
     x[0, :700] = x[1, 700:] = -torch.inf
     x[2] = -torch.inf
     bits = x.view(torch.int32 if dtype == torch.float32 else torch.int16)
-    # All bits set: as such a slot says that its part is not there yet.
+    # All bits are set, which in a slot means that its part has not arrived.
     bits[3, 5] = -1
     with interleaved(Schedule("random", seed=3)) as runs:
         y = softmax(x)
@@ -133,7 +133,7 @@ def test_softmax_does_not_wait_where_a_device_may_not_hold_a_row(multiprocessors
 
 @pytest.fixture
 def plain(monkeypatch):
-    """The sizes as they are."""
+    """Restore the real sizes."""
     monkeypatch.setattr(family, "PAIR_BYTES", PAIR_BYTES)
     for name, value in PLAIN.items():
         monkeypatch.setattr(_softmax_shared, name, value)
@@ -142,9 +142,9 @@ def plain(monkeypatch):
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("form", ["aligned", "split", "single"])
 def test_rows_of_any_width_have_programs_that_hold_all_of_them(plain, itemsize, form):
-    """Each width beyond what one program holds, up to 300,000: whole accesses, those of rows that
-    are split, and single ones of which one of 16 bits takes a register. On an H200 the programs of
-    each may wait."""
+    """Check each width above one program's, up to 300,000 columns.
+    The forms are whole accesses, split rows, and single accesses, in which a 16-bit element takes a
+    register. On an H200 the programs of each row may wait for each other."""
     thread = 64 if itemsize == 2 and form == "single" else 128
     access, wide = 16 // itemsize, form != "single"
     for n in range(PAIR_BYTES // itemsize + 1, 300_001, 16 if form == "aligned" else 7):
@@ -163,7 +163,7 @@ def test_rows_of_any_width_have_programs_that_hold_all_of_them(plain, itemsize, 
 def test_long_rows_are_read_once_whatever_their_width_and_stride(
     plain, monkeypatch, n, dtype, padding
 ):
-    """No condition of width, stride or dtype has a program walk such a row."""
+    """No width, stride or dtype makes one program loop over such a row."""
     called = []
     for name in ("forward_shared", "backward_shared"):
         monkeypatch.setattr(family, name, lambda *_, name=name: called.append(name))
@@ -185,7 +185,7 @@ NORMS = {
 
 
 def norm_agrees(name, rows, n, dtype, schedule, residual=False):
-    """Both passes of a norm lie near the reference in float64; returns the launches."""
+    """Assert that both passes of a norm lie near the float64 reference; return the launches."""
     function, reference = NORMS[name]
     given = {"x": randn(rows, n, dtype=dtype, seed=1), "weight": randn(n, dtype=dtype, seed=2)}
     if name == "layer_norm":
@@ -210,7 +210,7 @@ def norm_agrees(name, rows, n, dtype, schedule, residual=False):
 
 
 def exchanged(runs: list[Run]) -> set[str]:
-    """The passes whose programs took sums together."""
+    """Return the passes whose programs exchanged sums."""
     kernels = [run.kernel for run in runs if run.looks]
     return {part for part in ("forward", "backward") for kernel in kernels if part in kernel}
 
@@ -244,7 +244,7 @@ def test_a_number_that_is_none_in_a_long_row_of_a_norm_stays_in_its_row(name):
 
 @pytest.mark.parametrize("multiprocessors, walks", [(32, False), (31, True)])
 def test_rows_of_a_norm_are_split_if_the_device_holds_their_programs(multiprocessors, walks):
-    """A row of 66,064 has 8 programs, and four launches that wait may share a device."""
+    """A row of 66,064 has 8 programs, and up to four waiting launches may share a device."""
     x = randn(1, 66064, dtype=torch.float16)
     with planned_for(sm_count=multiprocessors), interleaved() as runs:
         rms_norm(x, torch.ones(66064, dtype=torch.float16))
@@ -254,7 +254,7 @@ def test_rows_of_a_norm_are_split_if_the_device_holds_their_programs(multiproces
 @few
 @given(st.data())
 def test_norms_of_uneven_rows_in_any_order(data):
-    """Splits of several lengths, and numbers of splits that are no power of two."""
+    """Draw splits of several lengths, and numbers of splits that are no power of two."""
     name = data.draw(st.sampled_from(sorted(NORMS)))
     n = data.draw(st.sampled_from([1000, 1040, 1601, 2048, 3001]))
     span = data.draw(st.sampled_from([256, 384, 512]))
@@ -273,7 +273,7 @@ def test_norms_of_uneven_rows_in_any_order(data):
 
 @contextlib.contextmanager
 def counted(family, schedule):
-    """Within the body the launches of a family share one counter, and what they allocate is NaN."""
+    """Within the body all launches of a family share one counter, and fresh memory is NaN."""
     counter, plain = torch.zeros(1, dtype=torch.int32), family.empty
     with pytest.MonkeyPatch.context() as patched, interleaved(schedule):
         patched.setattr(family, "ticket", lambda device: counter)
@@ -285,7 +285,8 @@ def counted(family, schedule):
 @given(st.integers(0, 20_000), schedules())
 @example(5000, Schedule("in turn", seed=1))
 def test_dot_by_its_last_program(n, schedule):
-    """Whole numbers, so each order of the sum gives the same; the counter is left at zero."""
+    """The values are whole numbers, so each order of the sum gives the same; the counter ends at
+    zero."""
     x, y = randn(n, seed=1).round(), randn(n, seed=2).round()
     with counted(vector, schedule) as counter:
         for _ in range(2):

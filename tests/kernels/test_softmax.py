@@ -1,4 +1,4 @@
-"""Softmax: scale, diagonal and mask, whole and in chunks, against formulas and PyTorch."""
+"""Check softmax: scale, diagonal and mask, whole and in chunks, against formulas and PyTorch."""
 
 import math
 
@@ -15,7 +15,7 @@ from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 BOUND = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Rows that are walked in both passes, in one of them, in none; the first also of whole accesses.
+# Rows that need a loop in both passes, in one, and in none; the first also with whole accesses.
 LONG = (65552, 65546, 16385, 9000, 2050)
 
 
@@ -29,7 +29,7 @@ def double(tensor):
 
 
 def agrees(x, scale=1.0, causal=False, mask=None):
-    """Both passes lie within the dtype's bound of the reference in float64."""
+    """Assert that both passes lie within the dtype's bound of the reference in float64."""
     x = x.detach().requires_grad_()
     exact = x.detach().double().requires_grad_()
     y = softmax(x, scale=scale, causal=causal, mask=mask)
@@ -38,8 +38,8 @@ def agrees(x, scale=1.0, causal=False, mask=None):
     y.backward(dy)
     expected.backward(dy.double())
     assert y.dtype == x.dtype and y.shape == x.shape
-    # Of a tiny scale the gradient is less than the least number of the dtype, or less than the
-    # numbers of which the interpreter's bfloat16 makes what the hardware does.
+    # With a tiny scale the gradient is below the smallest number of the dtype. For bfloat16 in the
+    # interpreter, the limit is the smallest normal float32 number.
     least = max(torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps, 2.0**-126)
     for ours, theirs in ((y, expected), (x.grad, exact.grad)):
         bound = max(BOUND[x.dtype] * theirs.abs().max().item(), least)
@@ -130,7 +130,7 @@ def test_long_rows_of_bfloat16_are_a_quarter_of_a_rounding_further_off_at_most(n
     x[3, 5] = math.nan
     expected = torch.softmax(x.double(), -1)
     gap = (softmax(x).double() - expected).abs()
-    # The interpreter cuts off what the GPU rounds; and both take the sum in float32.
+    # The interpreter truncates and the GPU rounds; both sum in float32.
     bound = 2**-8 + 2**-10 if DEVICE == "cuda" else 2**-7
     assert (gap[:3] <= expected[:3] * (bound + 1e-5)).all()
     assert gap[3].isnan().all()

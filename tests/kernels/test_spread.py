@@ -1,8 +1,8 @@
-"""Inputs are such as a network sees: no result of theirs vanishes, saturates or explodes.
+"""Check that inputs resemble a network's: no result vanishes, saturates or explodes.
 
-Where logits have a standard deviation of 45 their softmax is a step, nearly all gradients are zero,
-and an error bound relative to the largest says nothing. Each op is held to it at the sizes of its
-sweep, cut so that float64 takes a moment.
+With logits of standard deviation 45 a softmax is a step and nearly all gradients are zero. An error
+bound relative to the largest entry then says nothing. Each op is checked at the sizes of its sweep,
+cut so that float64 takes a moment.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ from kernels._contract import Case, case
 ROOT = Path(__file__).parents[2]
 
 OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
-# Sums over a size grow with it unless weights shrink with it, so sizes are cut to no less.
+# Sums over a dimension grow with it unless weights shrink with it, so sizes are not cut below this.
 LONGEST, ROWS = 512, 4
 LEAST, MOST = 1e-4, 10.0
-# A single number is a sum over all.
+# A single number is a sum over all entries.
 MOST_ALONE = 100.0
-# Next to nothing, beside the largest entry; and the share of such that relu and masks leave.
+# An entry is nearly zero below this share of the largest entry; relu and masks leave such entries.
 NOTHING, MOST_NOTHING = 1e-6, 0.6
 
 
 def cut(a_case: Case) -> Case:
-    """The case with few rows, of a product or of heads in its last two sizes."""
+    """Return the case with few rows; a product and heads keep their last two sizes."""
     letters = list(a_case.sizes)
     rows = letters[: max(len(letters) - 2, len(letters) > 1)]
     most = {letter: ROWS if letter in rows else LONGEST for letter in a_case.sizes}
@@ -39,7 +39,7 @@ def cut(a_case: Case) -> Case:
 
 
 def odd(op, a_case):
-    """The results whose entries are not of the size that a network computes with, and why."""
+    """Yield each result whose entries are too small, too large or mostly zero, with the reason."""
     tensors = {
         name: t.double() if t is not None and t.is_floating_point() else t
         for name, t in inputs.make(op, a_case, "float32", 5, "cpu").items()
@@ -70,14 +70,14 @@ def test_a_weight_without_its_scale_is_seen(name, tensor):
     op = OPS[name]
     plain = {tensor: dataclasses.replace(op.inputs[tensor], scale=1.0)}
     broken = dataclasses.replace(op, inputs=dict(op.inputs) | plain)
-    # Smoothing gives every class a gradient, of however steep a softmax.
+    # Label smoothing gives every class a gradient, however steep the softmax is.
     cases = [cut(each) for each in op.sweep if "smooth" not in each.flags]
     assert all(list(odd(broken, each)) for each in cases)
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.02), ("float16", 0.0025)])
 def test_the_bound_of_a_fused_loss_is_a_few_roundings(dtype, most):
-    """With logits of a deviation of 22 the bound of bfloat16 gradients was 0.15."""
+    """With logits of standard deviation 22 the bound of bfloat16 gradients was 0.15."""
     op = OPS["linear_cross_entropy"]
     eager = registry.function(op.name, "torch_eager")
     found = problem.problem(op, case(M=64, H=512, V=2000), dtype, 3, "cpu", eager, ones=True)

@@ -1,4 +1,4 @@
-"""Without a GPU: torch.compile takes each op as one graph, forward and backward."""
+"""Check without a GPU that torch.compile takes each op as one graph, forward and backward."""
 
 import importlib
 import os
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_op_is_one_graph():
-    # Here the kernels are the interpreter's, which nobody traces.
+    # In this process the kernels are the interpreter's, which cannot be traced.
     command = [sys.executable, str(ROOT / "tests/support/traced.py")]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -28,7 +28,7 @@ def test_each_op_is_one_graph():
 
 
 def test_strings_of_kernels_are_of_one_line():
-    """Inductor writes them into a source of its own, which a line break ends: torch 2.11."""
+    """Inductor (torch 2.11) writes strings into generated source, where a line break ends them."""
     found = 0
     for each in pkgutil.iter_modules(kernels.__path__):
         for name, value in vars(importlib.import_module(f"kernels.{each.name}")).items():

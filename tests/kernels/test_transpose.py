@@ -1,4 +1,4 @@
-"""Transpose: every shape, dtype and layout to the bit; its gradient; what it refuses."""
+"""Check transpose: every shape, dtype and layout to the bit; its gradient; its refusals."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ sizes = st.one_of(st.integers(0, 20), st.integers(1, 300))
 
 
 def numbered(m, n, dtype):
-    """A matrix in which neighbours differ, of any dtype."""
+    """Return a matrix of any dtype in which neighbours differ."""
     flat = torch.arange(m * n, device=DEVICE) * 7919 % 251
     return (flat % 2 if dtype == torch.bool else flat % 127).to(dtype).view(m, n)
 

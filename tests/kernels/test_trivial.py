@@ -1,4 +1,4 @@
-"""In no cell of ours do zeros pass, or one value in all places, where the oracle is neither."""
+"""Check that verification refuses zeros, and one value in all places, as results of our cells."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from harness.study import jobs
 from harness.verify import problem as oracle
 from harness.verify.worker import EAGER
 
-# A cell of more elements than this takes long on a CPU, and is no other than the smaller ones.
+# A cell of more elements takes long on a CPU, and tests nothing that smaller cells do not.
 MOST = 2**17
 OPS = jobs.ops(Path(__file__).parents[2])
 
@@ -19,7 +19,7 @@ OPS = jobs.ops(Path(__file__).parents[2])
 @pytest.mark.parametrize("name", OPS)
 def test_what_computes_nothing_never_passes(name):
     op, _ = registry.op(name)
-    # Random results are held to properties.
+    # Random results are checked by their properties.
     if op.properties:
         pytest.skip("held to the law of its numbers")
     try:
@@ -37,7 +37,7 @@ def test_what_computes_nothing_never_passes(name):
 
 
 def _refuses_trifles(problem: oracle.Problem, result: str) -> bool:
-    """Asserts it of one result; False where the oracle itself is nothing or one value."""
+    """Assert that zeros and constants are refused; return False if the oracle itself is one."""
     truth, shaped = problem.oracle[result], problem.expected[result]
     held = truth.to(shaped.dtype)
     finite = held[held.isfinite()].double()
@@ -45,7 +45,7 @@ def _refuses_trifles(problem: oracle.Problem, result: str) -> bool:
         return False
     half_range = (finite.max() - finite.min()) / 2
     values = [0.0]
-    # Nearer than this the dtype, or a sum of many numbers, hardly tells values apart.
+    # If the values are closer, the dtype or a long sum can hardly tell them apart.
     if half_range > tolerance.CAP * finite.abs().max():
         values += [finite.mean().item(), finite.max().item()]
     for value in values:

@@ -1,4 +1,4 @@
-"""The gradients of the vector ops, the dot product in one launch, and what the ops refuse."""
+"""Check the gradients of the vector ops, dot in one launch, and the refusals."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from tests.support.examples import many
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 lengths = st.integers(0, 5000)
-# The interpreter cuts bfloat16 off where a GPU rounds.
+# The interpreter truncates to bfloat16, and a GPU rounds.
 dtypes = st.sampled_from(FLOATS if DEVICE == "cuda" else FLOATS[:2])
 
 
@@ -26,7 +26,7 @@ def randn(*shape, dtype=torch.float32, seed=0):
 
 
 def equal(actual, expected):
-    """Equal in each place; NaN equals NaN."""
+    """Return whether all places are equal; NaN equals NaN."""
     assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7))
     assert torch.equal(actual.isnan(), expected.isnan())
 
@@ -35,7 +35,7 @@ def equal(actual, expected):
 @many
 @given(lengths, dtypes)
 def test_results_and_gradients_equal_pytorch_to_the_bit(name, n, dtype):
-    """Ties among small integers, and NaN, included."""
+    """Include ties among small integers, and NaN."""
     x, y = (randn(n, dtype=dtype, seed=seed).round().requires_grad_() for seed in (1, 2))
     if n:
         x.data[n // 2], y.data[n // 3] = math.nan, math.nan
@@ -90,14 +90,14 @@ def test_a_gradient_that_nobody_wants_is_not_made(name, place, monkeypatch):
     grad = torch.full_like(out, 0.7)
     found = torch.autograd.grad(out, tensors[place], grad)[0]
     assert torch.equal(found, torch.autograd.grad(expected, tensors[place], grad)[0])
-    # The gradient of a sum takes no kernel.
+    # The gradient of a sum needs no kernel.
     assert [result[1 - place] for result in made] == ([] if name == "add" else [None])
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_extrema_of_odd_numbers_and_their_gradients_equal_pytorch(name, dtype):
-    """Each of signed zeros, infinities and NaN beside each, with each as the gradient."""
+    """Combine signed zeros, infinities and NaN in both inputs and in the gradient."""
     odd = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
     triples = torch.tensor(list(itertools.product(odd, odd, odd)), dtype=dtype, device=DEVICE)
     x, y, grad = (column.contiguous() for column in triples.T)
@@ -152,7 +152,7 @@ def test_the_last_program_adds_all_sums_and_leaves_the_counter_at_zero(n, most, 
     counter = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     monkeypatch.setattr(vector, "ticket", lambda device: counter)
     monkeypatch.setattr(vector, "MOST_PARTIALS", most)
-    # Integers: each order gives the same sum.
+    # The values are integers, so each order gives the same sum.
     x, y = randn(n, seed=1).round(), randn(n, seed=2).round()
     for _ in range(2):
         assert vector.dot(x, y).item() == torch.dot(x.double(), y.double()).item()
