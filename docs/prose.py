@@ -1,11 +1,12 @@
-"""Check the prose of the pages and of the code: names each long or inverted sentence by file and line.
+"""Check the prose of pages and code: names each long or inverted sentence by file and line.
 
     python docs/prose.py [FILE …]
 
 Without names it reads README.md, every Markdown file below docs/, and the docstrings and comments
 of the folders that `[tool.prose]` in pyproject.toml declares clean. A sentence has at most 30
-words and does not open with one of `OPENERS` (docs/style.md). Code, tables, headings, the comments
-of a page and the addresses of links are not read. Exit code 1 if a file has a fault.
+words and does not open with one of `OPENERS`, unless it asks (docs/style.md). Code, tables,
+headings, the comments of a page and the addresses of links are not read. Exit code 1 if a file has
+a fault.
 """
 
 import ast
@@ -100,9 +101,7 @@ def code_blocks(text):
 def sentences(found):
     """Yield (line, sentence) of blocks, with a code span as one word and a link as its text."""
     for start, block in found:
-        block = _LINK.sub(
-            lambda link: link[1] + "\n" * link[0][len(link[1]) :].count("\n"), block
-        )
+        block = _LINK.sub(lambda link: link[1] + "\n" * link[0][len(link[1]) :].count("\n"), block)
         block = _CODE.sub(lambda code: "`code`" + _blank(code), block)
         at = 0
         for end in [*(end.end() for end in _END.finditer(block)), len(block)]:
@@ -115,13 +114,13 @@ def words(sentence):
 
 
 def faults(text, code=False):
-    """Yield (line, reason, sentence) of each sentence of a page or Python file that breaks a rule."""
+    """Yield (line, reason, sentence) of each sentence that breaks a rule; code: of Python."""
     for line, sentence in sentences(code_blocks(text) if code else blocks(text)):
         count = words(sentence)
         if count > LONGEST:
             yield line, f"{count} words", sentence
         first = re.match(r"\W*(\w+)", sentence.replace("**", ""))
-        if first and first[1] in OPENERS:
+        if first and first[1] in OPENERS and not sentence.endswith("?"):
             yield line, f"opens with {first[1]}", sentence
 
 

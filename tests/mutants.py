@@ -1,4 +1,4 @@
-"""Changes the code in small ways and asks the tests: `make mutants`.
+"""Change the code in small ways and run the tests on it: `make mutants`.
 
 mutmut (pyproject.toml, tool.mutmut) makes a mutant of each operator, number, name and argument, and
 runs the tests that reach it. A mutant that no test kills must have its reason in
@@ -20,8 +20,8 @@ REASONS = ROOT / "tests/equivalent_mutants.toml"
 PAGE = ROOT / "docs/mutants.md"
 # The functions to mutate: all of these files, and of the kernels only what says an op's cost.
 NAMES = ("harness.*", "paper.*", "kernels.*_cost*")
-# mutmut's exit codes of a test run: failing tests kill, and so does one that never ends or that the
-# system ends for an access beyond its memory.
+# mutmut's exit codes of a test run. A failing test kills the mutant. So does a test that never
+# ends, or that the system ends for an access beyond its memory.
 KILLED, UNRUN = {1, 3, 24, 36, 152, 255, -11, -24}, {None}
 HEAD = """# Mutants
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def results(folder: Path) -> tuple[Counter, list[str]]:
-    """How many mutants of each module were run, and the names of those that live."""
+    """Return how many mutants of each module were run, and the names of those that live."""
     counts, alive = Counter(), []
     for path in sorted(folder.rglob("*.meta")):
         for name, code in json.loads(path.read_text())["exit_code_by_key"].items():
@@ -65,7 +65,7 @@ def shown(mutmut: list[str], name: str) -> str:
 
 
 def change(diff: str) -> str:
-    """The lines that a mutant takes away and puts in place, without their indentation."""
+    """Return the lines that a mutant removes and inserts, without their indentation."""
     lines = [line for line in diff.splitlines() if re.match(r"[-+](?![-+])", line)]
     return "\n".join(f"{line[0]} {line[1:].strip()}" for line in lines)
 
@@ -75,12 +75,12 @@ def declared() -> list[dict[str, str]]:
 
 
 def module(name: str) -> str:
-    """The module of a mutant: `harness.stats` of `harness.stats.xǁEstimateǁplus__mutmut_3`."""
+    """Return the module of a mutant: `harness.stats` for `harness.stats.xǁEǁf__mutmut_3`."""
     return name.rpartition(".")[0]
 
 
 def function(name: str) -> str:
-    """The function of a mutant: `harness.stats.Estimate.plus`."""
+    """Return the function of a mutant: `harness.stats.Estimate.plus`."""
     inner = name.rpartition(".")[2].rpartition("__mutmut_")[0]
     plain = inner.removeprefix("x").removeprefix("ǁ").removeprefix("_")
     if "ǁ" in inner:

@@ -1,4 +1,4 @@
-"""Files written whole, and the message that a failed write leaves."""
+"""Check files that are written whole, and the message that a failed write leaves."""
 
 import subprocess
 import sys

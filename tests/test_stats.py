@@ -1,4 +1,4 @@
-"""The statistics against traces whose answer is known."""
+"""Check the statistics on traces whose true values are known."""
 
 import math
 
@@ -15,7 +15,7 @@ KNOWN = stats.Estimate(np.array(0.03), np.array(1e-6), np.array(9.0))
 
 
 def traces(count, difference, noise, seed, drift=0.05):
-    """Times of ours and of a rival slower by `difference`: (count, BLOCKS) each.
+    """Return times of ours and of a rival slower by `difference`: (count, BLOCKS) each.
 
     A drift common to both meets every block; `noise` is each time's own relative spread.
     """

@@ -1,7 +1,7 @@
-"""The statistics on a few numbers, with results that a hand computes; each test is quick.
+"""Check the statistics on a few numbers, with results that a hand computes; each test is quick.
 
-`make mutants` runs these: one edge of one formula each. What the formulas mean for the rates of
-errors is in test_statistics.py and test_error_rates.py.
+`make mutants` runs these tests: one edge of one formula each. The error rates of the formulas are
+tested in test_stats.py and test_error_rates.py.
 """
 
 import math
@@ -101,12 +101,12 @@ def test_gaps_of_nothing_raise_no_warning():
 
 
 def scores_of(freedom, scale, count=200):
-    """The quantiles of Student's t, as many as asked for, times a scale."""
+    """Return as many quantiles of Student's t as asked for, times a scale."""
     return scale * stats.t.ppf((np.arange(count) + 0.5) / count, freedom)
 
 
 def likeliest(scores, scale):
-    """The degrees of freedom of the greatest likelihood, where the scale is known."""
+    """Return the degrees of freedom of the greatest likelihood if the scale is known."""
     found = [stats.t.logpdf(scores, free, scale=scale).sum() for free in statistics.TAILS]
     return statistics.TAILS[int(np.argmax(found))]
 
@@ -183,7 +183,7 @@ def test_degrees_of_freedom_are_pooled_row_by_row_and_known_without_a_variance()
 
 
 def test_the_question_of_p_changes_at_the_margin_and_at_the_band():
-    """At the margin and between it and the floor nothing can be said: p is one."""
+    """At the margin, and between the margin and the floor, nothing can be said: p is one."""
     values = np.array([0.01, -0.01, 0.03, 0.02, -0.04])
     many = Estimate(values, np.full(5, 1e-6), np.full(5, 9.0))
     p = statistics.p_value(many, np.array([0.0, 0.0, 0.03, 0.04, 0.02]))

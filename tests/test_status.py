@@ -1,4 +1,4 @@
-"""What an exception stands for, and what is said of it."""
+"""Check the status that an exception stands for, and its one-line reason."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from harness.status import Inaccurate, Unsupported
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's own."""
+    """Has the name of torch's class."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The survey finds the kernels that a library ships, by its syntax trees alone."""
+"""Check that the survey finds the kernels of a library by its syntax trees alone."""
 
 import base64
 import csv

@@ -3,7 +3,7 @@
 The first element lies one number, or four, behind an aligned address, or rows of 64 numbers lie 69
 apart. Each call runs in a process of its own. An error that names the argument would leave the
 process its GPU. Kernels: PyTorch's flash and memory-efficient backends, flash-attn 2, and xFormers'
-operators (CUTLASS, flash-attn 2 and 3). What is not installed is left out.
+operators (CUTLASS, flash-attn 2 and 3). Operators that are not installed are left out.
 
 Exit code: 1 reproduced, 0 not reproduced, 2 cannot run here. `--check` says only whether it can.
 """

@@ -1,6 +1,6 @@
 """Liger-Kernel: the gradient of cross_entropy is wrong for logits that are not contiguous.
 
-Where the last stride is not one, `cross_entropy_forward` copies the logits. The copy is made inside
+If the last stride is not one, `cross_entropy_forward` copies the logits. The copy is made inside
 of `autograd.Function.forward`, so it does not require a gradient; the kernel is told so by
 `HAS_GRADIENTS=_input.requires_grad` and writes none. The backward pass returns the copied logits.
 

@@ -1,5 +1,4 @@
-"""Check tensors that a library takes in float32: widened before the clock, judged with the
-casts."""
+"""Check tensors that a library takes in float32: widened before the clock, verified with casts."""
 
 import pytest
 import torch
@@ -24,8 +23,7 @@ CASE = OP.sweep[0]
 
 
 class _Scaled(torch.autograd.Function):
-    """Take a weight in float32 only and return its gradient in float32, as QuACK's layer norm
-    does."""
+    """Take a float32 weight only and return its gradient in float32, as QuACK's layer norm does."""
 
     @staticmethod
     def forward(ctx, x, weight):

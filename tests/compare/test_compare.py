@@ -33,8 +33,7 @@ def write(folder, rows, op=OP, **where):
 
 
 def run(*arguments):
-    """Run the command in this process, because starting a process takes longer than the
-    comparison."""
+    """Run the command in this process, because starting a process takes longer."""
     words, out, err = ["compare", *map(str, arguments)], io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,

@@ -68,8 +68,7 @@ class Tally:
 
 
 def results(function: Callable, tensors: Sequence) -> list[torch.Tensor]:
-    """Return the outputs of a call, then the gradients of the sum of their products with fixed
-    numbers."""
+    """Return the outputs of a call, then the gradients of a fixed weighted sum of them."""
     leaves = [x.detach().requires_grad_(x.requires_grad) if is_tensor(x) else x for x in tensors]
     out = function(*leaves)
     outs = list(out) if isinstance(out, tuple) else [out]
@@ -90,8 +89,7 @@ def weights(out: torch.Tensor) -> torch.Tensor:
 
 
 def difference(found: torch.Tensor, near: torch.Tensor, exact: torch.Tensor) -> str:
-    """Return how a result differs from float64, or "" if by no more than PyTorch's in the same
-    dtype."""
+    """Return how a result differs from float64, or "" if by no more than PyTorch's own."""
     if found.shape != exact.shape:
         return f"shape {tuple(found.shape)} for {tuple(exact.shape)}"
     if found.dtype != near.dtype:

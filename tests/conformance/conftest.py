@@ -1,5 +1,4 @@
-"""Print at the end of the tests how many calls of each suite passed, and why others were
-declined."""
+"""Print at the end how many calls of each suite passed, and why others were declined."""
 
 import json
 from collections import Counter

@@ -193,8 +193,8 @@ SHARED = {
 
 
 def samples(info, dtype, gradients):
-    """Return PyTorch's samples. For functions of one tensor add the small reference inputs, which
-    have more values and layouts; large ones would take the interpreter too long.
+    """Return PyTorch's samples and, for functions of one tensor, its small reference inputs.
+    Reference inputs have more values and layouts; large ones take the interpreter too long.
     """
     yield from info.sample_inputs(DEVICE, dtype, requires_grad=gradients)
     if not isinstance(info, UnaryUfuncInfo):

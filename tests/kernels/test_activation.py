@@ -71,8 +71,7 @@ def test_the_gradient_of_cosh_for_any_upstream_is_pytorchs(upstream):
 
 
 def in_ulps(actual, true):
-    """Return the largest error in units of the last place, over all numbers that the dtype
-    holds."""
+    """Return the largest error in units of the last place, over all numbers of the dtype."""
     kind = torch.finfo(actual.dtype)
     held = true.to(actual.dtype)
     finite = held.isfinite()

@@ -1,5 +1,4 @@
-"""Check that a bad tensor is refused by name, value and expectation, and a harmless one is
-taken."""
+"""Check that a bad tensor is refused by name and value, and a harmless one is taken."""
 
 import re
 

@@ -107,8 +107,9 @@ class Keeping(TorchDispatchMode):
 
 
 def told_apart(begun, tensors):
-    """Return the launches without addresses. An address becomes the argument that lies there and
-    the offset into it, or the number of a tensor that the call made."""
+    """Return the launches without addresses.
+    An address becomes the argument that lies there and the offset into it, or the number of a
+    tensor that the call made."""
     known = {
         name: tensor.untyped_storage() for name, tensor in tensors.items() if tensor is not None
     }

@@ -1,5 +1,4 @@
-"""Check that no rule and no table knows the sweep: a launch depends on the shape of its call
-alone."""
+"""Check that no rule and no table knows the sweep: a launch depends on its call's shape alone."""
 
 import ast
 import json
@@ -141,8 +140,7 @@ def entries():
 
 
 def outcome(choose, key):
-    """Return the configuration of a key, or the error: some rules take rows of some lengths
-    only."""
+    """Return the configuration of a key, or the error: some rules take certain row lengths only."""
     try:
         return choose(**key)
     except ValueError as error:

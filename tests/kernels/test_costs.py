@@ -98,8 +98,8 @@ LINES = [
     ("dropout", "forward", case(N=20), 2, 40, 40, 0),
     ("dropout", "backward", case(N=20), 4, 80, 80, 0),
     # Both passes in turn: each reads and writes its tensors, and the first keeps some for the
-    # second. relu forward reads x and writes y and 3 bytes of flags; backward reads these and dy
-    # and writes dx.
+    # second. Forward, relu reads x and writes y and 3 bytes of flags. Backward it reads the flags
+    # and dy, and writes dx.
     ("relu", "both", case(N=20), 2, 40 + 43, 40 + 3 + 40, 40),
     ("leaky_relu", "both", case(N=20), 4, 80 + 83, 80 + 3 + 80, 40),
     # If inputs or outputs are kept for the backward pass, nothing more is written.
@@ -147,8 +147,7 @@ def test_no_line_is_of_an_op_that_is_not_here():
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_flag_that_changes_the_work_is_counted_too(name):
-    """The costs of a case with and without a flag differ; otherwise no line is needed for the
-    flag."""
+    """The costs of a case with and without a flag differ, if a line has the flag."""
     op = OPS[name]
     counted = {flag for line in LINES if line[0] == name for flag in line[2].flags}
     for a_case in (*op.edge, *op.sweep):

@@ -1,5 +1,4 @@
-"""Check both cross entropies against the formula and PyTorch: options, ignored rows, kept
-graphs."""
+"""Check both cross entropies against the formula and PyTorch: options, ignored rows, graphs."""
 
 import pytest
 import torch
@@ -45,8 +44,7 @@ def close(ours, exact, bound, least=1e-2):
 
 
 def agree(function, reference, tensors, targets, **options):
-    """Assert that the loss and, for a random gradient of it, all gradients are those of the
-    formula."""
+    """Assert that the loss and all its gradients, for a random upstream one, match the formula."""
     ours = [t.detach().clone().requires_grad_() for t in tensors]
     exact = [t.detach().double().requires_grad_() for t in tensors]
     bound = BOUND[tensors[0].dtype]
@@ -185,8 +183,7 @@ def test_the_losses_of_sure_tokens_are_zero_and_none_is_negative(tile, monkeypat
     exact = F.cross_entropy(x.double() @ weight.double().T, targets, reduction="none")
     assert (losses >= 0).all() and not losses[exact < 1e-9].any()
     assert (exact < 1e-9).sum() > m // 2
-    # The kernel of the tiles keeps no target logit here; its order of sums differs from the
-    # other's.
+    # Without the kernel's own logits, `joined` computes each target's logit in another order.
     parts = tiled._write_parts(torch.empty_like(losses), x, weight, targets, None, False)
     tiled.joined(losses, parts, None, x, weight, targets, IGNORED, 0.0, 0.0)
     assert (losses >= 0).all()

@@ -60,8 +60,7 @@ def test_each_kernel_starts_on_the_device_of_its_tensors(second_gpu, name):
 
 
 def launching(tree):
-    """Return the functions of a file that start a kernel, those that it wraps in a guard, and for
-    each function the names that it mentions."""
+    """Return the launching functions of a file, its guarded functions, and the names each uses."""
     starts, guards, mentions = set(), set(), {}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

@@ -126,8 +126,7 @@ def _following(warps, ends, places, pending) -> Iterator[tuple[tuple, int]]:
 
 
 def _completed(warps, places, pending, barrier) -> int:
-    """Return how many phases of a barrier are over: one for each arrival and each completed
-    copy."""
+    """Return how many phases of a barrier are over: one for each arrival or completed copy."""
     begun = 0
     # Only one warp of a group copies or arrives.
     for index in range(0, len(warps), 2):

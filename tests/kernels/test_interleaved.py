@@ -1,5 +1,4 @@
-"""Check programs that take turns in the interpreter: orders, deadlocks, and visibility of
-stores."""
+"""Check programs that take turns in the interpreter: orders, deadlocks, visible stores."""
 
 import importlib.util
 import os

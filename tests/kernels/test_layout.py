@@ -1,5 +1,4 @@
-"""Check which tensors the GPU's copy engine can read, including tensors without memory in a
-build."""
+"""Check which tensors the GPU's copy engine can read, with memory and without, as in a build."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ FAMILIES = {"layer_norm": ln, "rms_norm": rms}
 FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
-# On a GPU these programs wait for each other; the interpreter runs another kernel, for minutes.
+# On a GPU these programs wait for each other; in the interpreter one program takes minutes.
 on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="several programs hold a row on a GPU only")
 
 
@@ -146,8 +146,7 @@ H200 = torch.device("meta")
 
 
 def bytes_moved(name, n, itemsize):
-    """Return the bytes that a row moves by the rules' choice: x, dy and dx backward, x and y
-    forward."""
+    """Return the bytes a row moves by the rules' choice: x, dy, dx backward; x, y forward."""
     once = _norm_backward.row_plan(BACKWARD[name], n, itemsize, H200, 2)[1] > 0
     tile = FORWARD[name].rule(n, itemsize, False)
     # A second read by the same program hits a cache if a multiprocessor's rows fit into it.
@@ -365,8 +364,7 @@ def test_the_reference_is_differentiable_and_right(name):
 
 @pytest.mark.parametrize("split", [False, True])
 def test_first_entries_far_off_the_rest_take_no_digits(split):
-    """The shift is the mean of the first 128 entries, so nearly all of the squares about it
-    cancel."""
+    """The shift is the mean of the first 128 entries, so nearly all squares about it cancel."""
     n = 70000
     x = randn(2, n)
     x[:, :128] += 1e4

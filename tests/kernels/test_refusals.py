@@ -56,8 +56,7 @@ def test_an_argument_of_another_kind_is_named(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
-    """Make the same calls without the wrong argument, which shows that it is the reason of a
-    refusal."""
+    """Make the same calls without the wrong argument: they must pass, so it was the reason."""
     function, given, _ = parameters_of(op)
     function(**given)
 

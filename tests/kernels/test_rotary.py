@@ -29,8 +29,7 @@ def angles(s, r, dtype=torch.float32):
 
 
 def agrees(q, k, cos, sin, interleaved):
-    """Assert that both passes lie within the dtype's bound of the reference, and inputs do not
-    change."""
+    """Assert that both passes lie within the dtype's bound, and that inputs do not change."""
     before = [t.clone() for t in (q, k)]
     given = [t.detach().requires_grad_() for t in (q, k)]
     exact = [t.detach().double().requires_grad_() for t in (q, k)]

@@ -32,8 +32,8 @@ def functions():
 
 
 def second(given, names, function, options, power):
-    """Return the derivatives of the squared gradients by the named tensors, or None if there is
-    none.
+    """Return the derivatives of the squared gradients by the named tensors; None if there is none.
+    - power: with 1 the gradient of the outputs is one; with 2 it depends on the outputs.
     - power: with 1 the gradient of the outputs is one; with 2 it depends on the outputs.
     """
     leaves = {name: given[name].detach().clone().requires_grad_() for name in names}

@@ -285,8 +285,7 @@ def counted(family, schedule):
 @given(st.integers(0, 20_000), schedules())
 @example(5000, Schedule("in turn", seed=1))
 def test_dot_by_its_last_program(n, schedule):
-    """The values are whole numbers, so each order of the sum gives the same; the counter ends at
-    zero."""
+    """All values are whole, so each order of the sum gives the same; the counter ends at zero."""
     x, y = randn(n, seed=1).round(), randn(n, seed=2).round()
     with counted(vector, schedule) as counter:
         for _ in range(2):

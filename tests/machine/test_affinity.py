@@ -1,4 +1,4 @@
-"""The cores on which the host's part of a call is timed."""
+"""Check the pinning of threads to cores while the host time of a call is measured."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Ceilings are read as written, beside what data sheets say, and none passes its peak unseen."""
+"""Check that ceilings are read back as written, and that none passes its peak unseen."""
 
 import contextlib
 import csv
@@ -24,7 +24,7 @@ FP8 = "float8_e4m3fn"
 
 
 def run(tmp_path, monkeypatch, gpu=None, measured=()):
-    """What the command writes on a machine with this GPU, whose probes find these rows."""
+    """Return the file that the command writes with this GPU, whose probes find these rows."""
     out = tmp_path / "ceilings.csv"
     monkeypatch.setattr(sys, "argv", ["ceilings", "--out", str(out)])
     monkeypatch.setattr(ceilings.gpu_lock, "gpus", lambda: [gpu] if gpu else [])
@@ -124,7 +124,7 @@ def test_alien_ceilings_are_refused(tmp_path, text):
 
 
 def table(folder: Path, rows: list[tuple]) -> str:
-    """The paper's table of a run with these rows."""
+    """Return the paper's table for a run with these rows."""
     shown = [("run_id", *ceilings.HEADER), *(("20000101T0000Z-a-h200", *row) for row in rows)]
     sheets = [list(datasheets.rows()[0]), *(row.values() for row in datasheets.rows())]
     for name, lines in (("shown_ceilings", shown), ("datasheets", sheets)):

@@ -1,4 +1,4 @@
-"""A counter of known period, power and resolution gives the known energy, within what is stated."""
+"""Check energy readings: a counter of known period, power and resolution gives the known energy."""
 
 import random
 
@@ -12,10 +12,10 @@ WINDOW_S = 0.2
 
 
 class Counter:
-    """A board's counter on a clock of its own: each reading takes a while, and nothing else does.
+    """Imitate a board's energy counter on a clock of its own, which only readings move.
 
-    power_w: power over time; delay: seconds of one reading, drawn anew. It moves every period, and
-    shows the energy up to then, as whole mJ.
+    power_w: power in W as a function of time. delay: seconds of one reading, drawn anew for each.
+    The counter moves once a period, to the energy so far in whole mJ.
     """
 
     def __init__(self, power_w, period_s, delay, phase=0.0):

@@ -1,4 +1,4 @@
-"""What is said of a machine is true of it, whether it has a GPU and a history or neither."""
+"""Check the description of a machine, with and without a GPU or a git history."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """A committed tree with two baselines of one library."""
+    """Make a committed tree with two baselines of one library."""
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/__init__.py").touch()
     for stem in ("sdpa", "eager"):
@@ -60,7 +60,7 @@ def no_driver(monkeypatch):
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A fake driver of one H200 that keeps its VBIOS to itself."""
+    """Imitate a driver of one H200 that does not report its VBIOS."""
 
     class NVMLError(Exception):
         pass
@@ -163,7 +163,7 @@ def test_an_absent_library_has_no_version_and_no_hash():
 
 
 def installed(folder: Path, record: str, monkeypatch) -> str | None:
-    """The hash of a distribution with this RECORD."""
+    """Return the hash of a distribution with this RECORD."""
     notes = folder / "fake_wheel-1.0.dist-info"
     notes.mkdir(parents=True)
     (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-wheel\nVersion: 1.0\n")
@@ -238,7 +238,7 @@ def test_a_description_is_kept_as_long_as_it_holds(tree, driver, monkeypatch):
     path = tree.parent / f"{tree.name}.json"
     first = environment.ensure(path, tree, "c0ffee")
     assert json.loads(path.read_text()) == first
-    # What passes by itself is no other machine.
+    # A clock that changes by itself does not make it another machine.
     monkeypatch.setattr(nvml, "nvmlDeviceGetClockInfo", lambda *_: 1980)
     monkeypatch.setattr(environment, "cpu", lambda: "the same by another name")
     assert environment.ensure(path, tree, "c0ffee") == first

@@ -1,4 +1,4 @@
-"""A GPU is leased to one timing job at a time, whatever the other jobs and programs do."""
+"""Check that one timing job at a time has a GPU, whatever other jobs and programs do."""
 
 import fcntl
 import itertools

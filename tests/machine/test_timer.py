@@ -1,4 +1,4 @@
-"""The loops of the timer without a GPU: what follows what, and which clock counts."""
+"""Check the loops of the timer without a GPU: their order, and the clock that counts."""
 
 import contextlib
 import time
@@ -16,7 +16,7 @@ POWER_W = 300.0
 
 
 class Event:
-    """An event of a GPU that does everything at once."""
+    """Imitate an event of a GPU that does everything at once."""
 
     def __init__(self, enable_timing):
         self.at = 0.0
@@ -35,7 +35,7 @@ class Event:
 
 
 class Probe:
-    """A board whose counter of energy stands still."""
+    """Imitate a board whose energy counter stands still."""
 
     def energy_mj(self):
         return 0
@@ -78,7 +78,7 @@ def test_what_is_done_before_a_call_is_done_before_its_flush(timer):
     calls = [lambda name=name: timer.log.append(name) for name in "ab"]
     before = [lambda name=name: timer.log.append(name) for name in "AB"]
     timer.cold(calls, 2, before)
-    # The host's time for a call is taken with what precedes it.
+    # The host time of a call includes the step before it.
     first = ["A", "a", *["flush"] * HEAD_START]
     assert timer.log == [*first, "A", "flush", "a", "B", "flush", "b"]
 
@@ -96,7 +96,7 @@ def test_a_slow_host_gets_as_many_flushes_as_hide_it(timer):
 
 @pytest.fixture
 def clock(timer, monkeypatch):
-    """A clock that moves where a test moves it, and by a second with each flush."""
+    """A clock that a test moves, and that each flush moves by a second."""
     clock = types.SimpleNamespace(seconds=0.0)
 
     def move(seconds):
@@ -110,7 +110,7 @@ def clock(timer, monkeypatch):
 
 
 def test_a_time_is_the_median_of_the_calls_without_their_flushes(timer, clock):
-    # The first is submitted to see what that costs; one is delayed by something else.
+    # The first call measures the cost of submission; one call is delayed by another program.
     lasts_us = iter([1, 10, 30, 20, 9000, 20])
     calls = [lambda: clock.move(next(lasts_us) / 1e6)]
     assert timer.cold(calls, 5)[0] == pytest.approx(20)
@@ -135,7 +135,7 @@ def test_a_call_is_what_a_batch_takes_until_the_gpu_has_done_it(timer, clock):
 
 
 def test_energy_is_power_times_the_time_of_a_call(timer, clock, monkeypatch):
-    """The moves of the counter come from a thread of their own, while the calls go on."""
+    """Another thread moves the counter while the calls go on."""
 
     def edges(read, now, window_s):
         assert (read, window_s) == (timer._probe.energy_mj, 0.06)
@@ -224,6 +224,6 @@ def test_a_capture_that_cuda_does_not_end_is_ended_for_the_allocator(timer, monk
     with pytest.raises(ValueError, match="reads a number"):
         timer.capture(failing)
     assert not capturing
-    # PyTorch itself gives the memory of a capture back that ended well, and once only.
+    # PyTorch frees the memory of a capture that ended well, and does so only once.
     assert timer.log == ([] if ends else [(0, 7)])
     assert len(timer._broken) == (not ends)

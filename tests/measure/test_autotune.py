@@ -1,4 +1,4 @@
-"""Libraries that tune themselves do so alone, and nothing is measured before they did."""
+"""Check that self-tuning libraries tune alone, and that nothing is measured before they have."""
 
 import json
 import os
@@ -27,8 +27,7 @@ UUID = "GPU-00-fake"
 
 @pytest.fixture
 def command(tmp_path):
-    """Runs `python -m harness.measure.autotune` with a fake driver for two cells of scale; its
-    report."""
+    """Run `python -m harness.measure.autotune` for two cells of scale; return its report."""
     (tmp_path / "pynvml.py").write_text(FAKE)
 
     def run(impl) -> dict:
@@ -55,7 +54,7 @@ def test_a_library_meets_each_cell_told_to_keep_what_it_chooses(command):
 
 
 def noted(tmp_path):
-    """What torch_compile noted so far; nothing is noted afterwards that was noted before."""
+    """Return what torch_compile has noted since the last call: "chose" or "found" for each cell."""
     log = tmp_path / "prepared"
     words = [line.split()[-1] for line in log.read_text().splitlines()] if log.exists() else []
     log.unlink(missing_ok=True)
@@ -112,7 +111,7 @@ def test_a_library_that_is_not_here_has_nothing_to_tune(command):
 
 @pytest.fixture
 def measure(tmp_path, arguments):
-    """Runs `python -m harness.measure` for ours and torch_compile, as `command` does."""
+    """Run `python -m harness.measure` for ours and torch_compile, as `command` does."""
 
     def run() -> subprocess.CompletedProcess:
         environment = os.environ | {gpu_lock.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
@@ -127,7 +126,7 @@ def measure(tmp_path, arguments):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A tree with one baseline that tunes itself for one op, and its report."""
+    """Make a tree with one baseline that tunes itself for one op, and its report."""
     (tmp_path / "baselines").mkdir()
     (tmp_path / "baselines/tunes.py").write_text('AUTOTUNES = ("matmul",)\n')
     (tmp_path / "baselines/plain.py").write_text("LIBRARY = 'plain'\n")

@@ -1,4 +1,4 @@
-"""The checks around the clock, on the CPU: a stand-in for CUDA graphs replays by calling again."""
+"""Check the bench on the CPU; a stand-in for CUDA graphs replays by calling again."""
 
 import itertools
 import types
@@ -27,7 +27,7 @@ def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_ti
     square = noting_square(calls, given)
     made = make(lambda x, bias: square(x), passes=("forward", "both"))
     cell(made, "both")
-    # For each copy of the inputs one forward pass more shows what the gradients of one must be.
+    # One more forward pass for each copy of the inputs gives the gradients to compare with.
     assert calls.count("forward") == calls.count("backward") + worker.COPIES
     assert set(map(tuple, given.values())) == {(1.0,)} and len(given) == worker.COPIES
     assert calls[-4:] == ["forward", "backward"] * 2
@@ -117,7 +117,7 @@ def test_a_large_call_gives_its_memory_back_after_each_block(make, monkeypatch):
 
 
 def later(change, calls=8):
-    """A function that is right in its first calls and then spoilt by `change`."""
+    """Return a function that is right in its first calls and then spoilt by `change`."""
     count = iter(range(10**6))
 
     def function(x, bias):
@@ -253,7 +253,7 @@ def test_the_call_that_compiles_is_told_apart(make, monkeypatch):
 
     monkeypatch.setattr(worker, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
     prepared = make(function).prepare(**CELL, direction="forward")
-    # The first call on each copy, then one more, all in eager code: no GPU, no graph.
+    # The first call on each copy, then one more, is eager: no GPU, no graph.
     assert prepared["first_s"] == 2.0 + (worker.COPIES - 1) * 0.125
     assert prepared["busy_s"] == worker.COPIES * 0.125
 
@@ -311,7 +311,7 @@ def test_without_a_graph_events_time_the_calls(make, monkeypatch):
 def test_what_an_exception_stands_for(make, monkeypatch, direction, impl, error, status):
     def function(x, bias):
         if "illegal" in str(error):
-            # The context is lost: every later call says the same.
+            # The context is lost, so every later call fails in the same way.
             monkeypatch.setattr(torch.cuda, "synchronize", lambda: function(x, bias))
         raise error
 

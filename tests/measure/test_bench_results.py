@@ -1,4 +1,4 @@
-"""How the bench poisons results and compares them."""
+"""Check how the bench poisons results and compares them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An interrupted measurement is taken up where it was left, and nothing else is taken for it."""
+"""Check the journal: an interrupted measurement continues from it, and from no other file."""
 
 import errno
 import json
@@ -23,7 +23,7 @@ def path(tmp_path):
 
 
 def kept(path, digest="d", seed=None):
-    """The finished cells, the seed and the count of resumptions of a journal as it is now."""
+    """Return the finished cells, the seed and the count of resumptions of a journal."""
     with Journal(path, digest, seed) as found:
         return dict(found.cells), found.seed, found.resumed
 
@@ -108,7 +108,7 @@ def test_a_number_that_is_none_is_refused(path):
 
 
 def test_a_full_disk_keeps_what_was_written(path):
-    """A limit on the size of a file stops a write in its midst, as a full disk does."""
+    """A limit on the size of a file stops a write half-way, as a full disk does."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with Journal(path, "d", 7) as new:
         new.add("one", RECORD)

@@ -1,4 +1,4 @@
-"""Each of the copies of a call that are timed in turn is checked, not the first alone."""
+"""Check that each copy of the inputs that is timed in turn is compared, not only the first."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ COPIES = range(worker.COPIES)
 
 
 def spoiling(spoilt, harm):
-    """A capture after which the replay of one copy alone goes wrong, by `harm` to its outputs."""
+    """Imitate a capture after which one copy's replay goes wrong, by `harm` to its outputs."""
     original, captured = Timer.capture, []
 
     def capture(self, call):
@@ -79,7 +79,7 @@ def test_without_a_graph_each_copy_is_checked_as_well(make, monkeypatch, spoilt)
         counts[x.data_ptr()] = counts.get(x.data_ptr(), 0) + 1
         out = torch.sin(x)
         late = counts[x.data_ptr()] > 2
-        # Right in the last call, which is one more and has a check of its own.
+        # The last call is right; it is an extra one with a check of its own.
         return out * 0 if late and not last and x.data_ptr() == addresses[spoilt] else out
 
     last = []

@@ -1,4 +1,4 @@
-"""No time without a report: what the gate lets through, and in which words it refuses."""
+"""Check which reports let a cell be timed, and the words of each refusal."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Whatever an implementation does, the others keep their numbers and it gets its status."""
+"""Check that a faulty implementation gets its status while the others keep their times."""
 
 import dataclasses
 import hashlib
@@ -31,7 +31,7 @@ from tests.support.measuring import (
     run,
 )
 
-# Implementation -> the statuses of its rows in the first case, and the reason of the last one.
+# For each implementation: the statuses of its rows in the first case, and the last reason.
 FAULTS = {
     "raises": (["ok", "crashed"], "RuntimeError: CUDA error: an illegal memory access"),
     "exhausts_memory": (["ok", "oom"], "OutOfMemoryError: CUDA out of memory"),
@@ -65,7 +65,7 @@ def test_every_fault_has_its_status_and_harms_nobody_else(timed, monkeypatch):
         first = of(rows, impl)
         assert [row["status"] for row in first] == statuses, impl
         assert first[-1]["reason"].startswith(reason), impl
-        # In the next case a fresh process takes the place of a lost one.
+        # In the next case a fresh process replaces a lost one.
         assert [row["status"] for row in of(rows, impl, "M2")] == ["ok"] * BLOCKS, impl
     for impl, time_us in {"ours": 100.0, "ours_twin": 100.0, "slow": 103.0}.items():
         for name in ("M1", "M2"):
@@ -90,7 +90,7 @@ def test_a_library_that_cannot_be_imported_is_unavailable(timed):
 
 
 def test_three_percent_is_found_and_nothing_is_not(timed):
-    """From the clock to the verdict."""
+    """Follow a slowdown from the clock to the verdict."""
     rows = timed(["ours", "ours_twin", "slow", "same"], min_blocks=10, max_blocks=10)
     study = {key: timings.counted(rivals, {}) for key, rivals in timings.group(rows).items()}
     found = comparisons.claim_rows(comparisons.comparisons(study), study)
@@ -126,7 +126,7 @@ def test_a_row_timed_by_events_says_so_whatever_else_befell_it(timed, impl, watc
 
 
 def test_faster_than_light_is_impossible(timed):
-    # 2 MB in 1 us is 2 TB/s where a tenth of that is read and written at most.
+    # 2 MB in 1 us is 2 TB/s, ten times the bandwidth of these ceilings.
     limits = {"read": 200.0, "write": 200.0, "float32": 50.0}
     rows = timed(["ours", "fast"], ceilings=limits)
     assert {row["status"] for row in of(rows, "fast")} == {"impossible"}
@@ -141,7 +141,7 @@ def test_the_floor_is_the_slower_of_traffic_and_arithmetic():
     assert floor_us(cost, "float32", limits | {"float32": 5.0}, 1000) == pytest.approx(10.0)
     assert floor_us(cost, "float32", limits, l2_bytes=10**7) == pytest.approx(1.0)
     assert floor_us(cost, "float16", {}, l2_bytes=1000) == 0.0
-    # A backward pass may find in the L2 what the forward pass before it has read.
+    # A backward pass may find in the L2 the data that the forward pass before it has read.
     spared = 1000 / limits["read"] / 1e3
     again = floor_us(cost, "float32", limits, 1000, "both")
     assert again == pytest.approx(2.0 - spared)
@@ -250,7 +250,7 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     }
     assert sidecar["resumed"] == 0
     overhead = sidecar["overhead"]
-    # Two implementations: their preparations at the same time, their blocks and energy in turn.
+    # Two implementations prepare at the same time; their blocks and energy come in turn.
     busy_s = 0.002 + 2 * (0.001 * (BLOCKS + 1) + 0.003)
     assert overhead["timed_s"] == pytest.approx(busy_s * len(CELLS))
     assert overhead["first_s"] == pytest.approx(0.004 * len(CELLS))
@@ -258,7 +258,7 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     assert overhead["share"] == pytest.approx(share, abs=0.05)
     said = capsys.readouterr().err.splitlines()[-1]
     printed = re.fullmatch(r"fake: 16 rows in \d+\.\d s, first calls \d+%, overhead (\d+)%", said)
-    # So short a total is rounded by up to a percent, and the share that stands beside it is not.
+    # So short a total is rounded by up to a percent; the share beside it is not rounded.
     assert int(printed[1]) == pytest.approx(100 * overhead["share"], abs=0.51)
 
 
@@ -270,7 +270,7 @@ def files(folder):
     "without", [{"impls": ["exits_at_once"], "cells": CELLS[:1]}, {"cells": []}]
 )
 def test_a_measurement_without_a_time_replaces_no_measured_times(timed, tmp_path, without):
-    """As of a GPU that has fallen off the bus, or of a study that asks for no case of the op."""
+    """A GPU that fell off the bus gives such a measurement, as does a study without a case."""
     timed(["ours"])
     before = files(tmp_path)
     changes = {"impls": ["ours"]} | without
@@ -278,7 +278,7 @@ def test_a_measurement_without_a_time_replaces_no_measured_times(timed, tmp_path
         with pytest.raises(UserError, match=r"fake\.csv: holds measured times, and this meas"):
             timed(changes["impls"], **{k: v for k, v in changes.items() if k != "impls"})
         assert files(tmp_path) == before
-    # Nothing is lost where there was no time either.
+    # If there was no time before either, nothing is lost.
     (tmp_path / "raw/fake.csv").unlink()
     (tmp_path / "raw/fake.json").unlink()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The command that measures an op: its files, its complaints, and how it ends."""
+"""Check the command that measures an op: its files, its messages and its exit."""
 
 import json
 import signal
@@ -69,7 +69,7 @@ def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
 
 
 def test_an_op_that_the_configuration_leaves_nothing_of_has_files_without_rows(command, tmp_path):
-    # scale has this pass, but no case of its sweep in this dtype is among the first.
+    # The op scale has this pass, but the first cases of its sweep have no such dtype.
     job = command("ours", "slow", dtypes="float32")
     _, said = job.communicate()
     assert job.returncode == 0, said
@@ -85,7 +85,7 @@ def test_the_machine_is_described_anew_only_where_it_has_changed(command, tmp_pa
         job.communicate()
         assert job.returncode == 0
         sidecars.append(json.loads((tmp_path / out).with_suffix(".json").read_text()))
-    # The made-up description in place of the file was of another machine.
+    # The made-up description in place of the file was that of another machine.
     assert sidecars[0]["environment"]["gpu"]["name"] == "NVIDIA H200"
     assert sidecars[0]["environment_sha256"] == sidecars[1]["environment_sha256"]
     assert sidecars[0]["run_id"] == sidecars[1]["run_id"] != ENVIRONMENT["run_id"]
@@ -96,7 +96,7 @@ def test_no_process_outlives_the_parent(command, tmp_path, number):
     job = command("hangs_at_once")
     log = tmp_path / "prepared"
     wait_until(log.exists)
-    # The forkserver, and the worker that hangs.
+    # The children are the fork server and the worker that hangs.
     others = [*children_of(job.pid), int(log.read_text().split()[0])]
     assert len(others) == 2
     assert all(map(running, others))

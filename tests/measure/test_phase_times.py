@@ -1,4 +1,4 @@
-"""The line of the log that says where the time of a cell went."""
+"""Check the line of the log that says how long each phase of a cell took."""
 
 from harness.measure.phase_times import Stages
 
@@ -10,6 +10,6 @@ def test_the_slowest_of_those_that_are_waited_for_together_is_named(monkeypatch)
     stages.add("prepare", 0.9, {"ours": {"spent_s": 0.1}, "rival": {"spent_s": 0.8}})
     stages.add("block", 0.5, {"ours": {"spent_s": 0.5}})
     stages.add("block", 1.1, {"rival": {"spent_s": 1.1}})
-    # One that was killed has not said how long it took.
+    # A killed worker has not reported its time.
     stages.add("prepare", 0.2, {"lost": {}, "ours": {"spent_s": 0.2}})
     assert str(stages) == "3.1 s: prepare 1.1 (rival 0.8), block 1.6, rest 0.4"

@@ -1,10 +1,10 @@
-"""Several processes of each implementation, in cells with short calls."""
+"""Check cells with short calls, which several processes of each implementation time."""
 
 import pytest
 
 from tests.support.measuring import BLOCKS, of
 
-# Those of fake_bench take 100 us, of "fast" 1 us.
+# The calls of fake_bench take 100 us, and those of "fast" 1 us.
 SHORT = {"processes": 3, "short_us": 100.1}
 
 
@@ -20,7 +20,7 @@ def test_a_short_call_is_timed_in_several_processes_of_each(timed):
     for block in range(BLOCKS):
         orders = [row["order"] for row in rows if (row["case"], row["block"]) == ("M1", block)]
         assert orders == list(range(9))
-    # Its energy is measured in one of them.
+    # Energy is measured in one process only.
     used = [row for row in of(rows, "ours") if row["energy_uj"] is not None]
     assert [(row["process"], row["block"]) for row in used] == [(0, BLOCKS - 1)]
 
@@ -40,7 +40,7 @@ def test_the_shortest_call_of_a_cell_decides(timed, impls, changes, count):
 
 
 def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(timed, capsys):
-    """In the room for one, the first process has the GPU's memory."""
+    """In "room_for_one" the first process has all of the GPU's memory."""
     rows = timed(["ours", "room_for_one"], **SHORT)
     assert processes(rows, "room_for_one") == [0] * BLOCKS
     assert {row["status"] for row in rows} == {"ok"}
@@ -54,7 +54,7 @@ def test_a_process_that_fails_ends_its_implementation_and_no_other(timed):
     assert [(row["block"], row["reason"]) for row in failed] == [(1, "exited with code 3")]
     assert max(row["block"] for row in of(rows, "exits")) == 1
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
-    # In the next cell all processes are there again.
+    # In the next cell all processes run again.
     assert sorted(processes(rows, "exits", "M2")) == sorted([0, 1, 2] * BLOCKS)
 
 

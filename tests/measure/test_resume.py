@@ -1,4 +1,4 @@
-"""A measurement that is interrupted in whatever way loses no finished cell and repeats none."""
+"""Check that an interrupted measurement loses no finished cell and repeats none."""
 
 import collections
 import json
@@ -24,7 +24,7 @@ from tests.support.patience import PATIENCE_S, wait_until
 
 IMPLS = ("ours", "slow")
 TIMED = 3  # with the twin
-# Cells that last long enough to be interrupted.
+# The cells last long enough to be interrupted.
 MANY = {"max-cases": 5, "dtypes": "float32,float16", "min-blocks": 20, "max-blocks": 20}
 MANY |= {"seed": "fresh"}
 SCALE, _ = registry.op("scale")
@@ -32,12 +32,12 @@ COUNT = len(list(sweep(SCALE, ["float32", "float16"], SCALE.passes, 5)))
 
 
 def prepared(log: Path) -> collections.Counter:
-    """How often each implementation prepared each cell."""
+    """Count how often each implementation prepared each cell."""
     return collections.Counter(tuple(line.split()[2:]) for line in log.read_text().splitlines())
 
 
 def finished(journal: Path) -> list[str]:
-    """The names of the cells that a journal holds whole."""
+    """Return the names of the cells that are complete in a journal."""
     lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
     cells = (re.match(r'{"what": "cell", "name": "([^"]+)".*\n', line) for line in lines)
     return [found[1] for found in cells if found]
@@ -55,7 +55,7 @@ def test_a_parent_killed_again_and_again_loses_and_repeats_nothing(command, tmp_
         kills += 1
         done = finished(journal)
         assert done, "killed too late"
-        # As if the kill had come in the midst of the next record.
+        # A kill in the middle of the next record leaves such a line.
         with journal.open("a") as file:
             file.write('{"what": "cell", "name": "M')
         seed = json.loads(journal.read_text().splitlines()[0])["seed"]
@@ -74,7 +74,7 @@ def test_a_parent_killed_again_and_again_loses_and_repeats_nothing(command, tmp_
     assert sidecar["schedule"]["seed"] == seed
     assert sum(sidecar["schedule"]["stopped"].values()) == COUNT
     assert not journal.exists()
-    # No cell that was finished when a kill came was prepared again after it.
+    # No cell that was finished at a kill was prepared again after it.
     again = prepared(log) - counts
     assert {" ".join(cell) for _, *cell in again}.isdisjoint(done)
     assert len(again) == (COUNT - len(done)) * TIMED
@@ -92,7 +92,7 @@ rule measure:
 
 
 def test_snakemake_leaves_the_journal_alone(tmp_path):
-    """It deletes the outputs of a failed or killed job; the journal is none of them."""
+    """Snakemake deletes the outputs of a failed or killed job; the journal is no output."""
     (tmp_path / "Snakefile").write_text(RULES)
     shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
     journal = tmp_path / "out/.a.journal"
@@ -144,7 +144,7 @@ with gpu_lock.hold(exclusive=True):
 
 @pytest.mark.parametrize("flags", [["--resources", "mem_mb=9000"], ["--resources", "gpu=2"]])
 def test_no_resources_on_the_command_line_let_two_time_at_once(tmp_path, flags):
-    """They take the place of the profile's `gpu=1`, without a word: both jobs are begun."""
+    """Resources of the command line silently replace the profile's `gpu=1`, so both jobs start."""
     (tmp_path / "Snakefile").write_text(SHARED)
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "pynvml.py").write_text(FAKE)
@@ -217,7 +217,7 @@ def test_two_measurements_at_once_take_turns(command, tmp_path, monkeypatch):
 
     first = start(logs[0])
     wait_until(logs[0].exists)
-    # Until the other has met its lock.
+    # Wait until the other job has met the lock.
     first.send_signal(signal.SIGSTOP)
     second = start(logs[1])
     said = second.stderr.readline()

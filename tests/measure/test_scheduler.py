@@ -1,4 +1,4 @@
-"""What the engine does beside the clock: blocks, energy, memory, strangers, a lost forkserver."""
+"""Check the scheduler around the clock: blocks, energy, memory, strangers, a lost fork server."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support.patience import PATIENCE_S
 
 
 def test_a_killed_forkserver_is_nobodys_fault(timed, capsys):
-    # The second time around the worker is a fresh one, which behaves in the same way.
+    # The second worker is a fresh one, which behaves in the same way.
     rows = timed(["ours", "kills_the_forkserver"])
     assert "lost with the forkserver; once more" in capsys.readouterr().err
     first = of(rows, "kills_the_forkserver")
@@ -52,7 +52,7 @@ def test_a_block_has_the_same_turn_for_all_implementations(timed, monkeypatch):
 
     monkeypatch.setattr(pool.Crew, "ask", noting)
     timed(["ours", "slow"])
-    # The first of each cell is warm-up.
+    # The first block of each cell is warm-up.
     assert turns == dict.fromkeys(["ours", "slow"], [0, *range(BLOCKS)] * len(CELLS))
 
 
@@ -63,7 +63,7 @@ def test_the_energy_of_a_call_stands_in_the_row_of_its_last_block(timed):
     assert {row["energy_uj"] for row in timed(["ours"], energy_ms=0)} == {None}
     assert {row["energy_uj"] for row in timed(["ours"], energy_impls=["slow"])} == {None}
     assert {row["energy_uj"] for row in timed(["ours"], energy_impls=[])} == {None}
-    # What the L2 holds is not fetched again in a loop without flushes.
+    # A loop without flushes does not fetch data again that the L2 holds.
     assert {row["energy_uj"] for row in timed(["large_l2"], energy_impls=["large_l2"])} == {None}
     twin = of(timed(["ours", "ours_twin"]), "ours_twin")
     assert len(twin) == BLOCKS and {row["energy_uj"] for row in twin} == {None}
@@ -82,7 +82,7 @@ def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypa
     ask, clock = pool.Crew.ask, types.SimpleNamespace(seconds=0.0, case="")
 
     def slowly(crew, impls, limit_s, do, **arguments):
-        """By the clock a block of one of them takes 0.4 s in the first case, all else no time."""
+        """On this clock a block of "dawdles" takes 0.4 s in the first case, all else no time."""
         clock.case = arguments.get("case", clock.case)
         answers = ask(crew, impls, PATIENCE_S, do, **arguments)
         if do == "block" and "dawdles" in answers and clock.case == "M1":
@@ -95,7 +95,7 @@ def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypa
     hands = types.SimpleNamespace(monotonic=lambda: clock.seconds)
     monkeypatch.setattr(scheduler, "time", hands)
     rows = timed(["ours", "dawdles"], cell_limit_s=1.0)
-    # Each answer comes in time; the warm-up, a block and a part of the next fill the second.
+    # Each answer comes in time. The warm-up, a block and part of the next fill the second.
     taken = of(rows, "dawdles")
     assert [row["status"] for row in taken] == ["ok", "hung"]
     assert taken[-1]["reason"] == "more than 1 s for its blocks in this cell"
@@ -113,13 +113,14 @@ def test_times_beside_another_program_are_marked(timed):
     }
     assert {row["reason"] for row in of(rows, "hot")} == {"thermal slowdown"}
     assert {row["device_us"] for row in rows} == {100.0}
-    # It was asked with both workers alive.
+    # The driver was asked while both workers were alive.
     assert [len(groups) for groups in watch.groups] == [2] * len(CELLS)
 
 
 def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    # Idle, all ready, and ever after: one of the three that hold a GiB each is killed.
+    # Readings: idle, all ready, and from then on. One of three workers that hold a GiB each is
+    # killed.
     watch = Watch(2**30, 4 * 2**30)
     with pytest.raises(UserError, match=r"^is_killed: ended, but 256 MiB"):
         timed(["ours", "slow", "is_killed"], watch)
@@ -148,14 +149,14 @@ def test_memory_of_the_dead_is_back_before_anything_else_is_timed(timed, monkeyp
     monkeypatch.setattr(pool.Crew, "ask", watched)
     rows = timed(["ours", "slow", "is_killed", "other"], watch)
     died = of(rows, "is_killed")[-1]
-    # Others followed in the block in which it died.
+    # Other implementations followed in the block in which it died.
     assert (died["status"], died["order"]) == ("crashed", 0)
     assert len(watch.used) == 1 and not any(waiting)
 
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """How many processes each implementation has had."""
+    """Return how many processes each implementation has had."""
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
 

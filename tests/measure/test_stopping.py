@@ -1,4 +1,4 @@
-"""A cell is timed until its interval is narrow, and never until its ratio pleases."""
+"""Check when the blocks of a cell end: once its interval is narrow, whatever its ratio is."""
 
 import random
 
@@ -25,7 +25,7 @@ IMPLS = ["ours", "ours_twin", "first", "second"]
 
 
 def walk(noise, running=IMPLS, seconds_a_block=0.0, factor=1.0, seed=1):
-    """How many blocks are taken and why they end; `noise`: relative scatter by implementation."""
+    """Return how many blocks are taken and why they end."""
     rule, draw = Rule(TIMING, IMPLS), random.Random(seed)
     for block in range(1000):
         if why := rule.stop(running, block, block * seconds_a_block):

@@ -1,4 +1,4 @@
-"""What is timed of an implementation: each pass alone, replays for the GPU, calls for the host."""
+"""Check the timed calls: each pass alone, replays for GPU time, eager calls for host time."""
 
 import os
 
@@ -13,7 +13,7 @@ def test_a_backward_pass_is_timed_without_a_forward_pass(make):
     calls = []
     square = noting_square(calls, {})
     cell(make(lambda x, bias: square(x)), "backward")
-    # One for each copy of the inputs, before anything is captured.
+    # One forward pass for each copy of the inputs comes before the capture.
     assert [index for index, name in enumerate(calls) if name == "forward"] == [0, 3, 6]
     assert calls.count("backward") > 3 * worker.COPIES
 
@@ -38,7 +38,7 @@ def test_replays_have_the_time_of_the_gpu_and_eager_calls_that_of_the_host(make,
     answer = made.block(4, turn=3)
     assert (answer["device_us"], answer["call_us"], answer["sm_mhz"]) == (3.0, 7.0, 1980)
     assert given["cores"] == {allowed[3 % len(allowed)]}
-    # A replay has no result of its own; a call returns what it has computed.
+    # A replay returns nothing; an eager call returns its result.
     assert [call() for call in given["cold"]] == [None] * worker.COPIES
     assert [call()[0].shape for call in given["eager"]] == [(64,)] * worker.COPIES
 
@@ -50,7 +50,7 @@ def test_the_timed_calls_on_all_inputs_are_checked_not_only_the_last(make, spoil
     def function(x, bias):
         if x.data_ptr() not in seen:
             seen.append(x.data_ptr())
-        # Two calls and a capture for each of the inputs come before the clock.
+        # Two calls and a capture for each copy of the inputs come before the clock.
         timed = next(calls) >= 3 * worker.COPIES
         return x + 1 + (timed and seen.index(x.data_ptr()) == spoilt)
 

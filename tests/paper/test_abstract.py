@@ -1,7 +1,7 @@
-"""The numbers of the abstract and of the closest table, recomputed from raw rows by other code.
+"""Recompute the numbers of the abstract and of the closest table from raw rows by other code.
 
-Plain Python from here on: nothing of the harness, and nothing of the paper's scripts, computes what
-is expected. The made-up ratios lie on both sides of each bound, in both passes.
+The expected values are computed in plain Python, without the harness and the paper's scripts. The
+made-up ratios lie on both sides of each bound, in both passes.
 """
 
 import csv
@@ -18,7 +18,7 @@ from tests.support import synthetic
 from tests.support.paper_scripts import PAPER, call, numbers, script
 
 OPS = ("softmax", "matmul", "attention", "swiglu")
-# The fastest rival over ours; the slowest is 1.7 times as far.
+# Time of the fastest rival over ours; the slowest takes 1.7 times as long.
 RATIOS = (0.93, 1.21, 0.42, 1.004, 0.96, 2.3, 0.7, 1.08, 0.945, 1.6, 0.999)
 EVENTS = "events: the host takes part"
 
@@ -26,7 +26,7 @@ EVENTS = "events: the host takes part"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = synthetic.write_run(tmp_path_factory.mktemp("abstract"), OPS)
-    # A little more each time, so that no two cells are level.
+    # Each ratio grows a little, so that no two cells are equal.
     turn = (ratio * (1 + 2e-5 * n) for n, ratio in enumerate(itertools.cycle(RATIOS)))
     for op in OPS:
         found = {}
@@ -40,7 +40,7 @@ def run(tmp_path_factory):
             ratio = next(turn)
             fastest, slowest = ("torch_eager", "torch_compile")[:: 1 if ratio > 1 else -1]
             for row in cell:
-                # As quick as nobody is; but events timed it.
+                # Such a rival would be the fastest, but events timed it, so it does not count.
                 factor = 0.35
                 if row["impl"] in ("ours", "ours_twin"):
                     factor = 4 * float(row["device_us"]) / ours[row["block"]]
@@ -60,7 +60,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cells(every):
-    """Those of `every` in means over ops: swiglu has a backward pass, so its `both` is training."""
+    """Return the cells of means over ops: swiglu has a backward pass, so its `both` is training."""
     assert any(key[0] == "swiglu" and key[3] == "backward" for key in every)
     return {key: cell for key, cell in every.items() if key[::3] != ("swiglu", "both")}
 
@@ -72,7 +72,7 @@ def training(cells, every):
 
 @pytest.fixture(scope="module")
 def every(run):
-    """By op, case, dtype and pass: the ratio of the fastest rival that a graph timed, and more."""
+    """Return the ratio to the fastest rival timed by graphs, and more, for each cell."""
     found = {}
     for op in OPS:
         limits = {
@@ -212,7 +212,7 @@ def test_the_closest_table_says_what_the_raw_rows_say(run, cells, every, trainin
 
 def test_ops_without_another_library_are_told_with_and_without(run, cells):
     out = script(PAPER / "tables" / "alone.py", run, run / "tables" / "alone.tex").read_text()
-    # Only attention, of these ops, has rivals of others, and events timed those.
+    # Only attention has rivals from other libraries here, and events timed those.
     rest = [cell for key, cell in cells.items() if key[0] == "attention"]
     assert (
         f"without their {len(cells) - len(rest)}~cells the mean over all is {mean(rest):.3f}" in out

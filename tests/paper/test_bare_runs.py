@@ -1,4 +1,4 @@
-"""A run that has little still gives a paper: no rival has a time, an op has none, an op no cell."""
+"""Check the paper of a run with little in it: without rival times, times or cells."""
 
 import shutil
 
@@ -12,7 +12,7 @@ from tests.support.paper_scripts import call, make
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """dot without rivals; scale without a cell; tanh, built and verified, without times."""
+    """The op dot has no rivals, scale no cell, and tanh is built and verified but has no times."""
     run = synthetic.write_run(tmp_path_factory.mktemp("bare"), ("dot",))
     alone = [row for row in synthetic.rows_of("dot", 0) if row["impl"].startswith("ours")]
     synthetic.write_raw(run, "dot", alone)

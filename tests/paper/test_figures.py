@@ -1,4 +1,4 @@
-"""What the figures share: colours, and what is drawn."""
+"""Check the code that figures share: colours, bands, marks and legends."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Capabilities as the figure and the tables show them: ordinary cells and hostile ones apart."""
+"""Check the matrix of capabilities in the paper: ordinary and hostile cells apart."""
 
 import runpy
 import sys
@@ -53,7 +53,7 @@ def test_a_mark_says_what_the_ordinary_cells_were(figure, numbers, status, look)
 def test_the_figure_gives_shares_and_hostile_cells(figure, run, tmp_path):
     rows = pd.read_csv(run / "capabilities.csv")
     found = {impl: figure["_numbers"](some) for impl, some in rows.groupby("impl")}
-    # Of attention one hostile case in each of three dtypes; the last ordinary one was left out.
+    # Attention has one hostile case in each of three dtypes; the last ordinary case was left out.
     assert found["sdpa_cudnn"] == ("89 %", "2/3")
     assert found["ours"] == ("100 %", "3/3")
     assert figure["_numbers"](rows[:0]) == ("--", "--")
@@ -92,7 +92,8 @@ def test_a_share_is_neither_nothing_nor_all_unless_it_is(figure):
 def test_the_table_counts_hostile_cells_apart_and_judges_by_the_others(run, tmp_path):
     table = script(PAPER / "tables" / "verification.py", run, tmp_path / "v.tex").read_text()
     line = next(line for line in table.splitlines() if "cudnn" in line)
-    # Ordinary cells passed of those reached, hostile ones; its hostile failure is no status.
+    # Columns: ordinary cells passed of those reached, then hostile ones. A hostile failure is no
+    # status.
     assert "& 8/8 & 2/3 &" in line and line.endswith(r"& ok \\")
 
 

@@ -1,4 +1,4 @@
-"""The paper's scripts on made-up runs: they run, repeat byte for byte, and fail by name."""
+"""Check the paper's scripts on made-up runs: output, repeatability and error messages."""
 
 import re
 import runpy
@@ -151,7 +151,7 @@ def test_where_the_best_rival_is_ahead_is_named_with_it(full, tmp_path):
         for row in claims[behind][["op", "family", "pass", "baseline"]].itertuples()
     }
     assert set(re.findall(r"\\texttt\{(\w+)\}( \w+)? \(\\texttt\{(\w+)\}\)", said)) == expected
-    # What single baselines are ahead in is no loss to the best rival.
+    # The best rival loses nothing if only a single slower baseline is ahead of ours.
     none = sentence(claims["verdict"].mask(best, "better").mask(~best, "worse"))
     assert none == "In no operation and pass is a rival shown to take less time."
 
@@ -279,7 +279,7 @@ def test_the_large_cells_that_are_behind_are_all_listed(full, tmp_path):
     ).read_text()
     cells = verdicts[large].drop_duplicates(["op", "case", "dtype", "pass"])
     assert text.count(" & 0.900 & ") == len(cells)
-    # Of swiglu, which has a backward pass too: no sentence counts them.
+    # The op swiglu has a backward pass too, so no sentence counts its cells of both passes.
     assert (cells["pass"] == "both").any() and "Cells of both passes in one call" in text
     verdicts["ratio"] = 0.96
     verdicts.to_csv(run / "verdicts.csv", index=False)
@@ -290,7 +290,7 @@ def test_the_large_cells_that_are_behind_are_all_listed(full, tmp_path):
 
 
 def by_events(run):
-    """A copy of a run in which events timed all of sdpa_flash and one cell of torch_eager."""
+    """Make a copy of a run in which events timed all of sdpa_flash and one cell of torch_eager."""
     rows = pd.read_csv(run / "summary.csv", keep_default_na=False)
     verdicts = pd.read_csv(run / "verdicts.csv", keep_default_na=False)
     claims = pd.read_csv(run / "claims.csv", keep_default_na=False)
@@ -437,7 +437,7 @@ def test_the_report_is_whole_in_itself(full, tmp_path):
     assert "No available kernel: invented reason with a_name &amp; 100 % of #s" in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     families = {*synthetic.FAMILIES.values()}
-    # The headline, the survey and the matrix are no family's.
+    # The headline, the survey and the matrix belong to no family.
     assert text.count("data:image/svg+xml") == len(families) + 3
 
 

@@ -1,6 +1,6 @@
-"""Numbers of the text from a few rows, with results that a hand computes; each test is quick.
+"""Check numbers of the text from a few rows, with results that a hand computes; each test is quick.
 
-`make mutants` runs these. What the study's own claims.yaml makes of a run is in test_paper.py.
+`make mutants` runs these tests. The study's own claims.yaml is tested in test_paper.py.
 """
 
 import argparse
@@ -33,7 +33,7 @@ EVERY = {"set": ["grid", "drawn"]}
 
 @pytest.fixture(scope="module")
 def claims():
-    """paper/claims.py, which finds `_data` beside itself as a script does."""
+    """Import paper/claims.py, which finds `_data` beside itself as a script does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PAPER)
         return importlib.import_module("paper.claims")

@@ -1,4 +1,4 @@
-"""The table of targets on made-up cells: which count, what is shown of them, met or missed."""
+"""Check the table of targets on made-up cells: which count, how they are shown, met or missed."""
 
 import importlib
 import re
@@ -33,7 +33,7 @@ def lost(**more):
 
 
 def shared(monkeypatch):
-    """The module that reads the targets."""
+    """Return the module that reads the targets."""
     for folder in (TABLE.parents[1], TABLE.parent):
         monkeypatch.syspath_prepend(str(folder))
     return importlib.import_module("_targets")
@@ -41,7 +41,7 @@ def shared(monkeypatch):
 
 @pytest.fixture
 def typeset(tmp_path, monkeypatch):
-    """Runs a script of the tables on some targets and rows; the text that it wrote."""
+    """Run a script of the tables on some targets and rows; return the text that it wrote."""
 
     def make(path, targets, rows):
         pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
@@ -61,7 +61,7 @@ def typeset(tmp_path, monkeypatch):
 
 @pytest.fixture
 def table(typeset):
-    """Sets the table for some targets and rows; its lines as lists of cells."""
+    """Set the table for some targets and rows; return its lines as lists of cells."""
 
     def make(targets, rows):
         text = typeset(TABLE, targets, rows)
@@ -111,7 +111,7 @@ def test_less_is_better_for_times_and_shares_of_eager(table):
 
 def test_shares_of_ceilings_and_of_rivals(table):
     rows = [row("ours", 20.0), row("lib", 10.0), row("torch_eager", 50.0), row("ours_twin", 1.0)]
-    # Neither what events timed nor a drawn shape is the best rival, or stands among the cells.
+    # A time by events and a drawn shape are never the best rival and never among the cells.
     rows += [row("hosted", 5.0, timed_by="events"), row("ours", 9.0, case="N7", set="drawn")]
     names = ("copy_share", "write_share", "peer_ratio", "eager_ratio")
     lines = table([target(quantity=name, must="1", aim="") for name in names], rows)

@@ -1,4 +1,4 @@
-"""A digest moves with what an implementation is made of, and with nothing else."""
+"""Check that a digest changes with the parts of an implementation, and with nothing else."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The pages are plain prose, and the index of the lab book follows from its entries."""
+"""Check the pages: plain prose, links and names that exist, an index made of the entries."""
 
 import importlib.util
 import re
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def script(path):
-    """A script of docs/ as a module; docs/ is no package."""
+    """Load a script of docs/ as a module; docs/ is no package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -49,7 +49,7 @@ def test_a_sentence_of_thirty_words_is_plain_and_one_more_is_not():
     assert found(LONG.replace("One", "Just one")) == [(1, "31 words")]
 
 
-@pytest.mark.parametrize("word", ["Of", "What", "Who", "Beside"])
+@pytest.mark.parametrize("word", prose.OPENERS)
 def test_an_opening_word_is_named_where_its_sentence_begins(word):
     text = f"# {word} is a heading\n\nA sentence\nthat ends. {word} comes\nnext, says {word}.\n"
     assert found(text) == [(4, f"opens with {word}")]
@@ -65,10 +65,55 @@ def test_an_opening_word_is_named_where_its_sentence_begins(word):
         f"A [link]({'/'.join('abcdefghij')} {'of ' * 30}).",
         "A span `" + "x " * 40 + "` is one word.",
         "Offers, whatever and Whose are other words. Offer. Whoever. Besides.",
+        "What is it? Where does it begin?",
     ],
 )
-def test_what_is_no_prose_is_not_read(text):
+def test_text_that_is_no_prose_and_a_question_are_not_faults(text):
     assert found(text) == []
+
+
+CODE = f'''"""Do a thing.
+
+Of the first paragraph.
+
+    Of code that is indented.
+"""
+
+
+class Thing:
+    """A thing."""
+
+    # Plain,
+    # and plain. Who goes
+    # there.
+    part = "# Of a string."  # What goes at the end.
+
+    def method(self):
+        """{LONG[:-1]} and more.
+
+        - Where an item begins.
+        """
+        # noqa: Of a directive.
+        text = """Of a string."""
+        return text
+
+
+# A comment without a point
+
+# Beside another.
+'''
+
+
+def test_docstrings_and_comments_are_read_and_strings_are_not():
+    read = sorted((line, reason) for line, reason, _ in prose.faults(CODE, code=True))
+    assert read == [
+        (3, "opens with Of"),
+        (13, "opens with Who"),
+        (15, "opens with What"),
+        (18, "32 words"),
+        (20, "opens with Where"),
+        (29, "opens with Beside"),
+    ]
 
 
 def test_items_and_paragraphs_end_a_sentence_without_a_point():
@@ -86,13 +131,29 @@ def test_the_check_names_the_page_and_the_line(tmp_path, capsys):
     assert "b.md:2: opens with Of: Of that." in told and "c.md:1: opens with What" in told
 
 
-def test_the_pages_are_plain(capsys):
-    assert prose.check(prose.pages()) == 0, capsys.readouterr().out
+def test_the_pages_and_the_code_of_clean_folders_are_plain(capsys):
+    assert prose.check([*prose.pages(), *prose.sources()]) == 0, capsys.readouterr().out
 
 
-def test_all_pages_are_read():
-    names = {path.relative_to(ROOT).as_posix() for path in prose.pages()}
+def test_all_pages_and_all_files_of_clean_folders_are_read():
+    names = {path.relative_to(ROOT).as_posix() for path in [*prose.pages(), *prose.sources()]}
     assert {"README.md", "docs/architecture.md", "docs/lab/softmax.md"} < names
+    assert {"docs/prose.py", "baselines/liger.py", "tests/project_rules/test_docs.py"} < names
+
+
+def test_a_folder_without_faults_is_declared():
+    """The list of clean folders grows: a further one is added as soon as it can be."""
+    folders = {path.relative_to(ROOT).parts[0] for path in ROOT.glob("[!.]*/*.py")}
+    declared = {path.relative_to(ROOT).parts[0] for path in prose.sources()}
+    clean = {
+        folder
+        for folder in folders - declared
+        if not any(
+            any(prose.faults(path.read_text(encoding="utf-8"), code=True))
+            for path in (ROOT / folder).rglob("*.py")
+        )
+    }
+    assert not clean, "pyproject.toml, tool.prose: add these folders"
 
 
 def test_the_index_of_the_lab_book_is_current(capsys):
@@ -184,11 +245,11 @@ FOLDERS = "baselines|config|docs|harness|kernels|paper|requirements|results|test
 
 
 def absent(text):
-    """The files and modules that a page names and that there are not, but for those it adds."""
+    """Return the files and modules that a page names without adding them, but that do not exist."""
     paths = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", text))
     added = set(re.findall(r"^`([\w./]+)`:$", text, re.M))
     modules = {name.replace(".", "/") for name in re.findall(r"\b(harness(?:\.\w+)+)", text)}
-    # A name may go on within its module: a function, or a class and its method.
+    # After the module a name may go on with a function, or with a class and its method.
     there = {
         name
         for name in modules

@@ -1,4 +1,4 @@
-"""Reproducers of findings: each runs or says what it lacks, and the index names each."""
+"""Check the scripts of findings: each runs or says what it lacks, and the index names each."""
 
 import py_compile
 import re
@@ -14,7 +14,7 @@ from harness.results import hostile, reports
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "docs" / "findings"
 SCRIPTS = sorted(FINDINGS.glob("*.py"))
-# On the processor alone: the finding must be reproduced wherever the tests run.
+# These need only a CPU, so the finding must be reproduced wherever the tests run.
 CPU = ("torch_randint_range", "torch_smoothing_fp16")
 
 
@@ -71,8 +71,7 @@ def test_what_needs_a_gpu_says_so(path):
 
 
 def test_the_cells_of_a_finding_are_in_the_recorded_reports():
-    """Every case that a page names was verified of an implementation that it names, and is of the
-    class that it says."""
+    """Each case that a page names was verified for a named implementation, in the named class."""
     verified: dict[str, set[str]] = {}
     for report in reports.verified((ROOT / "results/recorded/h200/verify").iterdir()):
         for cell in report["cells"]:
@@ -91,7 +90,7 @@ def test_the_cells_of_a_finding_are_in_the_recorded_reports():
 
 
 def test_every_ordinary_verdict_of_the_record_has_a_finding():
-    """What is marked wrong can be shown: a page names the case and the implementation."""
+    """Each wrong ordinary result has a page that names the case and the implementation."""
     pages = [path.read_text(encoding="utf-8") for path in FINDINGS.glob("*.md")]
     for report in reports.verified((ROOT / "results/recorded/h200/verify").iterdir()):
         for cell in report["cells"]:

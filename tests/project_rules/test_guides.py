@@ -1,4 +1,4 @@
-"""Who follows a guide to the letter has a tree whose tests pass."""
+"""Follow each guide to the letter in a copy of the tree, and run the tests there."""
 
 import os
 import re
@@ -18,12 +18,12 @@ BLOCK = re.compile(r"`([\w/]+\.(?:py|tex))`:\n\n```\w+\n(.*?)```", re.DOTALL)
 
 
 def followed(folder, guide):
-    """A copy of this tree with the code of a guide in it; the names of the files it adds to."""
+    """Copy this tree, add the code of a guide, and return the names of the files it touches."""
     copied(folder)
     for name in ("tests", "docs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-    # All that lies at the top, since a test of the whole tree may read any of it.
+    # All files at the top are copied, because a test of the whole tree may read any of them.
     for path in ROOT.iterdir():
         if path.is_file() and path.name != ".git" and not (folder / path.name).exists():
             shutil.copy(path, folder / path.name)
@@ -33,17 +33,17 @@ def followed(folder, guide):
 
 
 def written(folder, guide):
-    """Writes the code of a guide into a tree; the names of the files."""
+    """Write the code of a guide into a tree; return the names of the files."""
     blocks = BLOCK.findall((ROOT / "docs" / guide).read_text())
     for name, code in blocks:
         path = folder / name
-        # As a person appends: two lines apart.
+        # Append as a person does: two lines apart.
         path.write_text(f"{path.read_text()}\n\n{code}" if path.exists() else code)
     return [name for name, _ in blocks]
 
 
 def run(folder, *words):
-    """The commands of a page, with the tools of this environment on the path."""
+    """Run a command of a page with the tools of this environment on the path."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     hidden = {"CUDA_VISIBLE_DEVICES": "", "PATH": path}
     left_out = ("PYTEST_", "PYTHONPATH")
@@ -128,7 +128,7 @@ def test_a_figure_that_was_added_is_one_job_and_shows_in_the_documents(finished,
         assert done.returncode == 0, done.stderr
     for path in (finished / "paper/figures").glob("[!_]*.py"):
         if path.stem not in drawn:
-            # Of a family without rows, as that of matmul.
+            # The figure of a family without rows, such as matmul's here, stands in for any other.
             shutil.copy(figures / "matmul.svg", figures / f"{path.stem}.svg")
     done = run(finished, "python", "paper/report.py", "--run", str(made), "--out", "r.html")
     assert done.returncode == 0, done.stderr

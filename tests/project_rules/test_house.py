@@ -1,4 +1,4 @@
-"""The rules of the house: sizes, imports, what may stand in a committed file."""
+"""Check the rules of the house: sizes, imports, and what a committed file may contain."""
 
 import ast
 import fnmatch
@@ -14,9 +14,9 @@ import pytest
 from harness.study import jobs
 
 ROOT = Path(__file__).parents[2]
-# A Python file has no limit: "one concept a file" is what a reader judges.
+# A Python file has no limit: a reader judges whether it holds one concept.
 LIMITS = {".smk": 80, "Snakefile": 60}
-# A home, a mount or a working folder of one machine, and the hosts of package registries.
+# Home, mount and working folders of one machine, and the hosts of package registries.
 MACHINE = re.compile(
     r"(?<![\w./<}])/(home|root|work|opt|Users|mnt|media|tmp/\w)[\w./-]*|\b[a-z]:\\Users"
     r"|pypi\.org|files\.pythonhosted|registry\.npmjs|download\.pytorch\.org|deb\.debian\.org"
@@ -24,10 +24,10 @@ MACHINE = re.compile(
 
 
 def tracked():
-    """The files of the project: those that git knows, else all that it would not ignore."""
+    """Return the files of the project: those that git tracks or would not ignore."""
     call = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        # The image and a source archive have none; there the checks of tracked files say nothing.
+        # The image and a source archive have no git history, so nothing can be checked there.
         pytest.skip("no git history: which files are the project's is not known")
     listed = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
     return [ROOT / name for name in listed if (ROOT / name).is_file()]
@@ -105,7 +105,7 @@ def imported(path):
 
 
 def parents():
-    """The modules that a contract in pyproject.toml keeps from importing torch."""
+    """Return the modules that a contract in pyproject.toml keeps from importing torch."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     [contract] = [c for c in declared["contracts"] if c["name"].startswith("Parents")]
     return contract["source_modules"]
@@ -125,7 +125,7 @@ def test_a_room_opens_with_its_purpose_alone():
 
 
 def imports_of_tests():
-    """The test modules that files below tests/ import, by file; a conftest has none either."""
+    """Yield each file below tests/ with the test modules that it imports."""
     tests = {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
     for path in (ROOT / "tests").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What can be said of the image without building it: its files, its labels, and how it starts."""
+"""Check the image without building it: its files, its labels, and its start."""
 
 import fnmatch
 import os
@@ -18,7 +18,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def image():
-    """The folder of the image as another user finds it, with a Snakemake that says what it got."""
+    """Make the image's folder as another user finds it; its Snakemake prints its arguments."""
     # The folders that pytest makes are closed to other users.
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
@@ -41,7 +41,7 @@ def furnished(folder):
 
 def start(image, *words, home="/"):
     variables = {"PATH": f"{image}/bin:{os.environ['PATH']}", "HOME": home}
-    # Of root nothing is refused; whoever else runs the tests is one that may be.
+    # Root may do anything, so the test drops its rights; another user has them already.
     user = {"user": NOBODY, "group": NOBODY} if os.geteuid() == 0 else {}
     call = [str(image / START), *words]
     return subprocess.run(call, cwd=image, env=variables, capture_output=True, text=True, **user)
@@ -74,7 +74,7 @@ def test_a_mount_that_hides_the_recorded_run_is_named(image):
 
 
 def ignored(path, rules):
-    """Whether Docker leaves a path outside; of the rules that fit it the last decides."""
+    """Return whether Docker leaves a path out; the last rule that fits decides."""
     out, parts = False, path.split("/")
     heads = ["/".join(parts[: n + 1]) for n in range(len(parts))]
     for rule in rules:

@@ -1,4 +1,4 @@
-"""The README tells the truth: its graph is the workflow's, its headline the recorded run's."""
+"""Check the README: its graph is the workflow's and its headline the recorded run's."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def test_a_readme_without_markers_is_refused_and_left(replayed, tmp_path):
 
 
 def test_the_first_kernel_of_the_readme_runs():
-    """Its example, on the processor and with fewer rows: the interpreter is slow."""
+    """Run its example on the CPU with fewer rows, because the interpreter is slow."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert 'device="cuda"' in code and "4096" in code
     code = code.replace('device="cuda"', 'device="cpu"').replace("4096", "3")

@@ -1,10 +1,10 @@
-"""The picture of the rooms is that of the tree, and stays one that can be read."""
+"""Check that the picture of the rooms is that of the tree and stays readable."""
 
 import runpy
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# What a reader can follow in one picture.
+# A reader can follow so many arrows in one picture.
 MOST_ARROWS = 80
 ROOMS = runpy.run_path(str(ROOT / "docs/rooms.py"))
 

@@ -1,4 +1,4 @@
-"""A user's preferences, and files that are broken: neither shows in a document, nor as a fault."""
+"""Check that a user's preferences change no document, and that broken files give one message."""
 
 import os
 import runpy
@@ -67,7 +67,7 @@ SCRIPTS = [
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("name", ["summary", "verdicts"])
 def test_of_a_broken_file_all_scripts_say_the_same_line(run, tmp_path, capfd, name, kind):
-    """Many jobs fail then, and the end of a study tells each message once."""
+    """Many jobs fail then, and the end of a study prints each message once."""
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / f"{name}.csv").write_bytes(BROKEN[kind])
     (folder / "README.md").write_text("<!-- results: begin -->\n<!-- results: end -->\n")
@@ -87,10 +87,11 @@ def test_of_a_broken_file_all_scripts_say_the_same_line(run, tmp_path, capfd, na
 
 
 def ended(path, *words):
-    """The exit code of a script that runs in this process; a traceback is a failure of the test."""
+    """Return the exit code of a script that runs in this process; a traceback fails the test."""
     before = sys.argv, list(sys.path)
     sys.argv = [str(path), *map(str, words)]
-    # The folder above is what their first import of their own adds, once in a process.
+    # The first script of a process imports its own modules, which adds the folder above to the
+    # path.
     sys.path[:0] = [str(path.parent), str(PAPER)]
     try:
         runpy.run_path(str(path), run_name="__main__")

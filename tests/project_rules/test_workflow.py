@@ -1,4 +1,4 @@
-"""The workflow as a user meets it: dry runs, one file more, one file changed, mistakes.
+"""Check the workflow as a user meets it: dry runs, one file more, one file changed, mistakes.
 
 A dry run names each job by its message ("Verify softmax of ours"); these tests compare the sets.
 """
@@ -81,7 +81,7 @@ def test_beside_replayed_times_ours_and_the_reference_impl_are_verified(tree):
     eager = ops & source_tree.public_names(ROOT, "baselines/torch_eager.py")
     reference_impl = {f"Verify {op} of torch_eager" for op in eager}
     assert eager and found == {f"Verify {op} of ours" for op in ops} | reference_impl
-    # Any other where it is asked for.
+    # Any other baseline is verified if it is asked for.
     one = "results/study/verify/softmax/torch_compile.json"
     assert "Verify softmax of torch_compile" in jobs(tree, one, *REPLAY)
 
@@ -99,7 +99,7 @@ def test_a_kernel_file_adds_its_own_jobs_where_times_are_replayed(tree):
         "Replay softmax from results/recorded/h200"
     }
     (tree / "kernels" / "shift.py").write_text(KERNEL)
-    # There is no record of it yet, and the others are shown without it.
+    # The new op has no record yet, and the others are shown without it.
     assert jobs(tree, *REPLAY) - before == {"Build shift", "Verify shift of ours"}
     named = jobs(tree, "--config", "measure=False", "ops=[shift]")
     assert "Replay shift from results/recorded/h200" in named
@@ -128,7 +128,7 @@ def test_a_library_that_has_chosen_anew_is_verified_anew(finished):
 
 
 def test_choices_hold_for_the_board_on_which_they_were_made(finished, tmp_path):
-    """On another board a library chooses again, but for an op that was measured on the first."""
+    """On another board a library chooses again, except for an op that was measured on the first."""
     library = tmp_path / "driver"
     library.mkdir()
     (library / "pynvml.py").write_text(FAKE)
@@ -224,7 +224,7 @@ print("measuring took 100 s, overhead 20 %")
 
 
 def test_a_study_prints_what_measuring_took(finished):
-    # Not as of a later time, as `edit` has it: what this job writes must be newer.
+    # The file must not get a later time, as from `edit`: this job's output must be newer.
     (finished / "harness/summarize/__main__.py").write_text(SUMMARY)
     done = snakemake(finished, "results/study/overhead.csv", *MEASURE)
     assert done.returncode == 0, done.stderr
@@ -238,7 +238,7 @@ def test_a_new_description_of_the_machine_measures_nothing_again(finished):
 
 
 def upstream(tree):
-    """The jobs of a dry run up to the raw times."""
+    """Return the jobs of a dry run up to the raw times."""
     stages = ("Build", "Verify", "Autotune", "Measure")
     return {message for message in jobs(tree, *MEASURE) if message.startswith(stages)}
 
@@ -385,7 +385,7 @@ def test_a_mistake_ends_the_command_without_a_traceback(tree, line, message):
 
 
 def test_snakemake_finds_nothing_to_improve(tree):
-    # Some of its rules look at inputs that exist only where a run is recorded.
+    # Some of its rules look at inputs that exist only if a run is recorded.
     shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
     done = snakemake(tree, "--lint")
     assert done.returncode == 0, done.stderr

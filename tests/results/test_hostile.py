@@ -1,4 +1,4 @@
-"""Which cases are hostile: by what they declare, and by their names in reports from before."""
+"""Check which cases are hostile, by their declaration and, in older reports, by their names."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_a_name_says_what_its_case_is(name):
     for each in (*op.edge, *op.sweep):
         assert hostile.parsed(each.name).hostile == each.hostile, each.name
         assert hostile.parsed(each.name).name == each.name
-    # Some cases of each op are ordinary, or its mark would rest on nothing.
+    # Some cases of each op are ordinary; otherwise its mark would rest on nothing.
     assert any(not each.hostile for each in op.edge)
 
 

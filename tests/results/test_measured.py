@@ -1,4 +1,4 @@
-"""Measured times are replaced by a new measurement or by nobody; replayed ones by anything."""
+"""Check that only a new measurement replaces measured times; anything replaces replayed ones."""
 
 import json
 import os
@@ -19,7 +19,7 @@ RAW = "results/study/raw"
 
 
 def measure(folder, op="softmax", **changes):
-    """A run that measured one op."""
+    """Make a run that measured one op."""
     save(folder / f"raw/{op}.csv", [PLAIN | {"op": op}], op=op, **changes)
     return folder
 
@@ -40,7 +40,7 @@ def test_a_measured_run_refuses_a_replay_in_one_line(tree, words):
     assert line.startswith(f"tilewright: {RAW}: holds measured times (softmax)")
     assert "--config run=replay" in line
     assert contents(tree / RAW) == before
-    # The remedy that the line names works.
+    # The command that the message names works.
     assert "Replay softmax from results/recorded/h200" in jobs(tree, "--config", "run=replay")
 
 
@@ -101,13 +101,13 @@ def test_a_replayed_run_may_be_deleted(finished):
     assert not (finished / RAW / "softmax.csv").exists()
 
 
-# More rows beside PLAIN, a word that the refusal must have, and a wish that leaves it out.
+# Columns: more rows beside PLAIN, a word that the refusal must contain, options that leave it out.
 WIDER = [
     ({"dtype": "float32"}, "float32", ("dtypes=[float16,bfloat16]",)),
     ({"pass": "backward"}, "backward", ("passes=[forward]",)),
     ({"impl": "torch_compile"}, "torch_compile", ("baselines=[torch_eager]",)),
     ({"case": "M1-N2"}, "1 cases", ("max_cases=1",)),
-    # A rival that had times and whose library is not here.
+    # A rival that had times, but whose library is not installed.
     ({"impl": "quack"}, "quack", ()),
 ]
 
@@ -121,7 +121,7 @@ def test_a_narrower_measurement_replaces_no_wider_one(tree, more, word, wish):
     assert done.returncode != 0 and "Traceback" not in done.stderr
     assert line.startswith(f"tilewright: {RAW}/softmax.csv: holds measured times that this")
     assert f"({word})" in line and "narrower=True" in line
-    # A person who names it, a run of another name, and as much as lies there.
+    # Allowed are: naming it, a run of another name, and a measurement of all that lies there.
     assert "Measure softmax" in jobs(tree, *MEASURE, *wish, "narrower=True")
     assert "Measure softmax" in jobs(tree, *MEASURE, *wish, "run=other")
     save(path, [PLAIN])
@@ -158,7 +158,7 @@ def test_the_command_that_measures_refuses_as_the_workflow_does(tmp_path):
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     assert "leaves out (liger)" in done.stderr
     assert contents(path.parent) == before
-    # Further on it misses its other inputs.
+    # With the option the command goes on and stops at its other inputs, which are missing.
     again = subprocess.run([*call, "--narrower"], cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 2 and "leaves out" not in again.stderr
 
@@ -219,7 +219,7 @@ def test_make_clean_names_what_it_keeps(tmp_path):
         copy(ROOT / name, tmp_path / name)
     measure(tmp_path / "results/study")
     (tmp_path / "results/smoke").mkdir()
-    # A variable of this name that some shell exports is no wish.
+    # A variable of this name that a shell happens to export is no option.
     exported = os.environ | {"RUN": "study"}
     done = subprocess.run(
         ["make", "-s", "clean"], cwd=tmp_path, capture_output=True, text=True, env=exported

@@ -1,4 +1,4 @@
-"""A raw measurement is read as it was written, or not at all."""
+"""Check that a raw measurement is read as it was written, or refused."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Recording takes whole, measured, committed ops; replaying gives them back as they are."""
+"""Check that whole, measured, committed ops are recorded, and that replays return them."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def run(tmp_path) -> Path:
 
 @pytest.fixture
 def recorded(run, tmp_path) -> Path:
-    """The same, recorded."""
+    """Record the run."""
     record.record(run, tmp_path / "recorded", allow_dirty=False)
     return tmp_path / "recorded"
 
@@ -40,7 +40,7 @@ def recorded(run, tmp_path) -> Path:
 def tree(folder: Path) -> dict[str, bytes]:
     files = (path for path in folder.rglob("*") if path.is_file())
     found = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-    # What the digests say is another test's.
+    # The digests are checked by another test.
     found.pop(manifest.NAME, None)
     return found
 

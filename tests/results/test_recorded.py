@@ -1,4 +1,4 @@
-"""What is recorded bears what is said of it: whole, committed, interleaved, quiet, gated."""
+"""Check the recorded runs: whole, committed, interleaved, undisturbed and gated."""
 
 import collections
 import json
@@ -19,14 +19,15 @@ from harness.summarize import timings
 ROOT = Path(__file__).resolve().parents[2]
 MACHINES = sorted((ROOT / "results/recorded").glob("*/raw"))
 FEWEST_BLOCKS = 10
-# Of calls of so many microseconds, the gap between two processes that run the same code.
+# For calls of at least LONG_US: the median and the 95 % quantile of the gap between
+# two processes of the same code.
 LONG_US, MEDIAN_GAP, MOST_GAP = 20.0, 0.005, 0.02
 MOST_OVERHEAD = 0.3
 
 
 @pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
 def study(request):
-    """Rows and sidecar of each op; reading refuses what is not as its digests say."""
+    """Read rows and sidecar of each op; reading refuses files that differ from their digests."""
     return request.param.parent, times.measurements(request.param.parent)
 
 
@@ -52,7 +53,7 @@ def test_each_op_was_measured_on_committed_code_and_by_the_rule(study):
         for row in rows:
             assert row["op"] == op
             found[row["case"], row["dtype"], row["pass"], row["block"]].add(row["order"])
-        # Whoever was visited in a block has its place in the order of that block.
+        # Each implementation of a block has its own place in the order of that block.
         assert all(orders == set(range(len(orders))) for orders in found.values()), op
         ours = collections.Counter(
             (row["case"], row["dtype"], row["pass"])
@@ -63,7 +64,7 @@ def test_each_op_was_measured_on_committed_code_and_by_the_rule(study):
 
 
 def unnamed(commits, history, text):
-    """The commits that neither are in the history nor are named, by seven digits, in the text."""
+    """Return the commits that neither the history nor the text, by seven digits, contains."""
     absent = commits if history is None else commits - history
     return {commit for commit in absent if f"`{commit[:7]}`" not in text}
 
@@ -77,7 +78,7 @@ def git(*words):
 
 
 def test_a_recorded_commit_is_in_the_history_or_is_named(study):
-    """Where there is no whole history, the commit was looked up where the record was made."""
+    """Without the whole history the commit counts as known: it was checked when it was recorded."""
     commits = {sidecar["commit"] for _, sidecar in study[1].values()}
     whole = git("rev-parse", "--is-shallow-repository") == ["false"]
     text = (ROOT / "docs/reproduce.md").read_text()

@@ -1,4 +1,4 @@
-"""Verdicts that rest on a mended fault of the rules are withdrawn, and no other."""
+"""Check that exactly the verdicts that rest on a mended fault of the rules are withdrawn."""
 
 import json
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_a_blind_gate_clears_nobody(impl, place, version, status):
 
 
 def test_no_recorded_verdict_rests_on_a_blind_gate():
-    """Bounds that let a result pass which is a tenth of the largest entry off, on usual inputs."""
+    """Such bounds let an ordinary result pass that is off by a tenth of its largest entry."""
     blind = [
         (one["op"], one["impl"], each["case"])
         for one in reports.verified(RECORDED.iterdir())

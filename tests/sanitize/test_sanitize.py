@@ -1,4 +1,4 @@
-"""What a sanitizer says is read right: findings in kernels of ours, in others, and its own end."""
+"""Check how a sanitizer's output is read: findings in our kernels, in others, and its end."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A study says how far it is and where its documents are."""
+"""Check that a study prints its progress and the paths of its documents."""
 
 import enum
 import logging
@@ -19,7 +19,7 @@ Event = enum.Enum("Event", ["PROGRESS", "JOB_FINISHED", "RESOURCES_INFO", "JOB_I
 
 
 def said(words, message, level=logging.INFO, **extra):
-    """The message that becomes of a record; None where it is left out."""
+    """Return the message for a record, or None if it is left out."""
     record = logging.LogRecord("", level, "", 0, message, None, None)
     vars(record).update(extra)
     return record.msg if words.filter(record) else None

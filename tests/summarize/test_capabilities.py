@@ -1,4 +1,4 @@
-"""The matrix of capabilities, its gaps, and Kernl's features, from reports whose truth is known."""
+"""Check the matrix of capabilities, its gaps and Kernl's features on reports with known content."""
 
 import json
 import re
@@ -239,7 +239,7 @@ def test_a_feature_is_present_where_a_case_that_shows_it_is_right(monkeypatch):
 
 
 def test_what_a_baseline_has_no_function_for_is_in_no_matrix(tmp_path):
-    """flash-attn's product, which no file offers any more, is in an old record."""
+    """An old record still has flash-attn's product, which no file offers any more."""
     for op, impl in (("matmul", "flash_attn_2"), ("attention", "flash_attn_2"), ("matmul", "gone")):
         path = tmp_path / "verify" / op / f"{impl}.json"
         text = {"op": op, "impl": impl, "impl_version": "1", "mode": "gpu", "code_sha256": ""}
@@ -251,7 +251,7 @@ def test_what_a_baseline_has_no_function_for_is_in_no_matrix(tmp_path):
 
 
 def test_the_committed_matrix_has_what_the_tree_offers():
-    """Each sign of the README's matrix is of a baseline that has a function of that family."""
+    """Each sign of the README's matrix belongs to a baseline with a function of that family."""
     text = (ROOT / "README.md").read_text().partition("capabilities: begin")[2]
     head, _, *lines = [x.strip("| ").split(" | ") for x in text.splitlines() if x[:1] == "|"]
     families = source_tree.ops(ROOT)

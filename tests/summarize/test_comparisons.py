@@ -1,4 +1,4 @@
-"""What is claimed of made-up blocks whose answer is known."""
+"""Check the claims about made-up blocks whose true difference is known."""
 
 import math
 import zlib
@@ -19,14 +19,14 @@ def study_of(*rows):
 
 
 def trace(factor, impl, blocks=10, seed=0, **other):
-    """Blocks of around 100 us times a factor, with a scatter of 0.1 %."""
+    """Return blocks of around 100 us times a factor, with a scatter of 0.1 %."""
     rng = np.random.default_rng([seed, zlib.crc32(impl.encode())])
     times = 100 * factor * np.exp(rng.normal(0, 0.001, blocks))
     return [block(number, impl, time, **other) for number, time in enumerate(times)]
 
 
 def study(factor, cells=12, **other):
-    """Ours, its twin and a baseline `factor` as slow, in as many cells."""
+    """Return ours, its twin and a baseline `factor` times as slow, in so many cells."""
     rows = []
     for number in range(cells):
         place = {"case": f"N{number + 1}", "seed": number}
@@ -96,7 +96,7 @@ def best_of(rows):
 
 
 def rivals(factors, blocks=10, cells=12, **other):
-    """Ours, its twin and several baselines, each by its factor slower."""
+    """Return ours, its twin and several baselines, each slower by its factor."""
     rows = []
     for number in range(cells):
         place = {"case": f"N{number + 1}", "seed": number, "blocks": blocks} | other
@@ -122,7 +122,7 @@ def test_the_best_rival_decides_over_all_whoever_it_is(factors, verdict, closest
     assert row["ci_lo"] < factors[closest] < row["ci_hi"]
     each = claims_of(rivals(factors))
     assert row["ratio"] == each[closest]["ratio"]
-    # Not better than the best unless better than each, and never surer than of the closest.
+    # Ours is better than the best only if better than each, and never surer than of the closest.
     if verdict == "better":
         assert row["p"] == pytest.approx(max(one["p"] for one in each.values()), rel=1e-3) or (
             row["p"] > max(one["p"] for one in each.values())
@@ -138,7 +138,7 @@ def test_one_rival_of_which_nothing_is_known_leaves_the_best_undecided():
 
 
 def test_the_best_of_many_equal_rivals_is_seldom_called_worse():
-    """The least of twenty ratios is under one by chance; their number is corrected for."""
+    """The smallest of twenty ratios is below one by chance; their number is corrected for."""
     verdicts = [
         best_of(rivals({f"r{n}": 1.0 for n in range(20)}, cells=3, op=f"op{seed}"))["verdict"]
         for seed in range(8)
@@ -188,7 +188,7 @@ def test_drawn_shapes_make_no_claim_and_are_a_family_of_their_own():
 
 
 def test_processes_that_differ_in_every_cell_leave_a_difference_undecided():
-    """Each process has an offset of 2 %, its blocks agree to 0.1 %: blocks are not the evidence."""
+    """Each process has an offset of 2 %; its blocks agree to 0.1 %, which must not count."""
     rng = np.random.default_rng(4)
     rows = []
     for number in range(30):

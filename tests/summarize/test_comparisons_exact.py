@@ -1,7 +1,7 @@
-"""Rows of verdicts.csv and claims.csv from few comparisons; each test is quick.
+"""Check rows of verdicts.csv and claims.csv from few comparisons; each test is quick.
 
-`make mutants` runs these. The numbers of a row are those of `harness.summarize.inference`, whose
-own tests are in test_inference_exact.py; what is claimed of a whole study is in test_claims.py.
+`make mutants` runs these tests. The numbers of a row come from `harness.summarize.inference`, which
+test_inference_exact.py tests. The claims of a whole study are tested in test_comparisons.py.
 """
 
 import math
@@ -60,7 +60,7 @@ def test_noise_is_that_of_cells_with_a_twin():
 
 
 def several(impl, *by_process, **other):
-    """Rows of processes that ran the same blocks."""
+    """Return rows of processes that ran the same blocks."""
     return [
         row | {"process": process}
         for process, times in enumerate(by_process)
@@ -78,7 +78,7 @@ def test_a_block_of_several_processes_has_their_geometric_mean():
     assert (cell.processes, cell.least("call_us"), cell.least("device_us")) == (2, 7.0, 2.0)
     one = study(*several("ours", [3.3]))[key("N1024")]["ours"]
     assert one.times() == {0: 3.3} and one.processes == 1
-    # Of a process whose times are all impossible nothing is left.
+    # A process whose times are all impossible contributes nothing.
     fast = [row | {"status": "impossible"} for row in rows if row["process"]]
     rest = study(*(row for row in rows if not row["process"]), *fast)[key("N1024")]["ours"]
     assert rest.times() == {0: 2.0, 1: 8.0, 2: 5.0}
@@ -87,7 +87,7 @@ def test_a_block_of_several_processes_has_their_geometric_mean():
 
 
 def test_gaps_between_means_are_widened_to_those_between_processes():
-    """Four processes of ours and one of the twin: 2 / (1/4 + 1) of the variance."""
+    """Four processes of ours and one of the twin have 2 / (1/4 + 1) of the variance."""
     rows = [*several("ours", *[OURS] * 4), *several("ours_twin", RIVAL)]
     ((length, found),) = comparisons.noise(study(*rows)).values()
     log = stats.log_ratio(RIVAL, OURS)

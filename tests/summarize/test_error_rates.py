@@ -1,8 +1,9 @@
-"""The verdicts against studies whose answer is known, at the error rates that are stated.
+"""Check the stated error rates of the verdicts on studies whose true difference is known.
 
-First on the noise of the recorded runs, whose A/A gaps `harness.summarize.rates` resamples: those
-rates the paper prints. Then on made-up traces, for what a record cannot show: drift, bursts, the
-stopping rule. A family is 50 comparisons. Every seed is fixed: a rate is asserted of these studies.
+First on the noise of the recorded runs, whose A/A gaps `harness.summarize.rates` resamples: the
+paper prints those rates. Then on made-up traces with noise that a record cannot show: drift,
+bursts, the stopping rule. A family is 50 comparisons. Every seed is fixed, so a rate is asserted
+for these studies.
 """
 
 import math
@@ -111,10 +112,12 @@ def test_a_resampled_study_has_the_noise_that_it_was_drawn_from():
 
 
 def traces(shape, difference, seed, noise=0.003, offset=0.0, drift=0.0, burst=""):
-    """Times of ours, of its twin and of a rival slower by `difference`: arrays (..., blocks).
+    """Return times (..., blocks) of ours, of its twin and of a rival slower by `difference`.
 
-    noise: relative spread of each block. offset: of each process, the same for all its blocks.
-    drift: step of a walk common to all. burst: in whose blocks every tenth takes 30 % longer.
+    - noise: relative spread of each block.
+    - offset: relative offset of each process, the same for all its blocks.
+    - drift: step of a random walk common to all.
+    - burst: the implementation with every tenth block 30 % longer.
     """
     rng = np.random.default_rng(seed)
     common = np.exp(np.cumsum(rng.normal(0, drift, shape), axis=-1))
@@ -130,7 +133,7 @@ def traces(shape, difference, seed, noise=0.003, offset=0.0, drift=0.0, burst=""
 
 
 def estimate(numerator, denominator, blocks):
-    """Log ratios of the first `blocks` of each trace."""
+    """Return the log ratios of the first `blocks` of each trace."""
     found = [np.empty(blocks.shape) for _ in Estimate._fields]
     for count in np.unique(blocks):
         these = blocks == count
@@ -141,7 +144,7 @@ def estimate(numerator, denominator, blocks):
 
 
 def offsets(gaps):
-    """The offsets of each gap from the NEIGHBOURS gaps around it."""
+    """Return the offsets of each gap from the NEIGHBOURS gaps around it."""
     before = inference.NEIGHBOURS // 2
     windows = []
     for part in gaps:
@@ -159,7 +162,7 @@ def offsets(gaps):
 
 
 def until_narrow(ours, rival):
-    """How many blocks the stopping rule takes: until the interval is within 1 % of the ratio."""
+    """Return how many blocks the stopping rule takes until the interval is within 1 %."""
     blocks = np.full(ours.shape[:-1], MOST_BLOCKS)
     for count in range(MOST_BLOCKS - 1, BLOCKS - 1, -1):
         ratio = stats.paired_ratio(rival[..., :count], ours[..., :count])
@@ -168,7 +171,7 @@ def until_narrow(ours, rival):
 
 
 def decide(ours, twin, rival, stopping=False):
-    """Verdicts of studies: (studies, FAMILY, blocks) are cells, a further axis makes claims."""
+    """Return the verdicts of studies (studies, FAMILY, blocks); a further axis makes claims."""
     blocks = until_narrow(ours, rival) if stopping else np.full(ours.shape[:-1], ours.shape[-1])
     gaps, logs = estimate(twin, ours, blocks), estimate(rival, ours, blocks)
     parts = [gaps, logs, offsets(gaps)]
@@ -186,12 +189,12 @@ def cells(studies, blocks=BLOCKS):
 
 
 def families(found, *verdicts):
-    """The share of families in which any member has one of the verdicts."""
+    """Return the share of families in which any member has one of the verdicts."""
     return np.isin(found, verdicts).any(axis=-1).mean()
 
 
 def at_most(rate, studies):
-    """A rate and two standard errors of its estimate from this many studies."""
+    """Return a rate plus two standard errors of its estimate from this many studies."""
     return rate + 2 * math.sqrt(rate * (1 - rate) / studies)
 
 
@@ -272,7 +275,7 @@ def test_equal_claims_are_called_equal(name):
 
 
 def test_blocks_alone_would_call_equal_processes_different():
-    """Why the offset between processes enters: the rate without it is several times as high."""
+    """Show why offsets between processes count: without them the rate is several times as high."""
     ours, twin, rival = traces(cells(200), 0.0, seed=10, offset=0.02)
     logs, gaps = stats.log_ratio(rival, ours), stats.log_ratio(twin, ours)
     noise = stats.reach(gaps)

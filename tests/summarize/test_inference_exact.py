@@ -1,7 +1,7 @@
-"""Verdicts over few differences, with results that a hand computes; each test is quick.
+"""Check verdicts over few differences, with results that a hand computes; each test is quick.
 
-`make mutants` runs these: one edge of one rule each. What verdicts say of a study is in
-test_claims.py, and how often they err in test_error_rates.py.
+`make mutants` runs these tests: one edge of one rule each. The verdicts of a whole study are tested
+in test_comparisons.py, and their error rates in test_error_rates.py.
 """
 
 import math
@@ -58,12 +58,12 @@ def test_the_variance_at_a_place_is_that_of_its_neighbours():
 
 @pytest.fixture
 def scores(monkeypatch):
-    """`statistics.tails` shows what it is given."""
+    """`statistics.tails` returns its argument."""
     monkeypatch.setattr(statistics, "tails", lambda scores: scores)
 
 
 def test_tails_are_those_of_gaps_over_their_neighbours_deviation(scores):
-    """Each gap has one neighbour: the variance is the other's square, less what that explains."""
+    """Each gap has one neighbour: the variance is its square less its own uncertainty."""
     gaps = Estimate(np.array([0.3, -0.2]), np.array([0.05, 0.01]), np.full(2, 9.0))
     with np.errstate(all="raise"):
         found = inference.tails(gaps, np.array([[1], [0]]))
@@ -128,7 +128,7 @@ def test_a_mean_over_cells_has_the_variance_of_its_offsets():
     found = inference.over_cells(logs, offsets)
     np.testing.assert_allclose(found.value, [0.2, 1.5])
     np.testing.assert_allclose(found.variance, [4 / 4 + 6 / 4, 4 / 4 + 2 / 4])
-    # Of the mean of logs: 16/(1/5 + 9/5), 16/(4/5 + 4/5); of offsets: the mean of theirs.
+    # The mean of logs: 16/(1/5 + 9/5), 16/(4/5 + 4/5). The mean of offsets: the mean of theirs.
     alone, known = [8, 10], [15, 30]
     expected = [2.5**2 / (1 / alone[0] + 2.25 / known[0]), 1.5**2 / (1 / 10 + 0.25 / known[1])]
     np.testing.assert_allclose(found.freedom, expected)
@@ -210,7 +210,7 @@ def test_the_best_of_two_rivals():
         "closest": 1,
         "ratio": pytest.approx(math.exp(0.0235)),
         "ci_lo": pytest.approx(math.exp(0.0235 - stats.t.ppf(0.975, known) * deviation)),
-        # The upper bound of the least of two is that of either at half the rate of errors.
+        # The upper bound of the smaller of two is that of either at half the rate of errors.
         "ci_hi": pytest.approx(math.exp(0.0235 + stats.t.ppf(0.9875, known) * deviation)),
         "noise": pytest.approx(0.001 + stats.t.ppf(0.975, 9) * 1e-3),
         "p": pytest.approx(2 * stats.t.sf(0.0135 / deviation, freedom)),

@@ -1,4 +1,4 @@
-"""Recorded runs recomputed from their raw rows by other code, and compared to a digit.
+"""Recompute recorded runs from their raw rows by other code, and compare to the last digit.
 
 A made-up run is recomputed beside them, which has what the next record will have: both passes in
 one call, drawn shapes, a column `set`. NumPy, pandas and SciPy alone; nothing of the harness
@@ -43,7 +43,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def raw(folder):
-    """All raw rows, with the columns of times as numbers, and the sidecars by op."""
+    """Return all raw rows, with the columns of times as numbers, and the sidecars by op."""
     names = sorted(folder.glob("*.csv"))
     frames = [pd.read_csv(path, keep_default_na=False, dtype=str) for path in names]
     rows = pd.concat(frames, ignore_index=True)
@@ -59,7 +59,7 @@ def raw(folder):
 
 @pytest.fixture(scope="module")
 def found(folder, raw, tmp_path_factory):
-    """Tables that harness.summarize writes of the same rows, by the name of the file."""
+    """Return the tables that harness.summarize writes from the same rows, by file name."""
     run = tmp_path_factory.mktemp("recomputed")
     mode = "replayed" if folder in MACHINES else "measured"
     (run / "raw").mkdir()
@@ -75,7 +75,7 @@ def found(folder, raw, tmp_path_factory):
 
 
 def close(one, other):
-    """Equal but for the six digits of a CSV file; both missing is equal."""
+    """Return whether values agree to the six digits of a CSV file; both missing is equal."""
     one, other = (pd.to_numeric(pd.Series(list(values))).to_numpy() for values in (one, other))
     np.testing.assert_allclose(one, other, rtol=TOLERANCE, atol=1e-300, equal_nan=True)
 
@@ -101,9 +101,10 @@ def limits(sidecar):
 
 
 def floor_us(row, limit, spared=0):
-    """The floor, and whether the arithmetic sets it."""
+    """Return the floor, and whether arithmetic sets it."""
     written = max(0.0, row["bytes_written"] - spared)
-    # A backward pass may find in the cache what the forward pass in the same call has read.
+    # A backward pass may find in the cache the data that the forward pass of the same call has
+    # read.
     read = max(0.0, row["bytes_read"] - spared * (row["pass"] == "both"))
     memory = read / limit["read"] / 1e3 + written / limit["write"] / 1e3
     compute = row["flops"] / limit.get(row["dtype"], math.inf) / 1e6
@@ -111,9 +112,10 @@ def floor_us(row, limit, spared=0):
 
 
 def times_of(rows):
-    """Times by block of one implementation in one cell, and whether they count.
+    """Return the times by block of one implementation in one cell, and whether they count.
 
-    The time of a block is the geometric mean over processes. One that a process lacks is left out.
+    The time of a block is the geometric mean over processes. A block that a process lacks is left
+    out.
     """
     if not rows["status"].isin(TIMED).all():
         return {}, False
@@ -128,7 +130,7 @@ def times_of(rows):
 
 
 def median_of_logs(values):
-    """The median of logarithms, the variance of its bootstrap, and degrees of freedom."""
+    """Return the median of logarithms, the variance of its bootstrap, and degrees of freedom."""
     logs = np.sort(np.log(values))
     n = len(logs)
     share = np.arange(n + 1) / n
@@ -140,7 +142,7 @@ def median_of_logs(values):
 
 
 def pooled(parts):
-    """Satterthwaite: parts are variances with their degrees of freedom."""
+    """Return Satterthwaite's degrees of freedom; parts are variances with theirs."""
     total, below = sum(v for v, _ in parts), sum(v * v / f for v, f in parts)
     return total, total**2 / below if below > 0 else sum(f for _, f in parts)
 
@@ -177,7 +179,7 @@ def holm(p):
 
 
 def decide(value, band, variance, freedom):
-    """The verdict, and its p."""
+    """Return the verdict and its p."""
     error = math.sqrt(variance)
     if math.isnan(band):
         return "undecided", math.nan
@@ -192,7 +194,7 @@ def decide(value, band, variance, freedom):
 
 @pytest.fixture(scope="module")
 def again(raw):
-    """Cells, and comparisons of ours with each baseline, from the raw rows."""
+    """Return the cells, and comparisons of ours with each baseline, from the raw rows."""
     rows, sidecars = raw
     limit = {op: limits(sidecar) for op, sidecar in sidecars.items()}
     cells, singles, counted = {}, {}, {}
@@ -216,7 +218,7 @@ def again(raw):
             shared = [block for block in ours if block in twin]
             gaps[key] = median_of_logs([twin[block] / ours[block] for block in shared])
             lengths[key] = math.log(np.median(list(ours.values())))
-            # As it would be between two processes.
+            # Use the noise as it would be between two processes.
             wider = 2 / (1 / counted[key, "ours"] + 1 / counted[key, "ours_twin"])
             value, variance, freedom = gaps[key]
             single[key] = math.sqrt(wider) * value, wider * variance, freedom
@@ -309,7 +311,7 @@ def test_every_verdict_follows_from_p_and_holm(again, found):
 
 
 def headline(rows, part="headline"):
-    """Over the fastest by graphs on the grid: how many cells, their geometric mean and median."""
+    """Compare with the fastest by graphs on the grid: cells, geometric mean and median."""
     rows = rows[(rows["timed_by"] == "graph") & (rows["set"] == "grid") & (rows["part"] == part)]
     least = rows.assign(ratio=pd.to_numeric(rows["ratio"])).groupby(CELL)["ratio"].min()
     return len(least), float(np.exp(np.log(least).mean())), float(least.median())
@@ -322,7 +324,7 @@ def test_the_headline_is_the_mean_of_the_fastest_by_graphs_on_the_grid(again, fo
 
 
 def test_the_readme_and_the_paper_have_the_headline_of_the_raw_rows(again, found):
-    """Each op weighs as much as its passes: what both launch in one call is told apart."""
+    """Each op counts once for each pass; training calls, which repeat launches, stand apart."""
     count, mean, median = headline(again[1])
     shown = f"| all cells | {count} | {mean:.3f} | {median:.3f} |"
     trained = headline(again[1], "training")
@@ -361,7 +363,7 @@ def test_the_made_up_run_tells_the_parts_and_sets_apart(again, folder):
 
 
 def over_cells(rows):
-    """The mean of a claim: value, variance, its degrees of freedom twice, and the noise floor."""
+    """Return the mean of a claim: value, variance, degrees of freedom twice, and noise floor."""
     count = len(rows)
     value = np.mean([log[0] for log in rows["log"]])
     blocks = pooled([(log[1] / count**2, log[2]) for log in rows["log"]])
@@ -431,7 +433,7 @@ def test_every_claim_against_the_best_rival_follows(again, found):
         assert (row.baseline, row.rivals) == (closest, count)
 
         def tails(bound, sign, one=one):
-            """P of each rival's estimate if its true value were the bound; sign: beyond it."""
+            """Return p of each rival's estimate on one side of `bound`, if that were its value."""
             return [
                 stats.t.sf(sign * (v[0] - bound(v)) / math.sqrt(v[1]), v[3]) for v in one.values()
             ]

@@ -1,4 +1,4 @@
-"""harness.summarize against made-up runs whose answers are known."""
+"""Check harness.summarize on made-up runs whose results are known."""
 
 import csv
 import json
@@ -80,7 +80,7 @@ def test_a_row_of_the_summary_is_what_its_blocks_say():
 
 
 def test_an_interval_holds_the_offsets_of_processes():
-    """Blocks that agree to the last digit are no certainty: another process differs by 2 %."""
+    """Blocks that agree to the last digit prove nothing: another process differs by 2 %."""
     gaps = [statistics.Estimate(sign * 0.02, 0.0, 9.0) for sign in (1, -1) * 10]
     known = inference.Offsets([4000.0] * 20, gaps)
     rivals = cell_of(
@@ -276,7 +276,7 @@ def test_libraries_that_tuned_themselves_beside_others_are_counted(tmp_path, alo
 
 
 def test_the_paper_says_of_no_library_that_it_tuned_alone_but_by_the_data():
-    """In records from before the rule the compiler chose beside its rivals' first calls."""
+    """In older records the compiler chose while its rivals made their first calls."""
     texts = [path.read_text() for path in (PAPER / "sections").glob("*.tex")]
     said = [text for text in texts if re.search(r"themselves|tunes itself", text)]
     assert said
@@ -351,7 +351,7 @@ def test_an_op_whose_code_is_not_what_the_recorded_run_verified_is_named(replaye
     here, there = {"dot": {"mode": "measured"}}, {"dot": {"mode": "replayed"}}
     assert tables.changed([one, one, rival], there) == set()
     assert tables.changed([one, other], there) == {"dot"}
-    # What nothing shows is not taken for granted.
+    # Reports that prove nothing about the code count as a change.
     for found in ([one], [rival], [one, silent], [silent, silent], [lost, lost]):
         assert tables.changed([*found, one | {"op": "scale"}], there) == {"dot"}
     assert tables.changed([one], here) == set()
@@ -387,7 +387,7 @@ def test_cells_that_were_not_reached_are_counted_apart():
 
 
 def verified(impl, *cells):
-    """The row of verification.csv for cells of these names, statuses and ratios."""
+    """Return the row of verification.csv for cells of these names, statuses and ratios."""
     found = [
         {
             **{"case": case, "dtype": "float32", "pass": "forward", "status": status},

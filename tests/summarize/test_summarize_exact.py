@@ -1,6 +1,6 @@
-"""Which rows go into which CSV file; what makes the rows is replaced, so each test is quick.
+"""Check which rows go into which CSV file; stand-ins make the rows, so each test is quick.
 
-`make mutants` runs these. What the files of a whole run hold is in test_summarize.py.
+`make mutants` runs these tests. The files of a whole run are tested in test_summarize.py.
 """
 
 import json
@@ -29,14 +29,14 @@ from tests.support.synthetic import block
 
 
 def named(patch, module, *names):
-    """Has functions of a module answer with their name and what they were given."""
+    """Make functions of a module answer with their name and arguments."""
     for name in names:
         patch.setattr(module, name, lambda *args, name=name: (name, *args))
 
 
 @pytest.fixture
 def written(monkeypatch):
-    """What `_write` was given: columns and rows, by the name of the file."""
+    """Record the arguments of `_write`: columns and rows, by the name of the file."""
     found = {}
 
     def write(path, columns, rows):
@@ -64,7 +64,7 @@ OPS = {"dot": "reductions", "softmax": "softmax", "add": "wrong", "relu": "activ
 
 @pytest.fixture
 def rooms(monkeypatch, tmp_path, written):
-    """A folder of a run, and the calls of the rooms that check and write, by name."""
+    """Make a folder of a run; return it with the calls of the checking and writing rooms."""
     calls = {"checked": []}
     named(monkeypatch, tables, "verification", "sanitizer", "ir", "changed", "tuning")
     named(monkeypatch, tables, "environment", "ceilings")
@@ -112,7 +112,7 @@ def rooms(monkeypatch, tmp_path, written):
 
 @pytest.fixture
 def study(monkeypatch, rooms):
-    """Has `measurements` give STUDY, or what is left of it."""
+    """Make `measurements` give STUDY, or what is left of it."""
     found = dict(STUDY)
 
     def measurements(*args):
@@ -272,7 +272,7 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
     }
     monkeypatch.setattr(rates, "material", lambda *args: ("material", args))
     named(monkeypatch, rates, "rows")
-    # The offsets take a while to find: those of the summary are handed over.
+    # The offsets take a while to find, so those of the summary are passed on.
     compare, handed = comparisons.comparisons, []
 
     def comparing(study, known=None):
@@ -393,7 +393,7 @@ def test_a_file_holds_a_line_a_row_with_six_digits_of_a_number(tmp_path):
 
 
 def called(monkeypatch, *arguments):
-    """What `summarize` is called with by a command line."""
+    """Return the arguments with which a command line calls `summarize`."""
     calls = []
     monkeypatch.setattr(sys, "argv", ["summarize", *arguments])
     monkeypatch.setattr(summarize, "summarize", lambda *args: calls.append(args) or "it took long")

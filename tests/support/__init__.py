@@ -1,1 +1,1 @@
-"""What tests share: made-up runs, drivers, projects and workers whose behaviour is known."""
+"""Helpers that tests share: made-up runs, drivers, projects and workers of known behaviour."""

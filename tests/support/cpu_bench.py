@@ -1,4 +1,4 @@
-"""The measuring worker on the CPU, with a timer that replays by calling again."""
+"""Run the measuring worker on the CPU, with a timer that replays by calling again."""
 
 import contextlib
 import types
@@ -15,7 +15,7 @@ CELL = {"case": "M64", "dtype": "float32"}
 
 
 class Timer:
-    """Copies a repeated call into the outputs of the first, as the replay of a graph does."""
+    """Copy a repeated call into the outputs of the first, as the replay of a graph does."""
 
     stream = None
     l2_bytes = 100
@@ -46,7 +46,7 @@ class Timer:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Makes the bench of a function, on the CPU; `ours` unless another name is given."""
+    """Make the bench of a function on the CPU, as `ours` unless another name is given."""
     memory = {"memory_allocated": 10, "max_memory_allocated": 30, "memory_reserved": 40}
     cuda = {name: lambda value=value: value for name, value in memory.items()}
     cuda |= {name: lambda: None for name in ("synchronize", "empty_cache")}
@@ -97,8 +97,7 @@ def cell(made, direction="forward", calls=4):
 
 
 def noting_square(calls, given):
-    """A square that notes its passes in `calls`, and in `given` the values of each gradient by its
-    address."""
+    """Return a square that notes its passes in `calls`, and its gradients' values in `given`."""
 
     class Square(torch.autograd.Function):
         @staticmethod
@@ -117,8 +116,8 @@ def noting_square(calls, given):
 
 
 class Overwriting(torch.autograd.Function):
-    """A square whose gradient is written over what was saved, as Liger's swiglu writes it: a kernel
-    does so unseen by autograd, which counts what PyTorch writes."""
+    """Return a square that writes its gradient over a saved tensor, as Liger's swiglu does.
+    A kernel does so unseen by autograd, which notices only the writes of PyTorch."""
 
     @staticmethod
     def forward(ctx, x):
@@ -134,7 +133,7 @@ class Overwriting(torch.autograd.Function):
 
 
 class Turned(torch.autograd.Function):
-    """Doubles x where it lies, and the gradient where that lies, as Liger's rotary embedding."""
+    """Double x and the gradient in place, as Liger's rotary embedding does."""
 
     @staticmethod
     def forward(ctx, x):

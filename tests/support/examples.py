@@ -1,4 +1,4 @@
-"""How many random examples each op is tried at, in the interpreter or, with a GPU, on it."""
+"""Set how many random examples each op gets, in the interpreter or on a GPU."""
 
 from hypothesis import settings
 

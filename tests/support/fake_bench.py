@@ -1,11 +1,12 @@
-"""Implementations whose behaviour is known, in place of a GPU: their name says what they do.
+"""Imitate a GPU's worker: the name of an implementation says how it behaves.
 
-`<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared; in a case
-named LAST_CASE all behave.
-`eventful` has no graph, and `eventful_and_<what>` is that as well.
-`prepares_slowly` takes SLOWLY_S to prepare a cell.
-`says_how_it_tunes` declines each cell, and says what a tuner is told.
-`torch_compile`, whose library tunes itself, notes of each cell whether it chose or found a choice.
+- `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared. In a case
+  named LAST_CASE all behave well.
+- `eventful` has no graph; `eventful_and_<what>` has none and behaves as `<what>`.
+- `prepares_slowly` takes SLOWLY_S to prepare a cell.
+- `says_how_it_tunes` declines each cell; the reason says whether tuners keep their choices.
+- `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
+  choice.
 """
 
 import contextlib
@@ -28,11 +29,11 @@ SLOWLY_S = 0.5
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's own."""
+    """Has the name of torch's class."""
 
 
 class Unavailable(Exception):
-    """Has the name of the loader's own."""
+    """Has the name of the loader's class."""
 
 
 class Bench:
@@ -112,7 +113,7 @@ class Bench:
         kept.touch()
 
     def _alone(self):
-        """Whether this is not the first process of its kind that the parent started."""
+        """Return whether the parent has started a process of this kind before."""
         mark = Path(tempfile.gettempdir()) / f"{self.impl}-{self.case}-{os.getppid()}"
         if mark.exists():
             return True

@@ -1,4 +1,4 @@
-"""A GPU that Triton compiles for and that starts nothing, for what happens before a launch."""
+"""Imitate a GPU that Triton compiles for and that starts nothing, to test the path to a launch."""
 
 import contextlib
 import importlib
@@ -14,7 +14,7 @@ import kernels
 
 
 class CudaLauncher(driver.CudaLauncher):
-    """Triton's own but for what is compiled."""
+    """Triton's driver, except that it compiles nothing."""
 
     global_scratch_size = profile_scratch_size = 0
     launch_cooperative_grid = launch_pdl = False
@@ -24,7 +24,7 @@ class CudaLauncher(driver.CudaLauncher):
 
 
 class GPU:
-    """asked: which device was the current one at each launch that Triton was asked for."""
+    """asked: the current device at each launch that Triton was asked for."""
 
     def __init__(self, monkeypatch):
         self.asked, self.current = [], 0
@@ -52,7 +52,7 @@ class GPU:
 
 
 def compiled(monkeypatch):
-    """Kernels as they are where there is a GPU, in the place of the interpreter's."""
+    """Replace the interpreter's kernels by those of a machine with a GPU."""
     made = {}
     for each in pkgutil.iter_modules(kernels.__path__):
         module = importlib.import_module(f"kernels.{each.name}")
@@ -65,6 +65,6 @@ def compiled(monkeypatch):
 
 
 def plain(op):
-    """Each plain edge case with a dtype, one of 16 bits if it has any."""
+    """Return each plain edge case with a dtype, one of 16 bits if it has any."""
     cases = [case for case in op.edge if not case.layout and not case.values]
     return [(case, op.dtypes_of(case)[-1]) for case in cases if min(case.sizes.values()) > 0]

@@ -1,4 +1,4 @@
-"""A host in the place of a GPU: what Triton and plans start is handed addresses, as on a GPU."""
+"""Imitate a GPU on the host: kernels that Triton and plans start are handed addresses."""
 
 import ctypes
 import functools
@@ -12,7 +12,7 @@ from kernels._checks import placed
 from tests.support.fake_gpu import CudaLauncher
 
 
-# Without a GPU other tests need the interpreter; these kernels are Triton's own, and not run.
+# Without a GPU other tests need the interpreter's kernels; these are Triton's own and never run.
 @JITFunction
 def add_kernel(x_ptr, out_ptr, N, number, SIZE=4):
     pass
@@ -22,11 +22,12 @@ seeded_kernel = JITFunction(add_kernel.fn, do_not_specialize=["number"])
 
 
 class Host:
-    """asked: the kernels that Triton was asked to start. begun: each kernel that was started, by
-    Triton or without, with what it was handed. launcher: what starts compiled kernels. allocated:
-    by plans.
+    """- asked: the kernels that Triton was asked to start.
+    - begun: each kernel started by Triton or by a plan, with its grid and arguments.
+    - launcher: the class that starts compiled kernels.
+    - allocated: the tensors that plans allocated.
 
-    add_kernel is run; others do nothing.
+    The kernel add_kernel is run; others do nothing.
     """
 
     def __init__(self, monkeypatch):
@@ -64,7 +65,7 @@ class Host:
         return made
 
     def _start(self, kernel, *handed):
-        """handed: the grid, ten more of a launcher's own, and the arguments of the kernel."""
+        """handed: the grid, ten values of the launcher's own, and the arguments of the kernel."""
         self.begun.append((kernel, handed[:3], handed[13:]))
         if kernel.fn is add_kernel.fn:
             _add(*handed[13:])

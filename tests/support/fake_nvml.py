@@ -1,4 +1,4 @@
-"""A driver of made-up GPUs in place of NVML."""
+"""Imitate NVML with a driver of made-up GPUs."""
 
 import sys
 import types
@@ -36,7 +36,7 @@ def __getattr__(name):
 
 @pytest.fixture
 def driver(monkeypatch, tmp_path):
-    """A fake driver with one GPU; FAKE_GPUS sets how many."""
+    """Imitate a driver with one GPU; FAKE_GPUS sets how many."""
     module = types.ModuleType("pynvml")
     exec(FAKE, vars(module))
     monkeypatch.setitem(sys.modules, "pynvml", module)

@@ -1,7 +1,9 @@
-"""Candidates whose behaviour is known, in place of a GPU: their configuration says what they do.
+"""Imitate a GPU for the tuner: a candidate's configuration says how it behaves.
 
-`us` is the time (BLOCK_N where there is none), `sway` how far it goes up and down from block to
-block, `fault` one of FAULTS, `late` 1 where it strikes in a block instead of the preparation.
+- `us` is the time; without it BLOCK_N is.
+- `sway` is how far the time goes up and down from block to block.
+- `fault` is one of FAULTS.
+- `late` is 1 if the fault strikes in a block instead of the preparation.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Implementations of known behaviour: the size of the input says which one runs.
+"""Implementations of known behaviour: the size of the input selects one.
 
 The reference is `small`; copied into a tree of its own, this file serves as an op of ours and as a
 baseline.
@@ -18,7 +18,7 @@ import torch
 EMPTY_LIKE = torch.empty_like
 ROOM, LEAK, TOO_MUCH = 2**29, 2**28, 2**50
 MEGABYTES = 8
-# The size at which it answers no more.
+# With this size it never answers.
 HANGS = 119
 
 calls = Counter()
@@ -26,7 +26,7 @@ kept = {}
 
 
 def small(x):
-    """So small that an absolute tolerance of a hundredth would pass zeros."""
+    """So small that an absolute tolerance of 0.01 would pass zeros."""
     return x * 1e-3
 
 
@@ -70,7 +70,7 @@ def prints_megabytes(x):
 
 
 def leaks_memory(x):
-    """Address space that is never given back, on a machine that has little."""
+    """This address space is never given back, on a machine that has little."""
     if "leak" not in kept:
         pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
         most = pages * os.sysconf("SC_PAGE_SIZE") + ROOM

@@ -1,4 +1,4 @@
-"""The real bench over functions that fail on the GPU itself, for tensors of one element."""
+"""Run the real bench over functions that fail on the GPU itself, for tensors of one element."""
 
 import torch
 import triton

@@ -1,7 +1,7 @@
-"""What each group of warps of the Hopper kernel does with barriers and slots, in its own order.
+"""Record the steps of each warp group of the Hopper kernel with barriers and slots, in their order.
 
 The kernel's functions are Python until Gluon compiles them. Here they run as Python, and objects
-that write down what is asked of them stand for Gluon. So the order is the kernel's, not a copy.
+that record each operation stand for Gluon. So the order is the kernel's, not a copy.
 """
 
 import contextlib
@@ -16,12 +16,18 @@ GROUPS, ROWS, CLASSES, INNER = hopper.GROUPS.value, hopper.ROWS, hopper.CLASSES,
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a group does.
+    """One step of a group.
 
-    what: "wait" for a phase of a barrier by its parity; "copy" into a slot, which completes a phase
-    of a barrier; "arrive" at a barrier; "meet" of the warps of the group; "multiply", which reads
-    slots; "settle", until so many products as `left` says are under way. contents: what is copied,
-    or what must be in the slots.
+    - what: one of the kinds below.
+    - left: how many products may still run after "settle".
+    - contents: the data that is copied, or that must be in the slots.
+
+    - "wait": waits for a phase of a barrier by its parity.
+    - "copy": copies into a slot, which completes a phase of a barrier.
+    - "arrive": arrives at a barrier.
+    - "meet": the warps of the group wait for each other.
+    - "multiply": reads slots.
+    - "settle": waits until at most `left` products are under way.
     """
 
     what: str
@@ -60,8 +66,8 @@ class _Numbers:
 
 
 def traced(tiles_m: int, tiles_n: int, steps_h: int, programs: int) -> list[list[Step]]:
-    """What the groups of program 0 do, of `programs` that share tiles_m times tiles_n tiles of
-    steps_h steps."""
+    """Return the steps of the groups of program 0.
+    `programs` share tiles_m times tiles_n tiles of steps_h steps."""
     return [_group(which, tiles_m, tiles_n, steps_h, programs) for which in range(GROUPS)]
 
 
@@ -127,7 +133,7 @@ def _group(which: int, tiles_m: int, tiles_n: int, steps_h: int, programs: int) 
 
     # A kernel calls functions that are compiled with it; here each is the Python it was made of.
     def place(pid, *sizes):
-        # Past the last tile the place is not looked at; there the kernel may divide by zero.
+        # Past the last tile the place is not read; the kernel may divide by zero there.
         return made["_place"](pid, *sizes) if pid < tiles_m * tiles_n else (0, 0)
 
     made = {name: value.fn for name, value in vars(hopper).items() if hasattr(value, "fn")}

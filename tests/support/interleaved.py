@@ -1,14 +1,14 @@
-"""Programs of a launch in Triton's interpreter that take turns, as those of a GPU do.
+"""Run the programs of an interpreted launch in turns, as a GPU interleaves them.
 
-The interpreter runs one program after the other. A program that waits for a later one would wait
-for ever there. Here each program has a thread, and one thread at a time runs. A program may lose
-its turn at each atomic operation, each volatile load and each load of inline assembly; in random
-orders at any access to memory. A seed decides, so each failure can be had again.
+The interpreter runs one program after the other, so a program that waits for a later one would wait
+for ever. Here each program has a thread, and one thread runs at a time. A program may lose its turn
+at each atomic operation, each volatile load and each load of inline assembly. In random orders it
+may lose its turn at any access to memory. A seed decides, so each failure can be repeated.
 
-What a program stores is its own until it ends or releases it by an atomic operation. So a missing
-release is seen. Inline assembly is executed as it stands (`ptx.py`). A launch whose programs all
-wait fails with `Deadlock`, at once and not by a clock. Barriers between the threads of one program
-do nothing here: the interpreter computes whole tiles.
+Other programs see a store only after its program has ended or released it by an atomic operation,
+so a missing release shows. Inline assembly is executed as it stands (`ptx.py`). If all programs of
+a launch wait, it fails at once with `Deadlock`; no clock is involved. Barriers between the threads
+of one program do nothing here, because the interpreter computes whole tiles.
 """
 
 import contextlib
@@ -28,22 +28,23 @@ from tests.support import ptx
 
 ORDERS = ("in order", "reversed", "random", "successor first", "in turn")
 RELEASES = (ir.MEM_SEMANTIC.RELEASE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
-# Loads of one program without a store of any: more is a wait that no assembly shows.
+# The most loads of one program without a store of any other; more is a wait outside of assembly.
 PATIENCE = 10_000
 
 
 class Deadlock(AssertionError):
-    """All programs that run wait for what none of them will write."""
+    """All running programs wait for data that none of them will write."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who starts, and who runs next.
+    """The order in which programs start, and the order in which they run.
 
-    order: one of ORDERS, for programs that have started. started: the order in which they start,
-    "in order", "reversed" or "random"; of `launches`, as if so many equal parts of the grid were
-    launches beside each other, which begin "in turn" or at random, each in its order. resident: how
-    many programs there may be at a time, all where None; another starts when one has ended.
+    - order: one of ORDERS, for programs that have started.
+    - started: the order in which programs start: "in order", "reversed" or "random".
+    - resident: how many programs run at a time, or None for all. Another starts when one has ended.
+    - launches: with more than one, equal parts of the grid stand for concurrent launches. They
+      start "in turn" or at random, each in its own order.
     """
 
     order: str = "in order"
@@ -55,8 +56,9 @@ class Schedule:
 
 @dataclass
 class Run:
-    """A launch that has ended: its kernel, its grid, how often another program got the turn, and
-    how often inline assembly looked for what another program writes."""
+    """A launch that has ended.
+    - turns: how often another program got the turn.
+    - looks: how often inline assembly loaded data that another program writes."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -67,7 +69,7 @@ class Run:
 def schedules(
     resident: int | None = None, started: tuple[str, ...] = ("in order",), launches: int = 1
 ):
-    """Any schedule, as a strategy of hypothesis."""
+    """Return a hypothesis strategy of schedules."""
     return st.builds(
         Schedule,
         st.sampled_from(ORDERS),
@@ -80,8 +82,8 @@ def schedules(
 
 @contextlib.contextmanager
 def interleaved(schedule: Schedule = Schedule()) -> Iterator[list[Run]]:
-    """Within the body the programs of each interpreted launch take turns, and launchers may have
-    them wait for each other. Lists the launches."""
+    """Let the programs of each interpreted launch in the body take turns.
+    Launchers may make programs wait for each other there. Yields the list of launches."""
     runs: list[Run] = []
 
     class Executor(interpreter.GridExecutor):
@@ -103,14 +105,16 @@ def interleaved(schedule: Schedule = Schedule()) -> Iterator[list[Run]]:
 
 
 class _Abandoned(BaseException):
-    """Ends the thread of a program when another has failed; no handler of the interpreter's."""
+    """Ends the thread of a program after another has failed; the interpreter does not catch it."""
 
 
 @dataclass
 class _Program:
-    """place: its index in the grid. stored: what it has stored since it released, with what stood
-    there before: addresses, mask, former and own values. waits: the number of stores there had been
-    when it last found nothing; None where it has not looked since."""
+    """State of one program.
+    - place: its index in the grid.
+    - stored: its stores since its last release: addresses, mask, former and own values.
+    - waits: the number of stores there had been when it last found nothing, or None if it has not
+      looked since."""
 
     place: tuple[int, int, int]
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -124,7 +128,7 @@ class _Program:
 
 
 class _Turns:
-    """Stands for a kernel: collects its programs, and runs all when the last has come."""
+    """Replaces a kernel: collects its programs, and runs all when the last has come."""
 
     def __init__(self, fn, schedule: Schedule):
         self._fn, self._schedule = fn, schedule
@@ -135,7 +139,7 @@ class _Turns:
         self._stores, self._failure, self._over = 0, None, False
         self.deadlock: Deadlock | None = None
         self.run: Run | None = None
-        # What the interpreter asks a function for.
+        # The interpreter reads these attributes of a function.
         self.__name__, self.__globals__ = fn.__name__, fn.__globals__
         self.__annotations__ = fn.__annotations__
         self.__signature__ = interpreter.inspect.signature(fn)
@@ -152,7 +156,7 @@ class _Turns:
                     name = f"create_{name}"
                     plain = getattr(builder, name)
                     own = getattr(self, f"_{name}")
-                    # Through `partial` each finds the interpreter's own operation.
+                    # `partial` hands each the interpreter's own operation.
                     patched = interpreter.partial(own, plain)
                     stack.enter_context(mock.patch.object(builder, name, patched))
                 self._all(builder, arguments)
@@ -184,12 +188,12 @@ class _Turns:
                     program.thread.join()
 
     def _queue(self) -> list[int]:
-        """All programs in the order in which they start."""
+        """Return all programs in the order in which they start."""
         programs, launches = len(self._programs), self._schedule.launches
         queue = list(range(programs))
         if launches > 1:
             each = programs // launches
-            # Of which launch the next is; those of one stay in their order.
+            # The launch of each next program; programs of one launch stay in their order.
             turns = [i % launches for i in range(programs)]
             if self._schedule.started == "random":
                 self._random.shuffle(turns)
@@ -218,11 +222,11 @@ class _Turns:
             case "random":
                 return self._random.choice(ready)
             case "successor first":
-                # Who is waited for least: the one before gets its turn as late as can be.
+                # The program before, which others wait for, gets its turn as late as possible.
                 return next((i for i in ready if i > last), ready[-1])
             case "in turn":
-                # Until all have had some turns; then the last goes on alone as long as it can. So
-                # the one that draws the last number has the others stand right behind theirs.
+                # First all get some turns; then the last runs alone as long as it can. So when it
+                # draws the last number, the others stand right behind theirs.
                 turns = {i: self._programs[i].turns for i in ready}
                 behind = [i for i in ready if turns[i] < 1 + self._schedule.seed % 6]
                 if behind:
@@ -231,7 +235,7 @@ class _Turns:
         raise ValueError(f"order: {self._schedule.order}, expected one of {ORDERS}")
 
     def _resume(self, builder, program: _Program, arguments: dict) -> None:
-        """Gives a program its turn, and returns when it gives it back."""
+        """Give a program its turn; return when it gives the turn back."""
         self._current = program
         program.turns += 1
         builder.set_grid_idx(*program.place)
@@ -255,12 +259,12 @@ class _Turns:
         except BaseException as error:
             self._failure = error
         program.ended = True
-        # What it has stored is there for all now.
+        # From now on all programs see its stores.
         self._stores += bool(program.stored)
         self._back.release()
 
     def _pause(self) -> None:
-        """Hands the turn back, and returns when this program has it again."""
+        """Give the turn back; return when this program has it again."""
         program = self._current
         self._back.release()
         program.turn.acquire()
@@ -268,12 +272,13 @@ class _Turns:
             raise _Abandoned
 
     def _point(self, strong: bool) -> None:
-        """Before an access to memory: a strong one is where others may come in between."""
+        """Let others run before an access to memory: always if strong, at times in random
+        orders."""
         if strong or (self._schedule.order == "random" and self._random.random() < 0.125):
             self._pause()
 
     def _looked(self) -> None:
-        """After a strong load."""
+        """Count a strong load after it."""
         program = self._current
         program.idle = 0 if program.seen != self._stores else program.idle + 1
         program.seen = self._stores
@@ -281,7 +286,7 @@ class _Turns:
             self._found_nothing(self._stores)
 
     def _found_nothing(self, when: int) -> None:
-        """A wait has looked in vain, after so many stores: no use to look again before another."""
+        """Pause a program whose wait found nothing, until another program has stored something."""
         self._current.waits = when
         self._pause()
 
@@ -316,7 +321,7 @@ class _Turns:
         return found
 
     def _released(self, sem) -> None:
-        """Before an atomic operation."""
+        """Release the stores of a program before an atomic operation."""
         self._pause()
         if sem in RELEASES:
             self._current.stored.clear()
@@ -331,7 +336,7 @@ class _Turns:
             kind = np.uint64 if bits.itemsize == 8 else np.uint32
             inputs.extend(np.ascontiguousarray(bits).view(kind).reshape(-1, words).T)
         stale: dict[int, int] = {}
-        # When each lane has looked last: those of a program may do so at different times.
+        # The time of each lane's last look: lanes of a program may look at different times.
         looked = np.zeros(len(inputs[0]), np.int64)
 
         def load(addresses, lanes, strong):
@@ -367,7 +372,7 @@ class _Turns:
 
 
 def _shown(stored: list) -> None:
-    """Puts what a program has stored back into memory, and keeps what stands there."""
+    """Put the stores of a program back into memory; keep the values that they replace."""
     for index, (addresses, mask, _, own) in enumerate(stored):
         before = interpreter._interpreter.load(addresses, mask, np.zeros_like(own), own.dtype)
         stored[index] = addresses, mask, before, own
@@ -375,6 +380,6 @@ def _shown(stored: list) -> None:
 
 
 def _hidden(stored: list) -> None:
-    """Takes what a program has stored out of memory again."""
+    """Take the stores of a program out of memory again."""
     for addresses, mask, before, _ in reversed(stored):
         interpreter._interpreter.store(addresses, before, mask)

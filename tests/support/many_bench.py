@@ -1,6 +1,6 @@
-"""A worker that verifies one op of an implementation after another, by the harness's own bench.
+"""A worker that verifies several ops of an implementation in turn by the harness's own bench.
 
-To import a compiler or a library takes longer than to check one of its ops.
+Importing a compiler or a library takes longer than checking one of its ops.
 """
 
 from harness.project import registry
@@ -10,7 +10,7 @@ from harness.verify import worker
 class Bench:
     def __init__(self, op, impl, seed):
         self.impl, self.seed = impl, seed
-        # Where the library is absent, this raises as the harness's own bench does.
+        # If the library is absent, this raises as the harness's own bench does.
         registry.function(op, impl)
         self.version = registry.version(impl)
         self.bench = None

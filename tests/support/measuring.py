@@ -1,4 +1,4 @@
-"""Measurements whose implementations, cells and reports are known."""
+"""Run measurements whose implementations, cells and reports are known."""
 
 import contextlib
 import dataclasses
@@ -21,7 +21,7 @@ from tests.support.patience import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = "tests.support.fake_bench"
 BLOCKS = 4
-# How long an answer is waited for of those that never give one.
+# The implementations that never answer, and how long to wait for them.
 HANG = ("hangs", "hangs_at_once", "says_half")
 LIMIT_S = 4.0
 OP = Op(
@@ -50,12 +50,12 @@ TIMING = Timing(
 
 
 def code_of(impl):
-    """The digest of every implementation."""
+    """Return the digest of every implementation."""
     return "code"
 
 
 class Watch:
-    """In place of the driver: `used` in turn, the last for ever, and these strangers."""
+    """Imitate the driver: each value of `used` in turn, the last for ever, and these strangers."""
 
     def __init__(self, *used, strangers=()):
         self.used, self.names, self.groups = list(used) or [None], list(strangers), []
@@ -87,7 +87,7 @@ def plan(impls, **changes) -> scheduler.Plan:
 
 
 def run(folder, impls, watch=None, **changes) -> Path:
-    """Measures with the reports in `folder`; the CSV file."""
+    """Measure with the reports in `folder`; return the path of the CSV file."""
     out = folder / "raw" / "fake.csv"
     gate, origin = Gate(folder, "fake", impls, code_of), measure.origin_of("fake", ENVIRONMENT, [])
     watch = watch or Watch()
@@ -109,7 +109,7 @@ def report(folder, op, impl, cells, /, **changes):
 
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
-    """Runs a plan whose implementations are all verified; the rows as they are read back."""
+    """Run a plan whose implementations are all verified; return the rows as they are read back."""
     answer = pool.Worker.answer
 
     def impatient(worker, limit_s, began=None):
@@ -130,7 +130,7 @@ def of(rows, impl, case_name="M1"):
 
 
 def children() -> list[int]:
-    """The workers of the forkservers of this process, and those that lost theirs."""
+    """Return the workers of this process's fork servers, and the workers that lost theirs."""
     servers = {server.pid for server in forkserver.servers()}
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

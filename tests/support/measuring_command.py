@@ -1,4 +1,4 @@
-"""The command that measures an op, with a made-up driver."""
+"""Run the command that measures an op, with a made-up driver."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE_S
 
 @pytest.fixture
 def arguments(tmp_path):
-    """Makes the arguments of `harness.measure` for the first case of scale, all verified."""
+    """Return the arguments of `harness.measure` for the first case of scale, all verified."""
     gpu = {"name": "NVIDIA H200"}
     (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"gpu": gpu}))
     (tmp_path / "ceilings.csv").write_text("quantity,unit,value,sm_mhz,source\n")
@@ -62,7 +62,7 @@ def arguments(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, arguments):
-    """Starts `python -m harness.measure`, with a fake driver and the given implementations."""
+    """Start `python -m harness.measure` with a fake driver and the given implementations."""
     (tmp_path / "pynvml.py").write_text(FAKE)
 
     def start(*impls, **changes) -> subprocess.Popen:

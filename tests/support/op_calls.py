@@ -1,4 +1,4 @@
-"""A right call of each op."""
+"""Make one valid call of each op."""
 
 import inspect
 from pathlib import Path
@@ -15,7 +15,7 @@ OPS = sorted(jobs.ops(Path(__file__).parents[2]))
 
 
 def richest(op):
-    """Of the plain edge cases those with the most tensors, and of these the smallest."""
+    """Return the smallest plain edge case among those with the most tensors."""
     plain = [c for c in op.edge if not c.layout and not c.values and "float32" in op.dtypes_of(c)]
     plain = [c for c in plain if max(c.sizes.values()) > 1 and min(c.sizes.values()) > 0]
 
@@ -27,7 +27,7 @@ def richest(op):
 
 
 def call_of(name):
-    """The op, our function for it, and the tensors and options of a call that is right."""
+    """Return the op, our function, and the tensors and options of a valid call."""
     op, _ = registry.op(name)
     case = richest(op)
     made = inputs.make(op, case, "float32", 0, DEVICE)
@@ -39,7 +39,7 @@ INDICES = ("bucketize", "randint")
 
 
 def differentiable(name):
-    """Whether the file of an op has an autograd function."""
+    """Return whether the file of an op has an autograd function."""
     file = vars(inspect.getmodule(call_of(name)[1])).values()
     return any(inspect.isclass(x) and issubclass(x, torch.autograd.Function) for x in file)
 

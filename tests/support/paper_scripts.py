@@ -1,4 +1,4 @@
-"""The paper's scripts on a made-up run."""
+"""Run the paper's scripts on a made-up run."""
 
 import os
 import re
@@ -13,7 +13,7 @@ TABLES = sorted(path.stem for path in (PAPER / "tables").glob("[!_]*.py"))
 
 
 def script(path, run, out):
-    """Runs a script of the paper as `python path --run run --out out` does, in this process."""
+    """Run a script of the paper in this process as `python path --run run --out out` does."""
     before = sys.argv, list(sys.path)
     sys.argv = [str(path), "--run", str(run), "--out", str(out)]
     # The second is what their first import of their own adds, once in a process.
@@ -33,7 +33,7 @@ def call(name, run, out, **environment):
 
 
 def make(run):
-    """All figures, tables and numbers of a summarized run."""
+    """Make all figures, tables and numbers of a summarized run."""
     for name in FIGURES:
         script(PAPER / "figures" / f"{name}.py", run, run / "figures" / f"{name}.pdf")
     for name in TABLES:

@@ -1,4 +1,4 @@
-"""How long tests wait for what must happen: so long that a busy machine decides none of them."""
+"""The longest waits of the tests: so long that a busy machine decides no test."""
 
 import time
 
@@ -6,7 +6,7 @@ PATIENCE_S = 300.0
 
 
 def wait_until(condition):
-    """Returns when condition() holds; fails where it does not within PATIENCE_S."""
+    """Return when condition() holds; fail if it does not within PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -1,8 +1,8 @@
-"""The instructions of PTX that inline assembly of the kernels uses, executed on arrays of lanes.
+"""Execute the PTX instructions that inline assembly of the kernels uses, on arrays of lanes.
 
 Triton's interpreter knows no inline assembly. This executes the very text that the compiler would
-assemble, so a test checks that text and no paraphrase of it. A lane is what one thread has. Lanes
-branch on their own, and those that lag go first. The meanings are those of NVIDIA's PTX ISA.
+assemble, so a test checks that text and no paraphrase of it. A lane is the state of one thread.
+Lanes branch on their own, and those that lag go first. The meanings are those of NVIDIA's PTX ISA.
 """
 
 import re
@@ -21,12 +21,13 @@ def execute(
     load: Callable[[np.ndarray, np.ndarray, bool], np.ndarray],
     turned: Callable[[np.ndarray], None],
 ) -> list[np.ndarray]:
-    """The registers $0 to $(outputs - 1) after `text` has run, uint64 [lanes] each.
+    """Return the registers $0 to $(outputs - 1) after `text` has run, uint64 [lanes] each.
 
-    inputs: the registers behind these, one number for each lane. load: given addresses [words,
-    lanes], the lanes that ask, and whether the load is a strong one (relaxed, acquire or volatile),
-    which another program's store reaches; gives the words of 32 bits. turned: called with the lanes
-    that have branched backwards.
+    - inputs: the registers that follow, one number for each lane.
+    - load: called with addresses [words, lanes], the lanes that ask, and whether the load is
+      strong. A strong load (relaxed, acquire or volatile) sees another program's store. Returns
+      words of 32 bits.
+    - turned: called with the lanes that have branched backwards.
     """
     lanes = len(inputs[0])
     registers = {f"${i}": np.zeros(lanes, np.uint64) for i in range(outputs)}
@@ -52,7 +53,7 @@ def execute(
 
 
 def _parsed(text: str) -> tuple[list, dict[str, int]]:
-    """Guard, whether it is negated, instruction and operands of each; where labels stand."""
+    """Return guard, negation, instruction and operands of each line, and the label places."""
     program, labels = [], {}
     body = text.strip()
     if body.startswith("{"):
@@ -86,7 +87,7 @@ def _signed(values: np.ndarray) -> np.ndarray:
 
 
 def _step(registers, name: str, operands: list[str], active: np.ndarray, load: Callable) -> None:
-    """One instruction, for the lanes that are `active`."""
+    """Execute one instruction for the lanes that are `active`."""
     operation, *kinds = name.split(".")
     target, *sources = operands
     if operation == "ld":

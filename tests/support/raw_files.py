@@ -1,4 +1,4 @@
-"""A raw measurement of one op, saved."""
+"""Write the raw measurement of one op."""
 
 import json
 
@@ -32,7 +32,7 @@ def text_of(rows) -> str:
 
 
 def save(path, rows, /, **changes):
-    """A CSV and the sidecar that belongs to it."""
+    """Write a CSV file and the sidecar that belongs to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text_of(rows), encoding="utf-8")
     sidecar = {

@@ -1,4 +1,4 @@
-"""A made-up run in the formats of docs/formats.md, for tests of what reads runs.
+"""Make a run in the formats of docs/formats.md, for tests of code that reads runs.
 
 Nothing in it was measured: times are the floor of an invented machine divided by invented
 efficiencies, with noise from a fixed seed.
@@ -91,7 +91,7 @@ def environment(run_id: str = RUN_ID, gpu: bool = True) -> dict:
 
 
 def block(number, impl, time, **other):
-    """A row as `harness.results.raw` reads it: one block of add, of a size that no cache holds."""
+    """Return a row as `harness.results.raw` reads it: one block of add, too large for a cache."""
     row = dict.fromkeys(HEADER.split(",")) | {"op": "add", "family": "vector", "case": "N1024"}
     row |= {"dtype": "float32", "pass": "forward", "impl": impl, "impl_version": "1"}
     row |= {"block": number, "order": 0, "bytes_read": 8_000_000_000, "flops": 10**9}
@@ -100,7 +100,7 @@ def block(number, impl, time, **other):
 
 
 def write_table(folder: Path) -> Path:
-    """A folder that holds a table of one tuned key, for the GPU of the runs written here."""
+    """Make a folder with a table of one tuned key, for the GPU of the runs written here."""
     rule, rival = "BLOCK=64 num_warps=4", "BLOCK=64 num_warps=8"
     entry = {"key": {"n": 64}, "config": {"BLOCK": 64, "num_warps": 4}, "us": 2.0, "rule": rule}
     entry["runner_up"] = {"config": rival, "us": 2.2, "gap": 0.1, "tie": False}
@@ -113,7 +113,7 @@ def write_table(folder: Path) -> Path:
 
 
 def write_run(folder: Path, ops=tuple(FAMILIES), mode="measured", recorded=None) -> Path:
-    """A run of `ops` in `folder`; a replayed one has its GPU reports in `recorded`."""
+    """Make a run of `ops` in `folder`; a replayed one has its GPU reports in `recorded`."""
     here = (
         environment() if mode == "measured" else environment("20000102T0000Z-1111111-nogpu", False)
     )
@@ -142,7 +142,7 @@ def _measurement(folder: Path, op: str, mode: str) -> None:
 
 
 def write_raw(folder: Path, op: str, rows: list[dict], mode="measured", gpu="Synthetic GPU"):
-    """`raw/<op>.csv` of these rows, by column, and its sidecar."""
+    """Write `raw/<op>.csv` from these rows, by column, and its sidecar."""
     path = folder / "raw" / f"{op}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -219,7 +219,7 @@ def _cells(op: str):
 
 
 def rows_of(op: str, seed: int) -> list[dict]:
-    """The rows of one op as another run might have taken them: other noise, the same speed."""
+    """Return the rows of one op as another run might have them: other noise, equal speed."""
     return [row for cell in _cells(op) for row in _rows(op, *cell, seed=seed)]
 
 
@@ -347,7 +347,7 @@ def _told(op: str, impl: str) -> dict:
 
 
 def _seen(op: str, dtype: str, gpu: bool) -> dict:
-    """The ledger of one call; matmul has a workspace, and copies an operand."""
+    """Return the ledger of one call; matmul has a workspace, and copies an operand."""
     entry = {"case": "M1-N127", "dtype": dtype, "pass": "forward", "status": "ok", "reason": ""}
     entry |= {"accumulates": "float32" if op == "dot" else None, "saved_bytes": None}
     entry |= {"input_bytes": 2**20, "output_bytes": 2**20, "float32_precision": "highest"}
@@ -402,7 +402,7 @@ def _build(folder: Path, family: str) -> None:
 
 
 def _survey(folder: Path) -> None:
-    """One library is installed, one known from before, one holds nothing but a function."""
+    """The survey has one installed library, one from the snapshot, and one without kernels."""
     found = (
         ("ours", "", "softmax", "kernel", "triton", "here"),
         ("torch", "2.11.0", "matmul", "kernel", "template", "installed"),

@@ -1,4 +1,4 @@
-"""A project with one small kernel file."""
+"""Make a project with one small kernel file."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def build(root, *words, file="toy"):
     done = subprocess.run(
         [*call, "--out", str(out), "--ir", str(root / "results/toy")],
         cwd=root,
-        # Interpreting must not leak in, and each tree has a compiler cache of its own.
+        # TRITON_INTERPRET must not be inherited, and each tree has a compiler cache of its own.
         env=os.environ | {"TRITON_CACHE_DIR": str(root / "cache"), "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

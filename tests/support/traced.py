@@ -1,11 +1,11 @@
-"""Traces each op without a GPU, in a process of its own: prints what breaks its graph."""
+"""Trace each op without a GPU, in a process of its own; print what breaks its graph."""
 
 from pathlib import Path
 
 import torch
 import torch.utils._triton
 
-# Else kernels are no kernels to a machine without a GPU, and the tracer looks into Triton.
+# Otherwise Triton makes no kernels on a machine without a GPU, and the tracer looks into Triton.
 torch.utils._triton.has_triton = lambda: True
 
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table  # noqa: E402
@@ -18,7 +18,7 @@ SCALARS = range(-(2**31), 2**31)
 
 
 class _TracedError(Exception):
-    """The whole function is a graph, which no machine without a GPU can run."""
+    """The whole function is one graph, which a machine without a GPU cannot run."""
 
 
 def backend(graph, examples):
@@ -29,7 +29,7 @@ def backend(graph, examples):
 
 
 def _beyond(graph):
-    """The integers beyond 32 bits that kernels are handed: Inductor takes them for shorter ones."""
+    """Return the integers beyond 32 bits that kernels get; Inductor takes them for shorter ones."""
     found = []
     for part in graph.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -67,7 +67,7 @@ def main():
         cases = [c for c in op.edge if all(c.sizes.values()) and not (c.layout or c.values)]
         traced = 0
         for case in {case.flags: case for case in cases}.values():
-            # The gradients, which are the longer part, once.
+            # The gradients take longer, so they are traced once only.
             for dynamic, grads in ((False, op.differentiable), (True, False)):
                 why, traced = trace(op, function, case, dynamic, grads), traced + 1
                 if why:

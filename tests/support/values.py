@@ -1,4 +1,4 @@
-"""Random tensors of the kernels' tests, and how near a result must be."""
+"""Draw random tensors for the kernels' tests, and bound the error of a result."""
 
 import torch
 from hypothesis import settings

@@ -1,4 +1,4 @@
-"""A small project whose implementations are verified by the command."""
+"""Make a small project whose implementations the command verifies."""
 
 import json
 import os
@@ -102,7 +102,7 @@ ABSENT = (
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A small project: this harness, two ops, one of them broken, and baselines with faults."""
+    """Make a small project: this harness, two ops, one broken, and baselines with faults."""
     root = tmp_path_factory.mktemp("tree")
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=ignore)

@@ -1,7 +1,7 @@
-"""A made-up run with all that a measurement holds today; `synthetic` has two passes and the grid.
+"""Make a run with all that a measurement holds today; `synthetic` has two passes and the grid only.
 
-`swiglu` and `rms_norm` have both passes in one call beside the two, `cross_entropy` instead of the
-second, `matmul` has one pass. Each has drawn shapes, in a column `set` of its own. Processes keep
+`swiglu` and `rms_norm` have `both` besides the two passes, `cross_entropy` has it instead of the
+second, and `matmul` has one pass. Each op has drawn shapes, in a column `set`. Processes keep
 offsets, and events timed some calls. Several processes ran each implementation of `rms_norm`.
 """
 
@@ -16,14 +16,15 @@ OPS = ("swiglu", "rms_norm", "cross_entropy", "matmul")
 EVENTS = "events: the host takes part"
 OFFSET, TAILS = 0.003, 5
 PROCESSES = {"rms_norm": 3}
-# In this cell of `both` ours is faster than 0.8 of a floor that spares written bytes alone, and
-# slower than 0.8 of one that spares the read ones too, which a backward pass finds in the cache.
+# In this cell of `both` ours passes only one of two floors. It is faster than 0.8 of a floor that
+# leaves out written bytes. It is slower than 0.8 of one that also leaves out bytes that the
+# backward pass finds in the cache.
 NEAR_LIGHT, NEAR_LIGHT_US = ("swiglu", "M8192-N14336", "bfloat16", "both"), 315.0
 SUMS = ("device_us", "call_us", "bytes_read", "bytes_written", "flops", "peak_mem_bytes")
 
 
 def write(folder: Path) -> Path:
-    """Raw rows with sidecars, and the description of a machine, in `folder`."""
+    """Write raw rows with sidecars, and the description of a machine, into `folder`."""
     for op in OPS:
         synthetic.write_raw(folder, op, rows_of(op))
     synthetic.write_json(folder / "environment.json", synthetic.environment())
@@ -45,7 +46,7 @@ def rows_of(op: str) -> list[dict]:
 
 
 def _both(rows: list[dict]) -> list[dict]:
-    """Both passes in one call: what the two take together, and a little less."""
+    """The time of `both` is a little less than the sum of the two passes."""
     names = ("case", "dtype", "impl", "block")
     forward = {tuple(row[n] for n in names): row for row in rows if row["pass"] == "forward"}
     found = []
@@ -65,7 +66,7 @@ def _both(rows: list[dict]) -> list[dict]:
 
 
 def _drawn(rows: list[dict]) -> list[dict]:
-    """Two shapes that no grid has, with the times of others; `both` only where nothing else is."""
+    """Return two shapes that no grid has, with others' times; `both` only if it is the one pass."""
     cases = dict.fromkeys(row["case"] for row in rows if row["dtype"] == "bfloat16")
     alone = not any(row["pass"] == "backward" for row in rows)
     return [
@@ -77,7 +78,7 @@ def _drawn(rows: list[dict]) -> list[dict]:
 
 
 def _told(row: dict) -> dict:
-    """The row with the offset of its process; and by which clock, where that is events."""
+    """Return the row with the offset of its process, and with the clock if that is events."""
     if not row["device_us"]:
         return row
     further = [f"process {row['process']}"] if row["process"] else []

@@ -1,4 +1,4 @@
-"""Copies of this project in which Snakemake runs."""
+"""Make copies of this project in which Snakemake runs."""
 
 import os
 import re
@@ -18,11 +18,11 @@ REPLAY = ("--config", "measure=False")
 
 
 def copied(folder):
-    """A copy of the code, without history, results or Snakemake's memory."""
+    """Copy the code, without history, results or Snakemake's memory."""
     for name in CODE:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Snakefile", folder)
-    # A recorded run of nothing: whatever is replayed finds out that it is not there.
+    # Make a recorded run of nothing: a replay finds out that its files are missing.
     (folder / RECORDED).mkdir(parents=True)
     (folder / RECORDED / "manifest.json").write_text('{"files": {}}')
     return folder
@@ -30,7 +30,7 @@ def copied(folder):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A tree that has never run, below a name with a blank."""
+    """Make a tree that has never run, in a folder whose name has a blank."""
     return copied(tmp_path / "a tree")
 
 
@@ -45,14 +45,14 @@ def finished_once(tmp_path_factory):
         if not path.suffix:
             path.mkdir(exist_ok=True)
         path.touch()
-    # All of it, so that the parameters of every job are on record.
+    # All jobs are listed, so that the parameters of each are on record.
     assert snakemake(tree, "--touch", "--forceall", *MEASURE).returncode == 0
     return tree
 
 
 @pytest.fixture
 def finished(finished_once, tmp_path):
-    """A tree with every output there and up to date, as after a whole run that measured."""
+    """Make a tree with every output up to date, as after a whole run that measured."""
     return Path(shutil.copytree(finished_once, tmp_path, dirs_exist_ok=True))
 
 
@@ -63,7 +63,7 @@ def snakemake(tree, *words, **environment):
 
 
 def jobs(tree, *words, **environment):
-    """The messages of the jobs of a dry run."""
+    """Return the messages of the jobs of a dry run."""
     done = snakemake(tree, "--dry-run", *words, **environment)
     assert done.returncode == 0, done.stderr
     return set(re.findall(r"^Job \d+: (.+)$", done.stdout + done.stderr, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Tuning without a GPU: candidates with known times and faults, and a study in its three modes."""
+"""Check tuning without a GPU: candidates with known times and faults, and a study's three modes."""
 
 import contextlib
 import json
@@ -64,7 +64,7 @@ def test_the_fastest_wins_and_the_next_is_told(tune, log):
     assert found["timed"] == {"us=120": 120, "us=100": 100, "us=110": 110, "us=300": 300}
     assert (found["rule"], found["failed"], found["key"]) == ("us=120", {}, {"n": 64})
     counts = {index: log().count(f"block {index}") for index in range(4)}
-    # Who is far behind is out after the short round; the rule's choice never is.
+    # A candidate far behind is dropped after the short round; the rule's choice never is.
     assert counts[3] == search.ROUGH_BLOCKS
     assert counts[0] == counts[1] == counts[2] == search.ROUGH_BLOCKS + search.FINE_BLOCKS
 
@@ -129,7 +129,7 @@ def test_a_candidate_that_hangs_is_given_up(tune, monkeypatch, late):
 
 
 def test_the_memory_of_a_dead_worker_is_back_before_the_next_one_starts(log, tmp_path):
-    # Idle before the first worker, and what is read after its death: too much, then as before.
+    # Readings: one before the first worker; after its death too much twice, then as before.
     used, seen = iter([2**30, 5 * 2**30, 5 * 2**30, 2**30, 2**30]), []
 
     def read():
@@ -214,7 +214,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def tuned_once(tmp_path_factory):
-    """The table of the toy kernel file of test_build, timed by the fake bench."""
+    """Make the table of test_build's toy kernel file, timed by the fake bench."""
     root = make_tree(tmp_path_factory.mktemp("tree"))
     shutil.copy(ROOT / "tests/support/fake_tune.py", root)
     (root / "table.py").write_text(TABLE)
@@ -331,7 +331,7 @@ def test_a_new_table_reruns_what_it_holds(finished):
     (folder / "fake-gpu.json").write_text(json.dumps(table))
     touched = {"Build softmax", "Verify softmax of ours", "Measure softmax"}
     assert again(finished, "replay") == touched
-    # The build still says what is stale; the rest takes no table.
+    # The build still lists stale entries; the other jobs use no table.
     assert again(finished, "heuristic") == {"Build softmax"} | OURS_AGAIN | TIMED_AGAIN
     (folder / "fake-gpu.json").write_text("{")
     done = snakemake(finished, "--dry-run", *MEASURE)

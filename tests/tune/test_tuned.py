@@ -1,4 +1,4 @@
-"""The tables of tuned configurations: when one binds, what is amiss in others, how they merge."""
+"""Check tables of tuned configurations: when one binds, faulty entries, merging."""
 
 import dataclasses
 import importlib.util
@@ -41,7 +41,7 @@ def table(a_record=None, device="Fake GPU", family="softmax"):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder of tables that binds, on a machine with one Fake GPU."""
+    """Make a folder of tables that binds, on a machine with one Fake GPU."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
     monkeypatch.setenv(_tuned.MODE, str(tmp_path))
     return tmp_path
@@ -52,7 +52,7 @@ def put(folder, content, name="fake-gpu.json"):
 
 
 def pick(configs=softmax.FORWARD_ROW, device=CUDA, **key):
-    # A copy has asked for no table yet.
+    # A copy has not asked for a table yet.
     return dataclasses.replace(configs).pick(device, **(key or KEY))
 
 
@@ -150,8 +150,8 @@ def test_a_table_is_read_once_and_asking_is_cheap(folder):
     assert configs.pick(CUDA, **KEY) == CONFIG
     (folder / "fake-gpu.json").unlink()
     assert configs.pick(CUDA, **KEY) == CONFIG
-    # No table is read and no rule asked: a key that is known costs a look-up. What a call costs is
-    # counted in functions of Python, since a clock would judge a busy machine.
+    # A known key costs a look-up; no table is read and no rule asked. The cost is counted in Python
+    # calls, because a clock would depend on how busy the machine is.
     called = []
     sys.setprofile(lambda frame, event, _: event == "call" and called.append(frame.f_code.co_name))
     try:
@@ -162,7 +162,7 @@ def test_a_table_is_read_once_and_asking_is_cheap(folder):
 
 
 class Sealed:
-    """A kernel that is closed to tracing, as real ones are where Triton has a GPU."""
+    """A kernel that must not be traced, as real ones if Triton has a GPU."""
 
     @property
     def fn(self):
@@ -171,7 +171,7 @@ class Sealed:
 
 
 def traced(dynamic):
-    """A function of a tensor that asks for a configuration, compiled whole; counts its graphs."""
+    """Compile a function of a tensor that asks for a configuration; count its graphs."""
     configs, graphs = dataclasses.replace(softmax.FORWARD_ROW, kernel=Sealed()), []
 
     def scaled(x):
@@ -298,7 +298,7 @@ def test_a_run_is_merged_by_gpu_and_family(run, tmp_path):
     before = (into / "h200.json").read_text()
     merge.merge(run, into, allow_dirty=False)
     assert (into / "h200.json").read_text() == before
-    # One family anew replaces all of its old entries and leaves the others.
+    # Tuning one family anew replaces all of its old entries and leaves the others.
     (run / "tuned" / "softmax.json").unlink()
     put(run / "tuned", table(record(run_id="r2"), **h200, family="attention"), "attention.json")
     merge.merge(run, into, allow_dirty=False)
@@ -342,7 +342,7 @@ def test_what_is_amiss_is_listed(folder):
     assert len(every) > 2
     put(folder, table(record(entry(timed=every))))
     assert tables.findings("softmax", folder) == []
-    # One that failed was met; one that was added since was not.
+    # A candidate that failed was seen; a candidate that was added since was not.
     first, second, *others = sorted(every)
     put(folder, table(record(entry(timed=others, failed=[first]))))
     [finding] = tables.findings("softmax", folder)

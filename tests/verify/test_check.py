@@ -1,4 +1,4 @@
-"""One cell: implementations whose fault is known are rejected, right ones accepted."""
+"""Check one cell: implementations whose fault is known are rejected, right ones accepted."""
 
 import ctypes
 import dataclasses
@@ -34,7 +34,7 @@ CASE = case(M=17, N=129)
 
 
 def judged(function, direction="forward", dtype="float32", a_case=CASE, op=OP):
-    """What is said of a function: "" or the reason of a rejection."""
+    """Return the reason for which a function is rejected, or ""."""
     problem = oracle.problem(op, a_case, dtype, 0, "cpu", op.reference)
     return found(function, problem, direction).reason
 
@@ -198,7 +198,7 @@ def test_two_calls_must_agree_where_declared(deterministic):
 
 
 def one_step_outside(tensor, by):
-    """Writes one element beside a tensor, as a kernel with a wrong mask does."""
+    """Write one element beside a tensor, as a kernel with a wrong mask does."""
     address = tensor.data_ptr() + by * tensor.element_size()
     ctypes.memset(address, 0, tensor.element_size())
 
@@ -248,7 +248,7 @@ def test_what_is_zeroed_has_bands_too():
 
 
 def kept_by(key):
-    """An implementation that computes only what it has not seen by this key."""
+    """Return an implementation that computes only what it has not seen by this key."""
     seen = {}
 
     def stale(x, weight):
@@ -282,7 +282,7 @@ def test_right_on_the_first_calls_and_wrong_later():
     assert ours.reason == "out differs between two calls" and ours.deterministic is False
     theirs = found(wrong_from(4, 1.03), problem, ours=False)
     assert theirs.reason.startswith("in a later call out is")
-    # A library may add in another order each time, and is right all the same.
+    # A library may add in another order each time and is still right.
     slack = found(wrong_from(4, 1 + 2**-22), problem, ours=False)
     assert (slack.reason, slack.deterministic) == ("", False)
     assert found(weighted_softmax, problem, ours=False).deterministic is True
@@ -306,7 +306,7 @@ def test_a_repeat_is_bitwise_only_where_the_op_says_so():
 
 
 def test_zeros_are_wrong_where_an_absolute_tolerance_would_let_them_pass():
-    """Small outputs: 1e-2 is more than the largest of them."""
+    """The outputs are small: 1e-2 is more than the largest of them."""
     tiny = Op("tiny", lambda x: x * 1e-3, {"x": Tensor("N")}, no_cost, edge=(), sweep=())
     assert "times as far" in judged(torch.zeros_like, a_case=case(N=500), op=tiny)
     assert judged(lambda x: x * 1e-3, a_case=case(N=500), op=tiny) == ""
@@ -351,7 +351,7 @@ def test_memory_that_is_handed_out_again_holds_no_right_answer():
     assert found(eager, problem, ours=False).reason == ""
     assert len(kept) == 5 and all(result.isnan().all() for result in kept)
     with pytest.MonkeyPatch.context() as patch:
-        # An allocator that hands out the memory of the right answer.
+        # The allocator hands out the memory of the right answer.
         patch.setattr(torch, "empty_like", lambda x: kept[0].copy_(problem.oracle["out"]))
         assert torch.empty_like(kept[0]).isfinite().all()
         assert "inf or NaN" in found(lambda x, weight: torch.empty_like(x), problem).reason
@@ -370,6 +370,6 @@ def test_what_is_traced_sees_no_replaced_function(backend):
         torch._dynamo.utils.counters.clear()
         assert found(compiled, problem, direction, ours=False).reason == ""
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-        # As ours nothing is compiled beforehand.
+        # Nothing is compiled beforehand, as for ours.
         torch.compiler.reset()
         assert found(compiled, problem, direction).reason == ""

@@ -1,4 +1,4 @@
-"""Whatever an implementation does in verification, it gets its status and the next cell goes on."""
+"""Check that a fault in verification becomes a status, and that the next cell is verified."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.support import faults
 from tests.support.patience import PATIENCE_S
 from tests.support.verifying import verify
 
-# Size -> status and reason of a baseline, then of ours where they differ.
+# For each size: status and reason of a baseline, then of ours if they differ.
 EXPECTED = {
     100: ("ok", ""),
     101: ("unsupported", "not this size", "crashed"),

@@ -1,4 +1,4 @@
-"""A file or a library that fails as it is imported costs its own rows and nobody else's."""
+"""Check that a file or library that fails at import costs its own rows and no others."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from harness.project.source_tree import ops
 from tests.support.verifying import verify
 
 BASELINE = '\nLIBRARY = "torch"\n\n\ndef double(x):\n    return x + x\n'
-# What a module does as it is imported -> status and reason of its report.
+# For each module: its behaviour at import, then the status and reason of its report.
 AT_IMPORT = {
     "segfaults": ("import os\nos.kill(os.getpid(), 11)", "crashed", "died by SIGSEGV"),
     "exits": ("import sys\nsys.exit(3)", "crashed", "exited with code 3"),
@@ -67,7 +67,7 @@ def test_a_fault_of_our_own_file_is_an_error_and_no_row(tree):
 
 @pytest.fixture
 def broken(tree):
-    """The tree with a kernel file before all others in the alphabet that does not import."""
+    """Return the tree with a kernel file, first in the alphabet, that cannot be imported."""
     path = tree / "kernels/aaa.py"
     path.write_text('import nonexistent_thing\nfrom kernels._contract import Op\n\nOp("aaa")\n')
     yield

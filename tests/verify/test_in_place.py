@@ -1,4 +1,4 @@
-"""What computes in place is judged, timed and checked of inputs that are put back."""
+"""Check functions that compute in place: judged, timed and checked on restored inputs."""
 
 import importlib
 import sys
@@ -30,7 +30,7 @@ OP = Op(
 
 
 class Clamped(torch.autograd.Function):
-    """Writes over x on the way forward what it would write once more."""
+    """Clamp x in place on the way forward; a second call would write the same values."""
 
     @staticmethod
     def forward(ctx, x):
@@ -77,7 +77,7 @@ NORM = Op(
 
 
 def test_xformers_writes_its_sum_over_x_as_its_user_has_it(monkeypatch):
-    """Its norm is handed x itself, and no copy of it."""
+    """The norm gets x itself and no copy."""
 
     def norm_add(x, y, weight, eps):
         x += y
@@ -141,7 +141,7 @@ def test_each_timed_call_has_its_inputs_as_they_were(make, function, direction):
 def test_a_call_in_place_has_a_time_and_no_energy(make):
     made = make(lambda x, bias: Turned.apply(x), "rival", in_place=True)
     prepared = made.prepare(**CELL, direction="forward")
-    # The copies by which inputs are put back are not the call's.
+    # The copies that restore inputs do not belong to the call.
     assert prepared["peak_mem_bytes"] == 20 - 64 * 4
     assert made.block(4)["device_us"] == 1.0
     assert made.energy(200) == {"energy_uj": None, "energy_pm_uj": None, "busy_s": 0.0}
@@ -179,7 +179,7 @@ def test_the_ledger_counts_what_a_call_writes_over():
 
     assert overwritten(Turned.apply) == 9 * 4
     assert overwritten(lambda x: x * x) == 0
-    # A second call on what the first has left would write the same.
+    # A second call on the result of the first would write the same.
     assert overwritten(Clamped.apply) == overwritten(Clamped.apply, "both") == 9 * 4
 
 

@@ -1,4 +1,4 @@
-"""What a call contains: the probe on calls whose contents are known, and the rows that it makes."""
+"""Check the ledger: the probe on calls whose contents are known, and the rows that it makes."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ def seen(function, direction):
 
 
 class _Squared(torch.autograd.Function):
-    """Keeps a copy in float32 for the backward pass."""
+    """Keep a copy in float32 for the backward pass."""
 
     @staticmethod
     def forward(ctx, x):
@@ -44,7 +44,7 @@ class _Squared(torch.autograd.Function):
 
 
 def squared(x):
-    # Named arguments are none that each PyTorch takes here.
+    # Not each PyTorch that runs these tests takes named arguments here.
     return _Squared.apply(x)
 
 
@@ -65,7 +65,7 @@ def test_a_change_of_layout_is_a_copy_and_one_of_dtype_also_a_cast():
 
 def test_what_is_saved_counts_beside_inputs_and_outputs():
     assert seen(squared, "backward")["saved_bytes"] == 2 * BYTES
-    # A softmax keeps its output, which the caller has anyhow.
+    # A softmax keeps its output, which the caller has anyway.
     assert seen(lambda x: x.softmax(-1), "backward")["saved_bytes"] == 0
 
 

@@ -1,4 +1,4 @@
-"""Where eager is exact by chance, what is right is not refused, and what is wrong still is."""
+"""Check the judgement if eager is exact by chance: right results pass, wrong ones do not."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ def no_cost(a_case, direction, itemsize):
 
 def test_eager_that_is_exact_here_alone_allows_what_it_is_off_beside():
     def off(input):
-        """A third off, but exact where the first entry is one."""
+        """Return a sum that is off by a third, but exact if the first entry is one."""
         return input.sum() * (1.0 if input[0] == 1 else 1.3)
 
     total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
@@ -29,7 +29,7 @@ def test_eager_that_is_exact_here_alone_allows_what_it_is_off_beside():
     assert problem.judge(result)["out"].ratio > 1 > problem.judge(result, closely=True)["out"].ratio
     result = {"out": (1.6 * exact).float()}
     assert problem.judge(result, closely=True)["out"].ratio > 1
-    # Where there is no eager, the floor alone is left.
+    # Without eager only the floor of the bound remains.
     alone = dataclasses.replace(problem, eager={}, rival=None)
     assert alone.judge({"out": (1.2 * exact).float()}, closely=True)["out"].ratio > 1
 
@@ -49,7 +49,7 @@ def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
     assert problem.judge(result, closely=True)["out"].ratio > 1
 
 
-# One in float64; in float32 it rounds to one, and so does what is computed there with it.
+# Float64 holds this factor; in float32 it rounds to one, as do float32 results computed with it.
 FACTOR = 1 + 2.0**-40
 
 
@@ -77,7 +77,7 @@ def test_the_oracle_is_computed_in_float64(dtype):
         assert torch.equal(problem.oracle[name], exact)
         assert not torch.equal(problem.oracle[name], exact.to(problem.tensors["x"].dtype).double())
         if dtype == "float32":
-            # What float32 rounds away is seen, so the distance is taken in float64 as well.
+            # Float32 would round the distance to zero, so it is taken in float64.
             assert 2.0**-41 < problem.eager[name].max <= torch.finfo(torch.float32).eps
 
 

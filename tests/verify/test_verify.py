@@ -1,4 +1,4 @@
-"""The command: an implementation in a process of its own, whatever it does there."""
+"""Check the command that verifies an implementation in a process of its own, whatever it does."""
 
 import argparse
 import contextlib
@@ -88,12 +88,12 @@ def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
 
 
 def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, tmp_path):
-    """From the verification to the table: harness.verify, the gate, harness.summarize."""
+    """Follow a wrong case from harness.verify through the gate to harness.summarize."""
     impls = ["ours", "ours_twin", "skewed"]
     for impl in ("ours", "skewed"):
         done, report = verify(tree, "double", impl)
         assert done.returncode == 0
-        # As on a machine with a GPU.
+        # Mark the report as one of a machine with a GPU.
         files.write_json(tmp_path / "verify" / "double" / f"{impl}.json", report | {"mode": "gpu"})
     cases = (case(N=100), case(N=1000))
     op = dataclasses.replace(OP, name="double", inputs={"x": Tensor("N")}, sweep=cases)

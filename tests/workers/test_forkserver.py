@@ -1,4 +1,4 @@
-"""Workers are forked in no time, see the environment of the moment, and die with their parent."""
+"""Check that workers are forked fast, see the current environment, and die with their parent."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ BENCH = "tests.support.probe_bench"
 
 @pytest.fixture
 def workers():
-    """Starts workers that answer questions about themselves."""
+    """Start workers that answer questions about themselves."""
     started = []
 
     def start() -> Worker:
@@ -38,7 +38,7 @@ def ask(worker, do, **arguments):
 
 
 def state(pid):
-    """A letter, T of what is stopped and Z of what is dead; "" where there is no such process."""
+    """Return the state letter of a process, T if stopped and Z if dead, or "" if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except FileNotFoundError:
@@ -50,7 +50,7 @@ def gone(pid):
 
 
 def test_a_further_worker_is_forked_from_a_server_that_has_imported_for_it(workers):
-    """What makes it start in some milliseconds, on a machine that is not busy."""
+    """A forked worker starts in milliseconds on an idle machine, because the imports are done."""
     server = forkserver.current()
     assert {ask(workers(), "prepare", names=[])["server"] for _ in range(3)} == {server.pid}
     mapped = Path(f"/proc/{server.pid}/maps").read_text()
@@ -81,7 +81,7 @@ def test_an_environment_larger_than_a_socket_takes_no_time_and_arrives(workers, 
     for index in range(20):
         monkeypatch.setenv(f"LARGE_{index}", "x" * 100_000)
     os.kill(server.pid, signal.SIGSTOP)
-    # Whoever waited for the server would find it running again.
+    # A parent that waited for the server would find it running again.
     late = threading.Timer(PATIENCE_S / 10, os.kill, (server.pid, signal.SIGCONT))
     late.start()
     try:
@@ -104,7 +104,7 @@ def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
     assert [answer["interpreted"] for answer in answers] == [False, True]
     # Functions of Triton's own library are decorated while it is imported.
     assert [answer["kind"] for answer in answers] == ["JITFunction", "InterpretedFunction"]
-    # Neither server took the place of the other.
+    # Neither server replaced the other.
     assert ask(workers(), "block", name="PATH")["interpreted"]
     assert ask(compiled, "check")["status"] == "ok"
 
@@ -129,7 +129,7 @@ def test_a_killed_forkserver_takes_its_workers_along_and_is_replaced(workers):
     worker = workers()
     server = forkserver.current()
     os.kill(server.pid, signal.SIGKILL)
-    # A worker outlives it for an instant, in which it might answer.
+    # A worker outlives it for an instant, in which the worker might answer.
     wait_until(lambda: gone(worker.pid))
     worker.send("check")
     assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}

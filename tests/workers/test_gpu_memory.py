@@ -1,4 +1,4 @@
-"""The next block begins when the memory of a dead worker is back, and a leak costs a worker."""
+"""Check that a block waits for a dead worker's memory, and that a leak costs a worker."""
 
 import threading
 
@@ -12,7 +12,7 @@ GIB = 2**30
 
 
 class Gpu:
-    """A fake reading of the memory in use, which counts how often it was asked."""
+    """Imitate a reading of the memory in use, and count how often it was asked for."""
 
     def __init__(self, used):
         self.used, self.asked = used, 0
@@ -24,7 +24,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu():
-    """Two workers with a context of 1 GiB each; a holds 2 GiB of the cell, b holds 4."""
+    """Two workers with a context of 1 GiB each; for the cell, a holds 2 GiB and b holds 4."""
     return Gpu(2 * GIB)
 
 
@@ -99,7 +99,7 @@ def test_a_living_worker_that_released_is_not_waited_for(ready, gpu):
     ready.released("b")
     ready.settle()
     assert gpu.asked == asked
-    # What it gave back counts when another one dies.
+    # The memory that b gave back counts when a dies.
     ready.lost("a", None)
     with pytest.raises(UserError, match=r"^a: ended, but 5888 MiB"):
         ready.settle()
@@ -142,6 +142,6 @@ def test_a_process_that_was_listed_is_gone_when_it_is_no_longer_listed(gpu, monk
     with pytest.raises(UserError, match=r"^a: ended, but all bytes of process 7 of GPU memory"):
         found.settle()
     users.remove(7)
-    # What the survivors take meanwhile is their own affair.
+    # Memory that the survivors take meanwhile does not count.
     gpu.used = 100 * GIB
     found.settle()
