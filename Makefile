@@ -22,6 +22,7 @@ paper report: setup
 	$(BIN)/snakemake --cores all $@
 
 test: setup
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/network.txt
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 mutants: setup
@@ -53,7 +54,7 @@ headline:
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv
-	cd requirements && for set in study cuda peers flash-attn mutants; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
+	cd requirements && for set in study cuda peers flash-attn mutants network; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
 
 setup: $(READY) latex
 	@requirements/setup.sh check .venv

@@ -241,7 +241,7 @@ def test_the_map_has_every_room():
     assert {f"{room}/" for room in ("kernels", "baselines", "harness", "paper", "tests")} <= named
 
 
-FOLDERS = "baselines|config|docs|harness|kernels|paper|requirements|results|tests|workflow"
+FOLDERS = "baselines|config|docs|harness|kernels|network|paper|requirements|results|tests|workflow"
 
 
 def absent(text):

@@ -150,7 +150,16 @@ def test_no_room_of_the_tests_is_passed_over(pytestconfig):
 
 def test_a_room_of_the_tests_is_one_of_the_project():
     rooms = {path.parent.name for path in (ROOT / "harness").rglob("__init__.py")} - {"harness"}
-    rooms |= {"kernels", "baselines", "paper", "conformance", "gpu", "project_rules", "tests"}
+    rooms |= {
+        "kernels",
+        "baselines",
+        "network",
+        "paper",
+        "conformance",
+        "gpu",
+        "project_rules",
+        "tests",
+    }
     assert {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")} <= rooms
 
 

@@ -1,0 +1,98 @@
+"""Whether parts can do what a network asks of them, tried on a few numbers.
+
+A part may lack a gradient, grouped heads, dropout, a dtype or a device. It then raises, or returns
+a result without a gradient. A try before a run says so by name; within a step the same refusal
+would come from the middle of a layer, and a lost gradient would not show at all.
+"""
+
+import torch
+
+from network.config import Config
+from network.parts import Parts, used
+
+BATCH, TOKENS, WIDTH, CACHED = 2, 4, 32, 8
+
+
+def reasons(
+    parts: Parts,
+    names: tuple[str, ...],
+    config: Config,
+    training: bool,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> dict[str, str]:
+    """Return by name why parts cannot serve a network of this configuration; "" is never a reason.
+
+    names: the parts to try; those that the network does not call are passed over. training: each
+    floating input wants a gradient, and each result must have one.
+    """
+    found = {}
+    for name in used(config, training):
+        part = getattr(parts, name)
+        if name in names and part is not None:
+            given = _given(name, config, training, dtype, device)
+            try:
+                with torch.set_grad_enabled(training):
+                    _try(part, given)
+            except Exception as error:
+                found[name] = f"{error}".splitlines()[0] if f"{error}" else type(error).__name__
+    return found
+
+
+def _try(part, given):
+    results = part(*given)
+    results = results if isinstance(results, tuple) else (results,)
+    wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not wanted:
+        return
+    lost = [result for result in results if not result.requires_grad]
+    if lost:
+        raise ValueError("returns a result without a gradient")
+    total = sum(result.float().sum() for result in results)
+    if any(grad is None for grad in torch.autograd.grad(total, wanted, allow_unused=True)):
+        raise ValueError("returns no gradient of an input")
+
+
+def _given(name, config, training, dtype, device):
+    """Arguments of a part as the model hands them over."""
+    b, s, c, h, k, d = BATCH, TOKENS, WIDTH, config.heads, config.kv_heads, config.head_dim
+
+    def rand(*shape, scale=1.0, grad=True):
+        drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+        return (scale * drawn).to(device, dtype).requires_grad_(grad and training)
+
+    def weight(out, into):
+        made = rand(into, out) if config.family.transposed else rand(out, into)
+        return made.T if config.family.transposed else made
+
+    def integers(*shape):
+        return torch.arange(WIDTH, device=device)[: torch.Size(shape).numel()].view(shape)
+
+    # Heads lie behind positions, as projections give them.
+    q, keys, values = (rand(b, s, n, d).transpose(1, 2) for n in (h, k, k))
+    bias = rand(c) if config.family.bias else None
+    seed = torch.tensor(1, device=device) if training and config.dropout else None
+    return {
+        "embedding": lambda: (integers(b, s), rand(c, c)),
+        "rms_norm": lambda: (rand(b, s, c), rand(c), config.eps, rand(b, s, c)),
+        "layer_norm": lambda: (rand(b, s, c), rand(c), rand(c), config.eps, rand(b, s, c)),
+        "rotary": lambda: (
+            q.transpose(1, 2),
+            keys.transpose(1, 2),
+            rand(s, d // 2, grad=False),
+            rand(s, d // 2, grad=False),
+        ),
+        "attention": lambda: (q, keys, values, config.dropout if seed is not None else 0.0, seed),
+        "decode_attention": lambda: (
+            q[:, :, :1],
+            rand(b, k, CACHED, d),
+            rand(b, k, CACHED, d),
+            torch.tensor([s], device=device),
+        ),
+        "swiglu": lambda: (rand(b, s, c), rand(b, s, c)),
+        "gelu": lambda: (rand(b, s, c),),
+        "linear": lambda: (rand(b, s, c), weight(c, c), bias),
+        "linear_gelu": lambda: (rand(b, s, c), weight(c, c), bias),
+        "dropout": lambda: (rand(b, s, c), config.dropout, seed),
+        "loss": lambda: (rand(b * s, c), rand(c, c), integers(b * s)),
+    }[name]()

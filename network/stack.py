@@ -1,0 +1,128 @@
+"""A stack by its name: the parts of its file, and PyTorch's for all that the file has not.
+
+The presence of `network/stacks/<name>.py` is its registration. Such a file has `PARTS`, callables
+by the names of `network.parts.Parts`, and `COMPILE = True` if torch.compile takes the network.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from dataclasses import dataclass
+
+import torch
+
+from network import parts as part_names
+from network import stacks
+from network.config import Config
+from network.model import Transformer
+from network.parts import Parts
+from network.probe import reasons
+
+EAGER = "torch_eager"
+
+
+class Unavailable(Exception):
+    """The library of a stack is not installed here, or a part of it cannot do what is asked."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Parts with a name.
+
+    own: the names of those that are not PyTorch's in eager mode. compiled: torch.compile takes the
+    network.
+    """
+
+    name: str
+    parts: Parts
+    own: tuple[str, ...]
+    compiled: bool = False
+
+    def with_parts_of(self, other: "Stack", *names: str) -> "Stack":
+        """Return this stack with the named parts of another; ValueError if it has none of them.
+
+        The result's name says both: `torch_eager+ours.rms_norm`.
+        """
+        for name in names:
+            if name not in other.own:
+                raise ValueError(
+                    f"stack {other.name}: has no {name} of its own, expected one of"
+                    f" {list(other.own)}"
+                )
+        taken = {name: getattr(other.parts, name) for name in names}
+        if "linear" in taken:
+            # A fused part of the former stack must not hide the product that is put in.
+            taken.setdefault("linear_gelu", None)
+        return dataclasses.replace(
+            self,
+            name="+".join([self.name, *(f"{other.name}.{name}" for name in names)]),
+            parts=self.parts.with_parts(**taken),
+            own=tuple(sorted({*self.own, *names})),
+        )
+
+    def require(self, config: Config, training: bool, **where: object) -> None:
+        """Raise Unavailable, which names the parts that cannot do what the network asks of them.
+
+        training: with gradients, a loss and dropout, else without. where: dtype and device.
+        """
+        if found := self.lacks(config, training, **where):
+            raise Unavailable(
+                f"stack {self.name}: "
+                + "; ".join(f"{name} cannot ({why})" for name, why in found.items())
+            )
+
+    def lacks(self, config: Config, training: bool, **where: object) -> dict[str, str]:
+        """Return why parts of this stack's own cannot serve, by part; tried on a few numbers."""
+        return reasons(self.parts, self.own, config, training, **where)
+
+    def build(
+        self,
+        config: Config,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> Transformer:
+        """Return a network with weights of this seed; torch.compile will take it if it is to."""
+        with torch.device(device):
+            model = Transformer(config, self.parts, seed).to(dtype)
+        if self.compiled:
+            model.compile(dynamic=False)
+        return model
+
+
+def names() -> list[str]:
+    """Return the names of all stacks, sorted."""
+    found = (module.name for module in pkgutil.iter_modules(stacks.__path__))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def load(name: str) -> Stack:
+    """Return a stack; ValueError if no file has its name, Unavailable if its library is absent."""
+    if name not in names():
+        raise ValueError(f"stack {name!r}: no such file in network/stacks/; there are {names()}")
+    try:
+        module = importlib.import_module(f"network.stacks.{name}")
+    except ImportError as error:
+        raise Unavailable(f"stack {name}: {error}; install its library") from error
+    eager = importlib.import_module(f"network.stacks.{EAGER}").PARTS
+    own = {} if name == EAGER else getattr(module, "PARTS", {})
+    if unknown := sorted(set(own) - set(part_names.NAMES)):
+        raise ValueError(f"network/stacks/{name}.py: PARTS has {unknown}, which no network calls")
+    return Stack(name, Parts(**eager | own), tuple(sorted(own)), getattr(module, "COMPILE", False))
+
+
+def one_part(part: str, stack: str = "ours", over: str = EAGER) -> Stack:
+    """Return the stack `over` with one part of another; errors as `load` and ValueError."""
+    return load(over).with_parts_of(load(stack), part)
+
+
+def able(stack: Stack, config: Config, training: bool, **where: object) -> Stack:
+    """Return PyTorch's stack with those parts of a stack that can do what the network asks.
+
+    Only parts that the network calls are taken, so the name of the result says which those are.
+    """
+    lacking = stack.lacks(config, training, **where)
+    wanted = part_names.used(config, training)
+    taken = [name for name in stack.own if name in wanted and name not in lacking]
+    return load(EAGER).with_parts_of(stack, *taken)

@@ -1,0 +1,3 @@
+"""PyTorch's parts, and the whole network compiled by torch.compile for its shapes."""
+
+COMPILE = True

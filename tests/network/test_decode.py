@@ -1,0 +1,95 @@
+"""Decoding: the cache changes no number, and one that is full says so."""
+
+import pytest
+import torch
+
+from network.cache import Cache
+from network.config import preset
+from network.decode import decode
+from tests.support.networks import KINDS, apart, built, plain, tokens
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@kinds
+@pytest.mark.parametrize("pieces", [(12,), (1,) * 12, (5, 1, 1, 4, 1), (11, 1)])
+def test_logits_with_a_cache_are_those_without(kind, pieces):
+    config = plain(kind)
+    model, (ids, _) = built(config, dtype=torch.float64).eval(), tokens()
+    whole, cache, read = model(ids), Cache(config, 2, 16, torch.float64), 0
+    for piece in pieces:
+        logits = model(ids[:, read : read + piece], cache=cache)
+        read += piece
+        assert apart(logits, whole[:, read - 1]) < 1e-12
+        assert cache.used == cache.position.item() == read
+
+
+@kinds
+def test_decoded_tokens_are_the_most_likely_ones(kind):
+    model, (ids, _) = built(plain(kind), dtype=torch.float64).eval(), tokens()
+    found = decode(model, ids, 6)
+    for step in range(6):
+        read = torch.cat((ids, found[:, :step]), 1)
+        assert torch.equal(found[:, step], model(read)[:, -1].argmax(-1))
+    assert len(set(found.flatten().tolist())) > 2
+
+
+def test_a_cache_serves_again_once_it_is_cleared():
+    config = plain("tiny")
+    model, (ids, _) = built(config).eval(), tokens()
+    cache = Cache(config, 2, 20)
+    first = decode(model, ids, 6, cache)
+    cache.clear()
+    assert torch.equal(first, decode(model, ids, 6, cache))
+
+
+def test_a_full_cache_says_so():
+    config = plain("tiny")
+    model, (ids, _) = built(config).eval(), tokens()
+    cache = Cache(config, 2, 13)
+    with torch.no_grad():
+        model(ids, cache=cache)
+        model(ids[:, :1], cache=cache)
+        with pytest.raises(ValueError, match="full, 13 of 13 positions hold tokens and 1 more"):
+            model(ids[:, :1], cache=cache)
+    assert cache.used == cache.position.item() == 13
+
+
+def test_a_decoding_that_will_not_fit_is_refused_before_it_begins():
+    config = plain("tiny")
+    model, (ids, _) = built(config).eval(), tokens()
+    cache = Cache(config, 2, 14)
+    with pytest.raises(ValueError, match="0 of 14 positions hold tokens and 15 more"):
+        decode(model, ids, 4, cache)
+    assert cache.used == 0
+    assert decode(model, ids, 3, cache).shape == (2, 3)
+
+
+REFUSALS = {
+    "a cache longer than the model": (
+        lambda model, ids: Cache(model.config, 2, 65),
+        "65 positions, and the model has 64",
+    ),
+    "another batch": (
+        lambda model, ids: model(ids, cache=Cache(model.config, 3, 20)),
+        "2 sequences, and the cache is for 3",
+    ),
+    "no token": (lambda model, ids: decode(model, ids, 0), "tokens: 0, expected 1 or more"),
+    "more tokens than the model has positions": (
+        lambda model, ids: decode(model, ids, 54),
+        "65 positions, and the model has 64",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refuses(what):
+    model, (ids, _) = built(plain("tiny")), tokens()
+    call, words = REFUSALS[what]
+    with pytest.raises(ValueError, match=words):
+        call(model, ids)
+
+
+def test_dropout_is_off_while_decoding():
+    model, (ids, _) = built(preset("tiny-gpt2")), tokens()
+    assert torch.equal(decode(model.train(), ids, 5), decode(model.train(), ids, 5))
