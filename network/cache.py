@@ -25,7 +25,7 @@ class Cache:
                 f"cache: {length} positions, and the model has {config.length}; make it shorter"
             )
         shape = config.layers, batch, config.kv_heads, length, config.head_dim
-        # What is not read yet is masked, and must be finite all the same: zero times NaN is NaN.
+        # Positions ahead are masked. They must be finite all the same, as zero times NaN is NaN.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)

@@ -15,11 +15,14 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Names:
-    """Where Hugging Face's checkpoints keep the weights of each role.
+    """The places of the weights of each role in Hugging Face's checkpoints.
 
-    tokens, positions: the embeddings; no positions if they are rotary. norm, head: after the last
-    layer. layer: the folder of the layers, by number. The others lie in the folder of a layer: qkv
-    is one name for each projection, or one for all three; up is one for gate and up each.
+    Fields:
+        tokens, positions: the embeddings; there are no positions if they are rotary.
+        norm, head: after the last layer.
+        layer: the folder of the layers, by number. The other fields lie in the folder of a layer.
+        qkv: a name for each projection, or one for all three.
+        up: the names of gate and up, or one.
     """
 
     tokens: str
@@ -37,11 +40,14 @@ class Names:
 
 @dataclass(frozen=True)
 class Family:
-    """What the networks of one kind share.
+    """A kind of network: how its parts are put together.
 
-    norm: "rms_norm" or "layer_norm"; the latter has a bias. rotary: positions turn queries and
-    keys, else they are learned. gated: the MLP is SwiGLU, else a GELU in tanh form. bias: linear
-    layers have one. transposed: a linear weight is stored as [in, out], as GPT-2 has it.
+    Fields:
+        norm: "rms_norm", or "layer_norm", which has a bias.
+        rotary: positions turn queries and keys, else they are learned.
+        gated: the MLP is SwiGLU, else a GELU in tanh form.
+        bias: linear layers have one.
+        transposed: a linear weight is stored as [in, out], as GPT-2 has it.
     """
 
     norm: str
@@ -109,10 +115,14 @@ class Stretch:
 class Config:
     """A family with its sizes.
 
-    length: the most positions of a sequence. width: of the residual stream. heads, kv_heads,
-    head_dim: of the queries, and of keys and values. mlp: the inner width. theta: the base of the
-    rotary angles. dropout: the probability at each site while training. tied: the head's weight is
-    that of the token embedding.
+    Fields:
+        width: of the residual stream.
+        heads, kv_heads: heads of the queries, and of keys and values, each head_dim wide.
+        mlp: the inner width.
+        vocabulary, length: how many tokens there are, and the most positions of a sequence.
+        theta, stretch: the base of the rotary angles, and how they change for long texts.
+        dropout: the probability at each site while training.
+        tied: the head's weight is that of the token embedding.
     """
 
     family: Family

@@ -21,8 +21,10 @@ DEVIATION = 0.02  # of fresh weights, as in GPT-2
 class Weights(nn.Module):
     """The weight and the bias of one layer, without a computation.
 
-    weight: of this shape, or [in, out] in place of [out, in] where `transposed`. bias: zeros of the
-    first size, or None. filled: the value of a fresh weight; without one it is drawn later.
+    Args:
+        shape: of the weight, [out, in]; it is stored as [in, out] if `transposed` is true.
+        bias: whether there is one, of zeros, [out].
+        filled: the value of a fresh weight; without one it is drawn later.
     """
 
     def __init__(self, *shape: int, bias=False, transposed=False, filled: float | None = None):
@@ -53,11 +55,13 @@ def _put(root: nn.Module, path: str, weights: Weights) -> Weights:
 
 @dataclass
 class Context:
-    """What all layers of one call share.
+    """The tensors that all layers of one call share.
 
-    cos, sin: [S, D/2], the angles of the positions, or None. positions: int64 [S]. cache: None
-    without one. fresh: the cache held nothing before. seeds: one int64 scalar for each dropout
-    site, or None if nothing is dropped.
+    Fields:
+        cos, sin: of the angles of the positions, [S, D/2], or None.
+        positions: int64 [S]; None without a cache.
+        cache: None without one. fresh: it held nothing before.
+        seeds: one int64 scalar for each dropout site, or None if nothing is dropped.
     """
 
     cos: torch.Tensor | None
@@ -208,10 +212,13 @@ class Transformer(nn.Module):
     ) -> torch.Tensor:
         """Return logits [B, S, V]; with targets the mean loss; with a cache logits [B, V].
 
-        ids: int64 [B, S]. targets: int64 [B, S], the token after each; -100 does not count. cache:
-        keys and values of what was read before; the new ones are added, and the logits are those
-        after the last token. ValueError if there are more tokens than the model or the cache has
-        positions.
+        Args:
+            ids: int64 [B, S].
+            targets: int64 [B, S], the token after each; -100 does not count.
+            cache: keys and values that were read before. Those of ids are added, and the logits
+                are those after the last token.
+
+        Raises ValueError if there are more tokens than the model or the cache has positions.
         """
         context = self._context(ids, cache)
         embedded = self.parts.embedding(ids, self.roles["tokens"].weight)

@@ -1,7 +1,9 @@
 """The parts of a transformer as the model calls them: one callable a part.
 
-A stack hands these in. Shapes: B sequences, S tokens, C the width, H query heads, K key heads, D
-entries a head, V tokens of the vocabulary, L positions of a cache, M = B S rows.
+A stack hands these in. The sizes in their shapes are:
+
+    B sequences, S tokens, M = B S rows, C the width, H query heads, K key heads,
+    D entries a head, V tokens of the vocabulary, L positions of a cache
 """
 
 import dataclasses

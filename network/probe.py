@@ -1,8 +1,8 @@
 """Whether parts can do what a network asks of them, tried on a few numbers.
 
 A part may lack a gradient, grouped heads, dropout, a dtype or a device. It then raises, or returns
-a result without a gradient. A try before a run says so by name; within a step the same refusal
-would come from the middle of a layer, and a lost gradient would not show at all.
+a result without a gradient. A try before a run says so by name. Within a step the same refusal
+would come from the middle of a layer. A lost gradient would not show at all.
 """
 
 import torch

@@ -26,9 +26,13 @@ def adamw(model: Transformer, rate: float, decay: float) -> torch.optim.Optimize
 class TrainStep:
     """A step as a call: `loss = step(ids, targets)`.
 
-    rate: the learning rate, reached after `warmup` steps in equal parts. clip: the most that the
-    norm of all gradients may be. check: look at the loss before the backward pass, for which the
-    host waits; a measurement leaves it out. optimizer: (model, rate, decay) -> an optimizer.
+    Args:
+        rate: the learning rate, reached after `warmup` steps in equal parts.
+        decay: the weight decay.
+        clip: the most that the norm of all gradients may be.
+        check: look at the loss before the backward pass, for which the host waits. A measurement
+            leaves it out.
+        optimizer: (model, rate, decay) -> an optimizer.
     """
 
     def __init__(
