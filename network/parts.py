@@ -18,23 +18,29 @@ class Parts:
     """A callable for each part. Tensors have one dtype but for ids, targets, positions and seeds.
 
     Calls:
-        embedding(ids [...], weight [V, C]) -> [..., C].
-        rms_norm(x [B, S, C], weight [C], eps, residual [B, S, C] or None) -> (y, total): total is
-            x + residual, or x, and y its norm.
-        layer_norm(x, weight, bias [C], eps, residual) -> (y, total), in the same way.
-        rotary(q [B, S, H, D], k [B, S, K, D], cos [S, D/2], sin) -> q and k turned; pairs are halves.
-        attention(q [B, H, S, D], k [B, K, S, D], v, dropout, seed) -> [B, H, S, D]: causal, scaled by
-            1 / sqrt(D), any strides. dropout is 0 if seed is None.
-        decode_attention(q [B, H, S, D], k [B, K, L, D], v, last [1]) -> [B, H, S, D]: the queries are
-            those of the positions up to `last`, an int64 tensor. Each sees the keys up to its own.
-        swiglu(gate [B, S, N], up [B, S, N]) -> [B, S, N].
-        gelu(x [B, S, N]) -> [B, S, N], in tanh form.
-        linear(x [..., K], weight [N, K], bias [N] or None) -> [..., N]; the weight has any strides.
-        dropout(x, p, seed) -> x with entries dropped, the others divided by 1 - p. seed: an int64
-            tensor without dimensions; a part may draw from PyTorch's generator in its place.
-        loss(x [M, C], weight [V, C], targets [M]) -> the mean cross entropy of x weightᵀ, a scalar;
-            rows whose target is -100 do not count.
-        linear_gelu(x, weight, bias) -> gelu(linear(...)) in one, or None if a stack has no such part.
+        embedding(ids [...], weight [V, C]) -> [..., C]
+        rms_norm(x [B, S, C], weight [C], eps, residual [B, S, C] or None) -> (y, total)
+            total is x + residual, or x; y is its norm.
+        layer_norm(x, weight, bias [C], eps, residual) -> (y, total)
+            In the same way.
+        rotary(q [B, S, H, D], k [B, S, K, D], cos [S, D/2], sin) -> q and k, turned
+            Pairs are halves of a head.
+        attention(q [B, H, S, D], k [B, K, S, D], v, dropout, seed) -> [B, H, S, D]
+            Causal, scaled by 1 / sqrt(D), any strides. dropout is 0 if seed is None.
+        decode_attention(q [B, H, S, D], k [B, K, L, D], v, last [1]) -> [B, H, S, D]
+            The queries are those of the positions up to `last`, an int64 tensor. Each sees the
+            keys up to its own.
+        swiglu(gate [B, S, N], up [B, S, N]) -> [B, S, N]
+        gelu(x [B, S, N]) -> [B, S, N]
+            In tanh form.
+        linear(x [..., K], weight [N, K], bias [N] or None) -> [..., N]
+            The weight has any strides.
+        dropout(x, p, seed) -> x with entries dropped, the others divided by 1 - p
+            seed is an int64 tensor without dimensions. A part may draw from PyTorch's generator.
+        loss(x [M, C], weight [V, C], targets [M]) -> the mean cross entropy of x weightᵀ
+            A scalar. Rows whose target is -100 do not count.
+        linear_gelu(x, weight, bias) -> gelu(linear(x, weight, bias))
+            None if a stack has no such part.
     """
 
     embedding: Callable
