@@ -1,4 +1,4 @@
-"""What the element-wise families share: their cases, tiles of a flat vector, and packed flags.
+"""What the element-wise families share: tiles of a flat vector, and packed flags.
 
 Where a gradient follows from a yes or a no about each element, the forward pass packs the answers
 of eight elements into a word, and the backward pass reads those words in place of the inputs: an
@@ -10,7 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._contract import case
 from kernels._device import sm_count
 from kernels._tuned import Configs
 
@@ -23,32 +22,6 @@ STAYING = 2**25
 # packs and unpacks them alone.
 FLAGS = 8
 WORD = tl.constexpr(FLAGS)
-EDGE = (
-    case(N=1),
-    case(N=127),
-    case(N=4096),
-    case(N=10001),
-    case(N=0),
-    case(N=5000, layout="offset"),
-    case(N=1000, layout="strided"),
-    case(N=1000, layout="expanded"),
-    case(N=1000, layout="offset4", dtypes=("float16",)),
-    case(N=1000, layout="offset8", dtypes=("float16",)),
-    case(N=5000, values="large"),
-    case(N=5000, values="inf"),
-    case(N=1000, values="infinities"),
-    case(N=1000, values="denormal"),
-    case(N=1000, values="equal"),
-)
-# From what fits in the L2 cache to what an activation of a large model occupies. The lengths
-# between, 2**24 among them, are left to those that each run draws: of the powers of two it was the
-# one at which rules were tuned, and ours stood there no worse than at the others.
-SWEEP = (
-    case(N=2**20, dtypes=("bfloat16",)),
-    case(N=4096 * 1024, dtypes=("bfloat16",)),
-    case(N=8192 * 14336, dtypes=("float16", "bfloat16")),  # Llama 3 8B, MLP activation
-    case(N=2**28, dtypes=("bfloat16", "float32")),
-)
 BLOCKS = tuple(
     {"BLOCK_N": block, "num_warps": warps}
     for block in (256, 512, 1024, 2048, 4096, 8192)

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from kernels._call_cache import cached_launch
 from kernels._checks import pair
-from kernels._contract import Cost, in_turn
 from kernels._elementwise import (
     WORD,
     block_is_full,
@@ -27,17 +26,6 @@ from kernels._elementwise import (
     words_of,
 )
 from kernels._tuned import Configs
-
-
-def _cost(a_case, direction, itemsize):
-    """Two bits an element, packed, are all that the backward pass reads beside the gradient."""
-    n, size = a_case["N"], a_case["N"] * itemsize
-    if direction == "forward":
-        return Cost(2 * size, size, n)
-    return Cost(size + 2 * words_of(n), 2 * size, 2 * n)
-
-
-extremum_cost = in_turn(_cost, lambda a_case: 2 * words_of(a_case["N"]))
 
 
 @triton.jit

@@ -1,11 +1,8 @@
-"""The random stream of a seed, as Triton draws it and as PyTorch checks it, and laws of chance.
+"""The random stream of a seed, as Triton draws it.
 
 The stream is that of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 2011): the key is the seed, and call c, a counter of 64 bits, gives the words 4c to 4c + 3.
 """
-
-import itertools
-import math
 
 import torch
 import triton
@@ -17,10 +14,6 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 STEPS = (0x9E3779B9, 0xBB67AE85)
 MULTIPLIER_0, MULTIPLIER_1 = (tl.constexpr(value) for value in MULTIPLIERS)
 STEP_0, STEP_1 = (tl.constexpr(value) for value in STEPS)
-WORD = 0xFFFFFFFF
-# A law is broken where chance breaks it less than once in 10**8 times.
-SIGMAS, NATS = 6.0, 20.0
-MOST_BINS, LEAST_IN_BIN = 256, 16
 
 
 @triton.jit
@@ -69,70 +62,3 @@ def boxed(given: int | torch.Tensor, device: torch.device) -> int | torch.Tensor
     if -(2**31) <= given < 2**31:
         return given
     return torch.full((), given, dtype=torch.int64, device=device)
-
-
-def philox_words(seed: int | torch.Tensor, first: int, count: int) -> torch.Tensor:
-    """`count` words of the stream from `first` on, int64; on the device of the seed."""
-    device = seed.device if isinstance(seed, torch.Tensor) else None
-    call = torch.arange(first // 4, -(-(first + count) // 4), device=device)
-    zero = torch.zeros_like(call)
-    words = (call & WORD, call >> 32 & WORD, zero, zero)
-    key = (seed & WORD, seed >> 32 & WORD)
-    for _ in range(ROUNDS.value):
-        # Products of 64 bits wrap to the same bits, whatever their sign.
-        p0, p1 = (word * factor for word, factor in zip(words[::2], MULTIPLIERS, strict=True))
-        high = (p1 >> 32 & WORD) ^ words[1] ^ key[0], (p0 >> 32 & WORD) ^ words[3] ^ key[1]
-        words = (high[0], p1 & WORD, high[1], p0 & WORD)
-        key = [(half + step) & WORD for half, step in zip(key, STEPS, strict=True)]
-    return torch.stack(words, dim=-1).reshape(-1)[first % 4 : first % 4 + count]
-
-
-def multiply_high(low: torch.Tensor, high: torch.Tensor, factor: int) -> torch.Tensor:
-    """The upper 64 bits of (high * 2**32 + low) * factor, of words of 32 bits in int64."""
-    factor_low, factor_high = factor & WORD, factor >> 32
-    cross, other = high * factor_low, low * factor_high
-    carry = (low * factor_low >> 32 & WORD) + (cross & WORD) + (other & WORD)
-    return high * factor_high + (cross >> 32 & WORD) + (other >> 32 & WORD) + (carry >> 32)
-
-
-def improbable(what: str, count: int, of: int, probability: float, slack: float = 0.0) -> str:
-    """Why `count` of so many independent draws is no chance; "" where it may be one.
-
-    slack: by how much the probability may be off.
-    """
-    expected = of * probability
-    # Bernstein's inequality: wider than the normal law where few are expected.
-    width = SIGMAS * math.sqrt(expected * (1 - probability)) + NATS + slack * of
-    if abs(count - expected) <= width:
-        return ""
-    return f"{what}: {count} of {of}, expected {expected:.0f} ± {width:.0f}"
-
-
-def uneven(x: torch.Tensor, low: int, high: int) -> str:
-    """Why integers are no independent, uniform draws from [low, high); "" where they may be.
-
-    Their range, Pearson's chi-square over bins of equal width, and neighbours.
-    """
-    x, count, span = x.reshape(-1), x.numel(), high - low
-    if not count:
-        return ""
-    least, most = x.min().item(), x.max().item()
-    if least < low or most >= high:
-        return f"range: {least} to {most}, expected {low} to {high - 1}"
-    bins = max(1, min(span, MOST_BINS, count // LEAST_IN_BIN))
-    edges = [low + -(-index * span // bins) for index in range(bins + 1)]
-    inner = torch.tensor(edges[1:-1], dtype=x.dtype, device=x.device)
-    found = torch.bincount(torch.bucketize(x, inner, right=True), minlength=bins).double()
-    widths = [after - before for before, after in itertools.pairwise(edges)]
-    expected = torch.tensor([count * width / span for width in widths], dtype=torch.float64)
-    square = ((found.cpu() - expected) ** 2 / expected).sum().item()
-    # Laurent and Massart (2000), lemma 1: the tail of a chi-square variable.
-    limit = bins - 1 + 2 * math.sqrt((bins - 1) * NATS) + 2 * NATS
-    if square > limit:
-        return f"chi-square over {bins} bins: {square:.0f}, expected at most {limit:.0f}"
-    half = span // 2
-    upper = x[: count // 2 * 2].reshape(-1, 2) >= low + half
-    alike = int((upper[:, 0] == upper[:, 1]).sum().item())
-    share = half / span
-    probability = share**2 + (1 - share) ** 2
-    return improbable("neighbours in the same half", alike, count // 2, probability)

@@ -5,110 +5,35 @@ function, or x sigmoid(2u), u = √(2/π) (x + 0.044715 x³), the form with tanh
 Gimpel, "Gaussian Error Linear Units" (2016). tanh and cosh as they are. dx = f'(x) g, with g the
 gradient of the result.
 
-Bytes: forward 2 items an element, backward 3: g and one other tensor are read. That is y for tanh,
-whose derivative follows from y alone, so that x can be freed; x for gelu and cosh. The derivatives
-of relu and leaky_relu have two values, so their backward pass reads a bit an element beside g and
-keeps neither x nor y; the forward pass writes the bits where a backward pass may follow. FLOPs:
-an operation of the formula is one, exp or erf too. Memory decides only where few instructions hide
-behind an element of 2 bytes, so in 16 bits exp is one exp2, and Φ is formula 7.1.26 of Abramowitz
-and Stegun's handbook (1964), an error below 1e-7: its exp(-x²/2) is also the density that the
-derivative asks for. tanh is (1 - t) / (1 + t) with t = exp(-2|x|), and near zero, where that
-cancels, a polynomial. float32 has the library's erf, and reduces the argument of exp in the way of
-Cody and Waite (1980), since the error of exp2 grows with its argument.
+A backward pass reads g and one other tensor. That is y for tanh, whose derivative follows from y
+alone, so that x can be freed; x for gelu and cosh. The derivatives of relu and leaky_relu have two
+values, so their backward pass reads a bit an element beside g and keeps neither x nor y; the
+forward pass writes the bits where a backward pass may follow. Memory decides only where few
+instructions hide behind an element of 2 bytes, so in 16 bits exp is one exp2, and Φ is formula
+7.1.26 of Abramowitz and Stegun's handbook (1964), an error below 1e-7: its exp(-x²/2) is also the
+density that the derivative asks for. tanh is (1 - t) / (1 + t) with t = exp(-2|x|), and near zero,
+where that cancels, a polynomial. float32 has the library's erf, and reduces the argument of exp in
+the way of Cody and Waite (1980), since the error of exp2 grows with its argument.
 """
 
-import functools
 import math
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 
 from kernels._call_cache import cached_launch
-from kernels._cases import drawn_vector
 from kernels._checks import floating, number, one_of
-from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
-    EDGE,
-    SWEEP,
     block_is_full,
     block_offsets,
     length,
     store_once,
     tiles,
-    words_of,
 )
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
 from kernels._launch import needs_grad, once
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
-
-
-def relu_reference(x):
-    return torch.relu(x)
-
-
-def leaky_relu_reference(x, negative_slope):
-    return F.leaky_relu(x, negative_slope)
-
-
-def gelu_reference(x, approximate="none"):
-    return F.gelu(x, approximate=approximate)
-
-
-def tanh_reference(x):
-    return torch.tanh(x)
-
-
-def cosh_reference(x):
-    return torch.cosh(x)
-
-
-def _cost(forward, backward, flags=False):
-    """The cost by the FLOPs of an element in either direction.
-
-    flags: a bit an element is all that the backward pass reads beside the gradient.
-    """
-    cost = functools.partial(_map_cost, forward, backward, flags)
-    return in_turn(cost, _flags_cost if flags else None)
-
-
-def _map_cost(forward, backward, flags, a_case, direction, itemsize):
-    n = a_case["N"]
-    if direction == "forward":
-        return Cost(n * itemsize, n * itemsize, forward * n)
-    beside = words_of(n) if flags else n * itemsize
-    return Cost(n * itemsize + beside, n * itemsize, backward * n)
-
-
-def _flags_cost(a_case):
-    return words_of(a_case["N"])
-
-
-X = {"x": Tensor("N")}
-TANH_EDGE = (
-    case("tanh", N=10001),
-    case("tanh", N=5000, values="large"),
-    case("tanh", N=1000, values="infinities"),
-    case("tanh", N=1000, values="denormal"),
-)
-TANH_SWEEP = tuple(
-    case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
-)
-
-RELU = Op(
-    "relu", relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES, drawn=drawn_vector
-)
-LEAKY_RELU = Op(
-    "leaky_relu", leaky_relu_reference, X, _cost(1, 1, flags=True), EDGE, SWEEP, PASSES,
-    drawn=drawn_vector, params={"negative_slope": 0.01},
-)  # fmt: skip
-GELU = Op(
-    "gelu", gelu_reference, X, _cost(5, 11), (*EDGE, *TANH_EDGE), (*SWEEP, *TANH_SWEEP), PASSES,
-    drawn=drawn_vector, flags={"tanh": {"approximate": "tanh"}},
-)  # fmt: skip
-TANH = Op("tanh", tanh_reference, X, _cost(1, 3), EDGE, SWEEP, PASSES, drawn=drawn_vector)
-COSH = Op("cosh", cosh_reference, X, _cost(1, 2), EDGE, SWEEP, PASSES, drawn=drawn_vector)
 
 # ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
 LN2_HIGH = tl.constexpr(0.693359375)

@@ -8,7 +8,7 @@ costs one read and one write of the logits where a backward pass of its own cost
 In float16 the gradient of a mean must wait for the factor that loss scaling puts against the count,
 and a pass that multiplies would read and write as much again: there the forward pass keeps two
 numbers a row, and the backward pass makes the gradient of the logits in one read and one write.
-FLOPs: about 10 an item, so memory decides.
+Memory decides.
 
 The loss alone is one walk with a running maximum and sum in each lane. For the gradient a row stays
 in the registers of a program, in the dtype in which it came, and is read once. Of a row that is too
@@ -22,9 +22,7 @@ import triton.language as tl
 
 from kernels import _cross_entropy as shared
 from kernels._call_cache import cached_launch
-from kernels._cases import drawn_rows
 from kernels._checks import floating
-from kernels._contract import Cost, Op, Tensor, case
 from kernels._cross_entropy import (
     ROW_CONFIGS,
     WALK_CONFIGS,
@@ -50,70 +48,6 @@ from kernels._ticket import ticket
 from kernels._tile import load_f32
 from kernels._tuned import Configs
 
-
-def cross_entropy_reference(
-    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
-):
-    return shared.reference(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
-
-
-def _cost(a_case, direction, itemsize):
-    logits = a_case["M"] * a_case["V"]
-    written = logits * itemsize if direction == "both" else 0
-    return Cost(
-        logits * itemsize + 8 * a_case["M"], written + itemsize, (10 if written else 5) * logits
-    )
-
-
-CROSS_ENTROPY = Op(
-    "cross_entropy",
-    cross_entropy_reference,
-    {
-        "logits": Tensor("M V"),
-        "targets": Tensor("M", "int64", grad=False, below="V", sentinel=("ignored", -100)),
-    },
-    _cost,
-    edge=(
-        case(M=1, V=1),
-        case(M=3, V=127),
-        case("ignored", M=17, V=129),
-        case(M=2, V=1024),
-        case(M=0, V=64),
-        case("none", M=9, V=200, layout="padded"),
-        case(M=9, V=200, layout="offset"),
-        case("sum", "smooth", M=9, V=40, layout="transposed"),
-        case(M=4, V=100, layout="expanded"),
-        case("smooth", M=5, V=300, values="large"),
-        case("smooth", "z", "ignored", M=9, V=300),
-        case("none", "z", "ignored", M=9, V=300),
-        case(M=5, V=300, values="equal"),
-        case(M=5, V=300, values="spike"),
-        case("none", M=5, V=300, values="inf"),
-        case("none", M=6, V=100, values="infinities"),
-        case(M=2, V=40000),
-        case(M=1, V=270000, dtypes=("float32",)),
-        case("smooth", "z", "ignored", M=3, V=33000, dtypes=("float16",)),
-    ),
-    sweep=(
-        case(M=8192, V=32000, dtypes=("bfloat16",)),
-        case(M=8192, V=128256, dtypes=("bfloat16",)),
-        case(M=4096, V=1024, dtypes=("bfloat16",)),
-        case(M=4096, V=32000, dtypes=("float16", "float32")),
-        case(M=4096, V=65536, dtypes=("bfloat16",)),
-        case(M=8192, V=50257, dtypes=("bfloat16",)),  # GPT-2
-        case(M=4096, V=151936, dtypes=("bfloat16",)),  # Qwen 2.5
-        case("smooth", "z", "ignored", M=8192, V=32000, dtypes=("bfloat16",)),
-    ),
-    passes=("forward", "both"),
-    drawn=drawn_rows(2**18, "V"),
-    flags={
-        "ignored": {},
-        "smooth": {"label_smoothing": 0.1},
-        "z": {"z_loss": 1e-3},
-        "sum": {"reduction": "sum"},
-        "none": {"reduction": "none"},
-    },
-)
 ACCUMULATES = {"cross_entropy": "float32"}
 # Losses that the last program adds up at a time.
 SUMMED = tl.constexpr(2048)

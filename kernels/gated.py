@@ -5,85 +5,23 @@ a(x) = x s(x) with the logistic function s; for geglu a is GELU, x s(2 sqrt(2/pi
 in the tanh form, x P(x) with the normal distribution's P in the erf form. Shazeer, "GLU variants
 improve transformer" (2020); Hendrycks and Gimpel, "Gaussian error linear units" (2016).
 
-Bytes: forward reads two items and writes one, backward reads three and writes two; nothing but
-the inputs is kept for it. FLOPs: about 10 and 20 an element, so memory decides. A program owns a
-tile of one row, whose rows may lie apart: the halves of one projection [.., 2N] are walked where
-they are. Contiguous tensors are walked as a single row. tanh and the logistic function are one exp2
-and one reciprocal; 1 + tanh z = 2 s(2z), so no digits cancel where the gate is far below zero.
+Memory decides: `ops/gated.py` counts bytes and FLOPs. Nothing but the inputs is kept for the
+backward pass. A program owns a tile of one row, whose rows may lie apart: the halves of one
+projection [.., 2N] are walked where they are. Contiguous tensors are walked as a single row. tanh
+and the logistic function are one exp2 and one reciprocal; 1 + tanh z = 2 s(2z), so no digits cancel
+where the gate is far below zero.
 """
 
 import torch
 import triton
 import triton.language as tl
-from torch.nn import functional as F
 
 from kernels._call_cache import cached_launch
-from kernels._cases import ROW_EDGE, drawn_rows
 from kernels._checks import one_of
-from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
 from kernels._launch import needs_grad, once
 from kernels._layout import ACCESS_BYTES, rows_of
 from kernels._tuned import Configs
-
-
-def swiglu_reference(gate, up):
-    return F.silu(gate) * up
-
-
-def geglu_reference(gate, up, approximate="tanh"):
-    return F.gelu(gate, approximate=approximate) * up
-
-
-def _cost(a_case, direction, itemsize):
-    elements = a_case["M"] * a_case["N"]
-    reads, writes, flops = (2, 1, 10) if direction == "forward" else (3, 2, 20)
-    return Cost(reads * elements * itemsize, writes * elements * itemsize, flops * elements)
-
-
-INPUTS = {"gate": Tensor("M N"), "up": Tensor("M N", tame=True)}
-EDGE = (*ROW_EDGE, case(M=3, N=2500, layout="padded"))
-# The MLP of Llama 2 7B and of Llama 3 8B and 70B, and a small case.
-SWEEP = (
-    case(M=4096, N=1024, dtypes=("bfloat16",)),
-    case(M=8192, N=11008, dtypes=("bfloat16",)),
-    case(M=8192, N=14336),
-    case(M=8192, N=28672, dtypes=("bfloat16",)),
-)
-
-DRAWN = drawn_rows(2**15)
-
-SWIGLU = Op(
-    "swiglu",
-    swiglu_reference,
-    INPUTS,
-    in_turn(_cost),
-    EDGE,
-    sweep=(*SWEEP, case(M=8192, N=18432, dtypes=("bfloat16",))),  # DeepSeek-V3, dense layers
-    passes=PASSES,
-    drawn=DRAWN,
-)
-GEGLU = Op(
-    "geglu",
-    geglu_reference,
-    INPUTS,
-    in_turn(_cost),
-    edge=(
-        *EDGE,
-        case("erf", M=17, N=129),
-        case("erf", M=5, N=300, values="large"),
-        case("erf", M=6, N=100, values="infinities"),
-    ),
-    sweep=(
-        *SWEEP,
-        case(M=8192, N=10240, dtypes=("bfloat16",)),  # Gemma 3 4B
-        case("erf", M=8192, N=14336, dtypes=("bfloat16",)),
-    ),
-    passes=PASSES,
-    drawn=DRAWN,
-    params={"approximate": "tanh"},
-    flags={"erf": {"approximate": "none"}},
-)
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Rows of this length or more are all alike to a tile.

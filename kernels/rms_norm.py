@@ -5,49 +5,18 @@ returned too. backward, with h = s r and g = w dy: dx = r (g - h mean(g h)), to 
 of s is added and which is that of the residual too; dw = sum of dy h over the rows. Zhang and
 Sennrich (2019) proposed it.
 
-Bytes: forward reads x (and the residual) and writes y (and s); backward reads s and dy (and ds)
-and writes dx; the weights are small beside them. FLOPs: about 4 and 9 an element, so memory
-decides. The kernels, and why they are as they are: `_norm_forward.py` and `_norm_backward.py`.
+Memory decides: `ops/rms_norm.py` counts bytes and FLOPs. The kernels, and why they are as they are:
+`_norm_forward.py` and `_norm_backward.py`.
 """
 
 import torch
 
 from kernels._checks import number
-from kernels._contract import PASSES, Op, Tensor, in_turn
 from kernels._launch import needs_grad, once
-from kernels._norm import NORM_DRAWN, NORM_EDGE, NORM_FLAGS, NORM_SWEEP, norm_cost
 from kernels._norm_backward import RMS_PAIR, RMS_SPLIT_FORMS, backward_configs, norm_backward
 from kernels._norm_backward_two_pass import RMS_TILE
 from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
 
-
-def rms_norm_reference(x, weight, eps, residual=None):
-    total = x if residual is None else x + residual
-    square = (total * total).mean(dim=-1, keepdim=True)
-    y = total / torch.sqrt(square + eps) * weight
-    return y if residual is None else (y, total)
-
-
-def _cost(a_case, direction, itemsize):
-    return norm_cost(a_case, direction, itemsize, 1, 4 if direction == "forward" else 9)
-
-
-RMS_NORM = Op(
-    "rms_norm",
-    rms_norm_reference,
-    {
-        "x": Tensor("M N"),
-        "weight": Tensor("N", tame=True),
-        "residual": Tensor("M N", when="residual"),
-    },
-    in_turn(_cost),
-    edge=NORM_EDGE,
-    sweep=NORM_SWEEP,
-    passes=PASSES,
-    drawn=NORM_DRAWN,
-    params={"eps": 1e-6},
-    flags=NORM_FLAGS,
-)
 ACCUMULATES = {"rms_norm": "float32"}
 
 FORWARD = forward_configs("rms_norm", RMS_TILES)

@@ -1,10 +1,9 @@
 """Bucketize: the number of sorted boundaries below x (at most x, to the right), element by element.
 
-Bytes: one read of x and one write of the index, the boundaries once; no FLOPs. What an element
-costs is the search: log2(B) loads, each of which waits for the last and, among the lanes of a warp,
-goes to as many cache lines as it has answers so far. All lanes halve the same length, so a step
-is a load, a comparison and a sum, with no mask and no branch (Khuong and Morin, "Array layouts for
-comparison-based searching", 2017).
+What an element costs is the search: log2(B) loads, each of which waits for the last and, among the
+lanes of a warp, goes to as many cache lines as it has answers so far. All lanes halve the same
+length, so a step is a load, a comparison and a sum, with no mask and no branch (Khuong and Morin,
+"Array layouts for comparison-based searching", 2017).
 
 Some hundred boundaries fit the shared memory, which serves any addresses in different banks at
 once. There they lie in the order of a breadth-first walk through the tree of the search, as in
@@ -24,9 +23,7 @@ import triton
 import triton.language as tl
 
 from kernels._call_cache import cached_launch
-from kernels._cases import log_uniform
 from kernels._checks import ORDERED, flag, real, tensors
-from kernels._contract import Cost, Op, Tensor, case
 from kernels._device import sm_count
 from kernels._grid import MOST_BOUNDARIES, comparable, grid_search, placed, right_of
 from kernels._layout import as_read
@@ -42,54 +39,6 @@ GRID_FROM = 2**20
 RESIDENT = 8
 # Boundaries whose number fits an entry of 16 bits.
 NARROW = 2**15 - 1
-
-
-def bucketize_reference(x, boundaries, right=False, out_int32=False):
-    x, boundaries = x.contiguous(), boundaries.contiguous()
-    return torch.bucketize(x, boundaries, right=right, out_int32=out_int32)
-
-
-def _cost(a_case, direction, itemsize):
-    n = a_case["N"]
-    index_bytes = 4 if "int32" in a_case.flags else 8
-    return Cost((n + a_case["B"]) * itemsize, n * index_bytes, 0)
-
-
-def _drawn(generator):
-    return case(N=log_uniform(generator, 2**18, 2**28), B=log_uniform(generator, 8, 2**17))
-
-
-BUCKETIZE = Op(
-    "bucketize",
-    bucketize_reference,
-    {"x": Tensor("N"), "boundaries": Tensor("B", ascending=True)},
-    _cost,
-    edge=(
-        case(N=1, B=1),
-        case(N=127, B=129),
-        case(N=5000, B=1024),
-        case("right", N=5000, B=1024),
-        case("int32", N=5000, B=1023),
-        case("right", "int32", N=1000, B=3000),
-        case(N=0, B=64),
-        case(N=1000, B=0),
-        case(N=1000, B=100, layout="offset"),
-        case(N=1000, B=100, layout="strided"),
-        case(N=1000, B=100, values="infinities"),
-        case("right", N=1000, B=100, values="infinities"),
-        case(N=1000, B=100, values="denormal"),
-        case("right", N=1000, B=100, values="equal"),
-    ),
-    sweep=(
-        case("int32", N=2**22, B=1024, dtypes=("bfloat16",)),
-        case(N=2**26, B=1024, dtypes=("bfloat16", "float16", "float32")),
-        case(N=2**28, B=1024, dtypes=("bfloat16",)),
-        case("int32", N=2**28, B=1024, dtypes=("bfloat16",)),
-        case("right", "int32", N=2**26, B=100000, dtypes=("float32",)),
-    ),
-    drawn=_drawn,
-    flags={"right": {"right": True}, "int32": {"out_int32": True}},
-)
 
 
 def _choose_search(itemsize, index_bytes, large):

@@ -5,28 +5,20 @@ of the result: scale gives alpha g, add g itself, mul y g and x g, dot y g and x
 all. maximum and minimum give g to the input that was taken, half of it to each of two equals; two
 bits an element say which (`_extremum.py`).
 
-Bytes: each input is read and each output written once. That is forward 2 items an element for scale
-and dot, 3 for the others; backward 2 for scale, none for add, 5 for mul, 4 for dot, 3 and the bits
-for maximum and minimum. FLOPs: one an output (two a pair of dot). At half a FLOP a byte or less all
-wait for memory: the kernels only have to keep enough 16-byte accesses in flight. The dot product
-follows Harris, "Optimizing parallel reduction in CUDA" (2007): programs sum in float32, and their
-partial sums are added in a fixed order, so the result is the same in each run. The program that
-finishes last adds them, as in NVIDIA's threadFenceReduction sample, which saves the second launch.
+At half a FLOP a byte or less all wait for memory (`ops/vector.py` counts both): the kernels only
+have to keep enough 16-byte accesses in flight. The dot product follows Harris, "Optimizing parallel
+reduction in CUDA" (2007): programs sum in float32, and their partial sums are added in a fixed
+order, so the result is the same in each run. The program that finishes last adds them, as in
+NVIDIA's threadFenceReduction sample, which saves the second launch.
 """
-
-import functools
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels._call_cache import cached_launch
-from kernels._cases import drawn_vector
 from kernels._checks import floating, number, pair
-from kernels._contract import PASSES, Cost, Op, Tensor, case, in_turn
 from kernels._elementwise import (
-    EDGE,
-    SWEEP,
     block_is_full,
     block_offsets,
     length,
@@ -35,78 +27,11 @@ from kernels._elementwise import (
     store_once,
     tiles,
 )
-from kernels._extremum import extremum_bwd, extremum_configs, extremum_cost, extremum_fwd
+from kernels._extremum import extremum_bwd, extremum_configs, extremum_fwd
 from kernels._launch import needs_grad, once
 from kernels._ticket import ticket
 from kernels._tuned import Configs
 
-
-def scale_reference(x, alpha):
-    return x * alpha
-
-
-def add_reference(x, y):
-    return x + y
-
-
-def mul_reference(x, y):
-    return x * y
-
-
-def maximum_reference(x, y):
-    return torch.maximum(x, y)
-
-
-def minimum_reference(x, y):
-    return torch.minimum(x, y)
-
-
-def dot_reference(x, y):
-    return (x * y).sum()
-
-
-def _cost(forward, backward):
-    """The cost of tensors read and written, in vectors of N items, by direction."""
-    return in_turn(functools.partial(_vectors_cost, forward, backward))
-
-
-def _vectors_cost(forward, backward, a_case, direction, itemsize):
-    n = a_case["N"]
-    reads, writes = forward if direction == "forward" else backward
-    return Cost(reads * n * itemsize, writes * n * itemsize, writes * n)
-
-
-def _dot_cost(a_case, direction, itemsize):
-    size = a_case["N"] * itemsize
-    if direction == "forward":
-        return Cost(2 * size, itemsize, 2 * a_case["N"])
-    return Cost(2 * size + itemsize, 2 * size, 2 * a_case["N"])
-
-
-VECTOR = Tensor("N")
-FACTOR = Tensor("N", tame=True)
-PAIR = {"x": VECTOR, "y": VECTOR}
-FACTORS = {"x": VECTOR, "y": FACTOR}
-
-SCALE = Op(
-    "scale", scale_reference, {"x": VECTOR}, _cost((1, 1), (1, 1)), EDGE, SWEEP, PASSES,
-    drawn=drawn_vector, params={"alpha": 1.7},
-)  # fmt: skip
-# The gradient of a sum is the gradient of its terms: no byte moves, so there is nothing to time.
-ADD = Op("add", add_reference, PAIR, _cost((2, 1), (0, 0)), EDGE, SWEEP, drawn=drawn_vector)
-MUL = Op(
-    "mul", mul_reference, FACTORS, _cost((2, 1), (3, 2)), EDGE, SWEEP, PASSES, drawn=drawn_vector
-)
-MAXIMUM = Op(
-    "maximum", maximum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES, drawn=drawn_vector
-)
-MINIMUM = Op(
-    "minimum", minimum_reference, PAIR, extremum_cost, EDGE, SWEEP, PASSES, drawn=drawn_vector
-)
-DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
-DOT = Op(
-    "dot", dot_reference, FACTORS, in_turn(_dot_cost), EDGE, DOT_SWEEP, PASSES, drawn=drawn_vector
-)
 ACCUMULATES = {"dot": "float32"}
 
 # Programs of a dot product: enough to fill all multiprocessors several times, so that none waits

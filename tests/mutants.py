@@ -18,8 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 REASONS = ROOT / "tests/equivalent_mutants.toml"
 PAGE = ROOT / "docs/mutants.md"
-# The functions to mutate: all of these files, and of the kernels only what says an op's cost.
-NAMES = ("harness.*", "paper.*", "kernels.*_cost*")
+# The functions to mutate: all of these files, and of ops/ only what says an op's cost.
+NAMES = ("harness.*", "paper.*", "ops.*_cost*")
 # mutmut's exit codes of a test run. A failing test kills the mutant. So does a test that never
 # ends, or that the system ends for an access beyond its memory.
 KILLED, UNRUN = {1, 3, 24, 36, 152, 255, -11, -24}, {None}

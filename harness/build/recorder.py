@@ -12,9 +12,9 @@ from harness.cli import UserError
 from harness.project import registry
 from kernels import _device
 from kernels._call_cache import uncached
-from kernels._contract import Case, Op
 from kernels._launch_guard import shapes_only
 from kernels._tuned import Config, Configs
+from ops._spec import Case, Op
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def of_file(
     """
     module = registry.kernel(stem)
     values = list(vars(module).values())
-    ops = declared(stem, Op)
+    ops = registry.declared(stem)
     missing = _entries(
         v for v in values if isinstance(v, JITFunction) and v.module == module.__name__
     )
-    missing |= {configs.name for configs in declared(stem, Configs)}
+    missing |= {configs.name for configs in declared(stem)}
     found = [launch for op in ops for launch in _sampled(op, dtypes)]
     missing -= {launch.name for launch in found}
     # A device of one multiprocessor lets no programs wait for each other, so it needs the kernels
@@ -84,16 +84,16 @@ def of_file(
             f"kernels/{stem}.py: no case of any op launches {', '.join(sorted(missing))};"
             " add such a case or remove the kernel"
         )
-    for each in declared(stem, Configs):
+    for each in declared(stem):
         configs = each.candidates if tried is None else tried.get(each.name, ())
         found += _candidates(each, configs, found, dtypes)
     return found
 
 
-def declared(stem: str, kind: type) -> list:
-    """The objects of a kind, `Op` or `Configs`, that a kernel file declares, in its order."""
+def declared(stem: str) -> list[Configs]:
+    """The `Configs` that a kernel file declares, in its order."""
     values = vars(registry.kernel(stem)).values()
-    return [value for value in values if isinstance(value, kind)]
+    return [value for value in values if isinstance(value, Configs)]
 
 
 def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Launch]:
@@ -106,7 +106,7 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
     if backward and op.differentiable:
         shapes = invoke.run(op, op.reference, case, tensors).values()
         seeds = inputs.gradients(tuple(shapes), 0)
-    with recorded() as calls, _asked(declared(registry.op(op.name)[1], Configs)) as keys:
+    with recorded() as calls, _asked(declared(registry.op(op.name)[1])) as keys:
         invoke.run(op, function, case, tensors, seeds)
     found = [
         Launch(kernel, arguments, op, case, dtype, key=keys.get(kernel.fn.__name__, {}), grid=grid)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.calls import drawn
-from kernels._contract import Case, Op
+from ops._spec import Case, Op
 
 
 @dataclass(frozen=True)

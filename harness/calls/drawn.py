@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from harness import cli, files
-from kernels._contract import Case, Op
+from ops._spec import Case, Op
 
 SHAPES = 4
 # The format that is trained in; an op without it has but one.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels._contract import OFFSETS, Case, Op
-from kernels._contract import Tensor as Spec
+from ops._spec import OFFSETS, Case, Op
+from ops._spec import Tensor as Spec
 
 # Larger tensors are drawn on the device itself: the CPU would take seconds for each.
 CPU_ELEMENTS = 2**20

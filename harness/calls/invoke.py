@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from kernels._contract import Case, Op
+from ops._spec import Case, Op
 
 Named = dict[str, torch.Tensor]
 

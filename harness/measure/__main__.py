@@ -27,7 +27,7 @@ from harness.project import fingerprint, registry
 from harness.project.source_tree import self_tuned
 from harness.results import choices, measured, raw
 from harness.workers import forkserver
-from kernels._contract import DTYPES, PASSES
+from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = "harness.measure.worker"

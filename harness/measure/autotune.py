@@ -30,7 +30,7 @@ from harness.results import choices
 from harness.status import FATAL
 from harness.workers import forkserver
 from harness.workers.pool import Crew
-from kernels._contract import DTYPES, PASSES
+from ops._spec import DTYPES, PASSES
 
 FIELDS = {"code_sha256", "date", "gpu", "cells"}
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from harness.calls.cell import Cell
 from harness.machine import nvml
 from harness.results import raw
 from harness.workers.pool import process_of
-from kernels._contract import ITEMSIZE, Cost, Op
+from ops._spec import ITEMSIZE, Cost, Op
 
 # Faster than this share of the floor is more than the uncertainty of the ceilings.
 FLOOR_SHARE = 0.9

@@ -27,7 +27,7 @@ from harness.results import raw
 from harness.status import FATAL
 from harness.workers.gpu_memory import Memory
 from harness.workers.pool import LOST, Crew, further, process_of
-from kernels._contract import Op
+from ops._spec import Op
 
 WARM_UP_CALLS = 3
 CALLS = (3, 100)

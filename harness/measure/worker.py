@@ -29,7 +29,7 @@ from harness.calls.snapshot import Kept
 from harness.machine import affinity
 from harness.machine.timer import Timer
 from harness.project import registry
-from kernels._contract import Case
+from ops._spec import Case
 
 COPIES = 3
 # Share of the GPU's memory that the inputs of one worker may take; all rivals hold theirs at once.

@@ -73,16 +73,17 @@ def harness(root: Path) -> str:
 def implementation(root: Path, family: str, impl: str) -> str:
     """The digest of all that a verification of `impl` holds for; "" where it has no file.
 
-    These are the syntax of its file and of what that imports from this project, and the version of
-    its library. So a comment or a docstring moves no digest, and an operator does. family: the
-    kernel file of the op.
+    These are the syntax of its file, of that which declares the op, and of what the two import from
+    this project, and the version of its library. So a comment or a docstring moves no digest, and
+    an operator does. family: the stem of the file that declares the op.
     """
     ours = impl in (OURS, TWIN)
     path = f"kernels/{family}.py" if ours else f"baselines/{impl}.py"
-    if not (root / path).is_file():
+    problem = f"ops/{family}.py"
+    if not ((root / path).is_file() and (root / problem).is_file()):
         return ""
     library = "triton" if ours else libraries.distribution(root / path)
-    return of({"files": _trees(root, path), "version": libraries.version(library)})
+    return of({"files": _trees(root, path, problem), "version": libraries.version(library)})
 
 
 def _trees(root: Path, *starts: str) -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""Kernels and baselines by name, imported late: an absent library is a status, never a crash."""
+"""Ops, kernels and baselines by name, imported late: an absent library is a status, no crash."""
 
 import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import pkgutil
 import traceback
 from collections.abc import Callable
@@ -11,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import baselines
-import kernels
+import ops
 from harness import status
 from harness.cli import UserError
 from harness.project import source_tree
-from kernels._contract import Op
+from ops._spec import Op
 
 OURS = "ours"
 TWIN = "ours_twin"
@@ -35,31 +36,43 @@ def op(name: str) -> tuple[Op, str]:
     The syntax trees tell which file that is, so a broken file costs no op of another. Raises
     UserError where no file declares the op, or where its file cannot be imported.
     """
-    families = _families(tuple(kernels.__path__))
+    families = _families(tuple(ops.__path__))
     if name in families:
         return _declared(name, families[name]), families[name]
     # One that a function makes has its name in no tree.
-    for module in pkgutil.iter_modules(kernels.__path__):
+    for module in pkgutil.iter_modules(ops.__path__):
         with contextlib.suppress(UserError):
             return _declared(name, module.name), module.name
-    raise UserError(f"kernels/: no file declares an op {name!r}; write Op({name!r}, …) in one")
+    raise UserError(f"ops/: no file declares an op {name!r}; write Op({name!r}, …) in one")
 
 
 def _declared(name: str, stem: str) -> Op:
-    for value in vars(kernel(stem)).values() if not stem.startswith("_") else ():
+    for value in vars(_imported("ops", stem)).values() if not stem.startswith("_") else ():
         if isinstance(value, Op) and value.name == name:
             return value
-    raise UserError(f"kernels/{stem}.py: has no Op({name!r}, …) at module level; write one")
+    raise UserError(f"ops/{stem}.py: has no Op({name!r}, …) at module level; write one")
+
+
+def declared(stem: str) -> list[Op]:
+    """The ops of a family in the order of their file; UserError as `op` raises it."""
+    return [value for value in vars(_imported("ops", stem)).values() if isinstance(value, Op)]
 
 
 def kernel(stem: str) -> ModuleType:
     """The module of a kernel file; UserError names the file and why it cannot be imported."""
+    return _imported("kernels", stem)
+
+
+def _imported(folder: str, stem: str) -> ModuleType:
+    if importlib.util.find_spec(f"{folder}.{stem}") is None:
+        other = "ops" if folder == "kernels" else "kernels"
+        raise UserError(f"{folder}/{stem}.py: no such file; write it beside {other}/{stem}.py")
     try:
-        return importlib.import_module(f"kernels.{stem}")
+        return importlib.import_module(f"{folder}.{stem}")
     except Exception as error:
         traceback.print_exception(error)
         raise UserError(
-            f"kernels/{stem}.py: {status.reason(error)}; mend the file, or leave its ops out of"
+            f"{folder}/{stem}.py: {status.reason(error)}; mend the file, or leave its ops out of"
             " `ops`"
         ) from error
 
@@ -86,7 +99,7 @@ def function(op_name: str, impl: str) -> Callable:
     try:
         return getattr(module, op_name)
     except AttributeError:
-        raise UserError(f"{module.__name__}: has no function {op_name}") from None
+        raise UserError(f"{module.__name__}: has no function {op_name}; write it") from None
 
 
 def accumulates(op_name: str, impl: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.cli import UserError
 
-PACKAGES = ("harness", "kernels", "baselines")
+PACKAGES = ("harness", "ops", "kernels", "baselines")
 # The word that AUTOTUNES has in place of the names of all ops.
 EVERY = "all"
 MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
@@ -21,19 +21,19 @@ def stems(root: Path, folder: str) -> list[str]:
 
 
 def ops(root: Path) -> dict[str, str]:
-    """The family (kernel file) of each op: the literal first argument of each `Op(…)` call."""
+    """The family (stem of its file) of each op: the literal first argument of each `Op(…)` call."""
     family = {}
-    for stem in stems(root, "kernels"):
-        for name in declared_ops(root, f"kernels/{stem}.py"):
+    for stem in stems(root, "ops"):
+        for name in declared_ops(root, f"ops/{stem}.py"):
             if name in family:
                 other = family[name]
-                raise UserError(f"kernels/{stem}.py: op {name!r} is also in {other}.py; rename one")
+                raise UserError(f"ops/{stem}.py: op {name!r} is also in {other}.py; rename one")
             family[name] = stem
     return family
 
 
 def declared_ops(root: Path, path: str) -> list[str]:
-    """The names of the ops that a kernel file declares; UserError where one cannot be read.
+    """The names of the ops that a file declares; UserError where one cannot be read.
 
     It is a literal, since nothing is imported, and a name of Python, since a function has it.
     Inside functions nothing is looked for.

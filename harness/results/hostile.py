@@ -1,4 +1,4 @@
-"""Which cells of a report are hostile, as `kernels._contract.Case` defines it.
+"""Which cells of a report are hostile, as `ops._spec.Case` defines it.
 
 A report from before its cells said so is classified from the names of its cases.
 """
@@ -6,7 +6,7 @@ A report from before its cells said so is classified from the names of its cases
 import re
 from collections.abc import Mapping
 
-from kernels._contract import LAYOUTS, VALUES, Case
+from ops._spec import LAYOUTS, VALUES, Case
 
 SIZE = re.compile(r"([A-Z])(\d+)")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.cli import UserError
 from harness.files import read_json
 from harness.status import STATUSES
-from kernels._contract import PASSES
+from ops._spec import PASSES
 
 TEXT = ("op", "family", "case", "dtype", "pass", "set", "impl", "impl_version")
 PLACE = ("process", "block", "order")

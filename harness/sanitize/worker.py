@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.calls import inputs, invoke
 from harness.cli import run
 from harness.project import registry, source_tree
-from kernels._contract import Case, Op
+from ops._spec import Case, Op
 
 SEED = 0
 # What kernels of ours take from a library, and read.

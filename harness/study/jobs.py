@@ -60,6 +60,11 @@ def committed_tables(root: Path) -> dict[str, str]:
     }
 
 
+def family_files(family: str) -> tuple[str, str]:
+    """The files of a family: its problem and our kernels."""
+    return f"ops/{family}.py", f"kernels/{family}.py"
+
+
 def tree(root: Path) -> str:
     """The commit, with a "+" where measured code differs from it; "" without history."""
 
@@ -72,6 +77,25 @@ def tree(root: Path) -> str:
         return git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("TILEWRIGHT_COMMIT", "")
+
+
+def check_kernels(root: Path, families: Mapping[str, str]) -> None:
+    """Raises UserError where an op has no function of ours; families: the stem of its file by op.
+
+    An op whose kernel is still to be written can be verified and timed by the commands alone.
+    """
+    names = {
+        stem: public_names(root, f"kernels/{stem}.py")
+        for stem in set(families.values())
+        if (root / f"kernels/{stem}.py").is_file()
+    }
+    for op, stem in families.items():
+        if op not in names.get(stem, ()):
+            lack = f"has no function {op}" if stem in names else "no such file"
+            raise UserError(
+                f"kernels/{stem}.py: {lack}; write {op}, which ops/{stem}.py declares, or leave it"
+                " out of `ops`"
+            )
 
 
 @dataclass(frozen=True)
@@ -92,7 +116,7 @@ class Study:
     def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
         """The study that `config`, merged from `files`, describes; UserError where it is wrong."""
         settings.check(root, config, files)
-        for folder in ("kernels", "baselines"):
+        for folder in ("ops", "kernels", "baselines"):
             for stem in stems(root, folder):
                 if not stem.isidentifier():
                     raise UserError(
@@ -108,6 +132,7 @@ class Study:
         offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
         rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
         families = {op: every_op[op] for op in chosen}
+        check_kernels(root, families)
         study = cls(root, config, families, rivals, committed_tables(root))
         measured.refuse_deletion(root / study.run, sys.argv)
         if study.measures and not config["narrower"]:
@@ -238,7 +263,7 @@ class Study:
     @property
     def drawn(self) -> list[str]:
         """The families that have a figure of their own."""
-        return [name for name in self.stems("paper/figures") if name in self.stems("kernels")]
+        return [name for name in self.stems("paper/figures") if name in self.stems("ops")]
 
     def sources(self, *starts: str) -> list[str]:
         return sources(self.root, *starts)
@@ -251,14 +276,15 @@ class Study:
         )
 
     def build_inputs(self, wildcards) -> list[str]:
-        return self.sources("harness/build/__main__.py", f"kernels/{wildcards.family}.py")
+        return self.sources("harness/build/__main__.py", *family_files(wildcards.family))
 
     def verify_inputs(self, wildcards) -> list[str]:
         op, impl = wildcards.op, wildcards.impl
-        judges = ("harness/verify/__main__.py", f"kernels/{self.ops[op]}.py", REFERENCE_IMPL)
+        judges = ("harness/verify/__main__.py", f"ops/{self.ops[op]}.py", REFERENCE_IMPL)
         if impl == OURS:
+            ours = self.sources(*judges, *family_files(self.ops[op]))
             built = f"{self.run}/build/{self.ops[op]}.json"
-            return [*self.sources(*judges), built, *self.tables(wildcards), *self.draws]
+            return [*ours, built, *self.tables(wildcards), *self.draws]
         tuned = [path for path in self.autotuned(wildcards) if Path(path).stem == impl]
         # Choices made alone, so that what is timed is what was judged.
         rival = self.sources(*judges, f"baselines/{impl}.py")
@@ -268,13 +294,13 @@ class Study:
         op, impl = wildcards.op, wildcards.impl
         return [
             *self.sources(
-                "harness/measure/autotune.py", f"kernels/{self.ops[op]}.py", f"baselines/{impl}.py"
+                "harness/measure/autotune.py", f"ops/{self.ops[op]}.py", f"baselines/{impl}.py"
             ),
             *self.draws,
         ]
 
     def sanitize_inputs(self, wildcards) -> list[str]:
-        kernels = self.sources("harness/sanitize/__main__.py", f"kernels/{wildcards.family}.py")
+        kernels = self.sources("harness/sanitize/__main__.py", *family_files(wildcards.family))
         return [*kernels, *self.tables(wildcards)]
 
     @property
@@ -289,7 +315,7 @@ class Study:
         return commands.replace("{", "{{").replace("}", "}}")
 
     def tune_inputs(self, wildcards) -> list[str]:
-        return self.sources("harness/tune/__main__.py", f"kernels/{wildcards.family}.py")
+        return self.sources("harness/tune/__main__.py", *family_files(wildcards.family))
 
     def tables(self, wildcards) -> list[str]:
         """The table that this run tunes for the op or the kernel file; none in other modes."""

@@ -17,7 +17,7 @@ from harness.files import write_text
 from harness.project.registry import OURS
 from harness.results import hostile, manifest, reports, severity
 from harness.status import COLOUR
-from kernels._contract import DTYPES, PASSES
+from ops._spec import DTYPES, PASSES
 
 SIGNS = {
     "ok": "●",

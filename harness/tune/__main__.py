@@ -16,7 +16,7 @@ from pathlib import Path
 from harness import cli, files
 from harness.cli import UserError
 from harness.machine import gpu_lock
-from kernels._contract import DTYPES, PASSES
+from ops._spec import DTYPES, PASSES
 
 # Inputs and order are the same in each run, so that a table changes with the machine alone.
 SEED = 0

@@ -18,8 +18,8 @@ from harness.build.recorder import Launch
 from harness.project import registry
 from harness.tune.search import Place
 from kernels import _device
-from kernels._contract import ITEMSIZE, Op
 from kernels._tuned import Config, Configs
+from ops._spec import ITEMSIZE, Op
 
 DIED = "the compiler died"
 
@@ -35,7 +35,7 @@ def reached(
     """
     found: dict[tuple, tuple[float, Launch, str]] = {}
     with _device.planned_for(**limits):
-        for op in recorder.declared(stem, Op):
+        for op in registry.declared(stem):
             for case, dtype in itertools.product(op.sweep[:most], dtypes):
                 if dtype in op.dtypes_of(case):
                     for direction, launch in _launches(op, case, dtype, passes):
@@ -46,7 +46,7 @@ def reached(
                             found[name] = size, launch, direction
         return [
             place
-            for configs in recorder.declared(stem, Configs)
+            for configs in recorder.declared(stem)
             for _, launch, direction in found.values()
             if launch.name == configs.name
             if len((place := _place(configs, launch, direction)).candidates) > 1
@@ -112,7 +112,7 @@ def barred(
 def _trial(stem: str, place: Place, candidate: Config) -> Launch:
     op, _ = registry.op(place.op)
     case = next(each for each in op.sweep if each.name == place.case)
-    [configs] = [x for x in recorder.declared(stem, Configs) if x.name == place.kernel]
+    [configs] = [x for x in recorder.declared(stem) if x.name == place.kernel]
     return recorder.trial(configs, candidate, op, case, place.dtype)[0]
 
 

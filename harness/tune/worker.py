@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, op: str, impl: str, seed: int):
         # A table would take the choice out of the tuner's hands.
         os.environ[_tuned.MODE] = ""
-        self._configs = {each.name: each for each in recorder.declared(op, Configs)}
+        self._configs = {each.name: each for each in recorder.declared(op)}
         self._seed = seed
         self._timer = Timer()
         self._forget()

@@ -29,7 +29,7 @@ from harness.project import fingerprint, libraries, source_tree
 from harness.results import choices, severity, withdrawn
 from harness.verify import ledger
 from harness.workers.pool import LOST, START_S, Worker
-from kernels._contract import DTYPES, PASSES
+from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = "harness.verify.worker"

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from harness.calls import inputs, wide
 from harness.calls.snapshot import Kept
-from kernels._contract import Case, Op
+from ops._spec import Case, Op
 
 # Distinct kernels that an entry names, and the letters of a name that it keeps.
 NAMED, LETTERS = 12, 100

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
-from kernels._contract import LAYOUTS, VALUES
+from ops._spec import LAYOUTS, VALUES
 
 SIZES = re.compile(r"\b[A-Z](\d+)")
 

@@ -10,7 +10,7 @@ import torch
 from harness.calls import guards, inputs, tolerance
 from harness.calls.invoke import Named, run
 from harness.calls.tolerance import Distance
-from kernels._contract import Case, Op
+from ops._spec import Case, Op
 
 # Draws of rounded inputs from which the oracle's sensitivity is taken, and eager's luck.
 ROUNDINGS = 4

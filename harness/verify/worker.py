@@ -14,7 +14,7 @@ from harness.cli import UserError
 from harness.project import registry
 from harness.verify import call_profile, check
 from harness.verify import problem as oracle
-from kernels._contract import Case
+from ops._spec import Case
 
 EAGER = "torch_eager"
 

@@ -14,7 +14,7 @@ from harness.project import registry, source_tree
 from harness.study import jobs
 from harness.verify import worker
 from harness.workers import pool
-from kernels._contract import PASSES
+from ops._spec import PASSES
 
 ROOT = Path(__file__).parents[2]
 OPS = jobs.ops(ROOT)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.toy_tree import KERNELS, build, make_tree
+from tests.support.toy_tree import KERNELS, OPS, build, make_tree
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +137,8 @@ def test_a_kernel_that_one_architecture_alone_launches_is_built_there(tmp_path):
 
 
 def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
-    lonely = KERNELS.replace("(case(N=3),)", "()")
-    done, table = build(make_tree(tmp_path / "tree", lonely), "90")
+    lonely = OPS.replace("(case(N=3),)", "()")
+    done, table = build(make_tree(tmp_path / "tree", ops=lonely), "90")
     assert (done.returncode, table) == (2, None)
     assert "no case of any op launches _small_kernel" in done.stderr
 

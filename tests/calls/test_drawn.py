@@ -13,7 +13,7 @@ from harness.cli import UserError
 from harness.measure.rows import Rows
 from harness.project import registry, source_tree
 from harness.results import raw
-from kernels._contract import DTYPES, ITEMSIZE, PASSES, case
+from ops._spec import DTYPES, ITEMSIZE, PASSES, case
 
 ROOT = Path(__file__).parents[2]
 OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.calls import inputs
-from kernels._contract import DTYPES, LAYOUTS, OFFSETS, VALUES, Cost, Op, Tensor, case
+from ops._spec import DTYPES, LAYOUTS, OFFSETS, VALUES, Cost, Op, Tensor, case
 
 
 def no_cost(a_case, direction, itemsize):

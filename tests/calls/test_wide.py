@@ -8,7 +8,7 @@ from harness.measure.worker import COPIES
 from harness.project import registry
 from harness.verify import call_profile, worker
 from harness.verify import problem as oracle
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 
 OP = Op(
     "scaled",

@@ -7,7 +7,7 @@ from harness.machine import gpu_lock
 from harness.project import registry
 from harness.verify import check
 from harness.verify import problem as oracle
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import activation
+from ops import activation as problems
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -28,11 +29,11 @@ FORMS = {
     "cosh": (activation.cosh, torch.cosh),
 }
 OPS = (
-    activation.RELU,
-    activation.LEAKY_RELU,
-    activation.GELU,
-    activation.TANH,
-    activation.COSH,
+    problems.RELU,
+    problems.LEAKY_RELU,
+    problems.GELU,
+    problems.TANH,
+    problems.COSH,
 )
 
 

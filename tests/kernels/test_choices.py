@@ -14,7 +14,6 @@ import torch
 from harness.build import recorder
 from harness.project import source_tree
 from kernels import _tuned
-from kernels._tuned import Configs
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "kernels").glob("*.py"))
@@ -48,7 +47,7 @@ def choices(sweeps):
     for name, op in OPS.items():
         object.__setattr__(op, "sweep", sweeps[name])
     for stem in set(FAMILIES.values()):
-        for configs in recorder.declared(stem, Configs):
+        for configs in recorder.declared(stem):
             configs._known.clear()
     found = []
     with _device.planned_for(**LIMITS):
@@ -66,7 +65,7 @@ found = {
     "others": choices({name: drawn(op, 12, 5) for name, op in OPS.items()}),
     "none": choices(dict.fromkeys(OPS, ())),
 }
-[tiles] = [c for c in recorder.declared("vector", Configs) if c.name == "_forward_kernel"]
+[tiles] = [c for c in recorder.declared("vector") if c.name == "_forward_kernel"]
 rule = tiles.choose
 cheat = lambda **key: rule(**key) | {"num_warps": 8 if OPS["scale"].sweep else 4}
 object.__setattr__(tiles, "choose", cheat)
@@ -134,7 +133,7 @@ def test_a_reader_of_a_sweep_is_seen(code):
 def entries():
     for path in sorted((ROOT / "kernels/tuned").glob("*.json")):
         for stem, record in json.loads(path.read_text())["families"].items():
-            for configs in recorder.declared(stem, Configs):
+            for configs in recorder.declared(stem):
                 tuned = record["kernels"].get(configs.name, {}).get("keys", ())
                 yield configs, {tuple(e["key"].items()): e["config"] for e in tuned}
 

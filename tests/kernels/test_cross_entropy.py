@@ -12,8 +12,10 @@ from kernels import _cross_entropy as shared
 from kernels import _linear_loss as tiled
 from kernels import cross_entropy as plain
 from kernels import linear_cross_entropy as linear
-from kernels.cross_entropy import cross_entropy, cross_entropy_reference
-from kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from kernels.cross_entropy import cross_entropy
+from kernels.linear_cross_entropy import linear_cross_entropy
+from ops.cross_entropy import cross_entropy_reference
+from ops.linear_cross_entropy import linear_cross_entropy_reference
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import gated
-from kernels.gated import geglu, geglu_reference, swiglu, swiglu_reference
+from kernels.gated import geglu, swiglu
+from ops.gated import geglu_reference, swiglu_reference
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"

@@ -14,8 +14,8 @@ from harness.calls import inputs, invoke
 from harness.machine import nvml
 from harness.project import registry
 from harness.study import jobs
-from kernels import _random
 from kernels.random import LEVELS, dropout, randint
+from ops._philox import philox_words
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 ELEMENTS = 2**31 if DEVICE == "cuda" else 2**12
@@ -151,7 +151,7 @@ def test_the_last_elements_are_dropped_by_their_place():
     x = torch.ones(count, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     out = dropout(x, p, 7)
     (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
-    words = _random.philox_words(torch.tensor(7, device=DEVICE), (count - 4096) // 2, 2048)
+    words = philox_words(torch.tensor(7, device=DEVICE), (count - 4096) // 2, 2048)
     halves = torch.stack((words & 0xFFFF, words >> 16), -1).flatten()
     kept = halves >= round(p * LEVELS)
     assert torch.equal(out[-4096:] != 0, kept) and torch.equal(dx[-4096:] != 0, kept)

@@ -15,8 +15,10 @@ from kernels import layer_norm as ln
 from kernels import rms_norm as rms
 from kernels._exchange import may_wait
 from kernels._norm_forward import Tile, forward_configs
-from kernels.layer_norm import layer_norm, layer_norm_reference
-from kernels.rms_norm import rms_norm, rms_norm_reference
+from kernels.layer_norm import layer_norm
+from kernels.rms_norm import rms_norm
+from ops.layer_norm import layer_norm_reference
+from ops.rms_norm import rms_norm_reference
 from tests.support.examples import many
 from tests.support.interleaved import Schedule, interleaved
 

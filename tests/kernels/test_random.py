@@ -1,4 +1,4 @@
-"""Check random integers and dropout: their laws, their streams, and the checks of these laws."""
+"""Check random integers and dropout: their laws and their streams."""
 
 import itertools
 import math
@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 from harness.machine import nvml
 from harness.project import registry
 from kernels import _random, random
-from kernels.random import LEVELS, NARROW, dropout, dropout_reference, randint, randint_reference
+from kernels.random import LEVELS, NARROW, dropout, randint
+from ops import _philox
+from ops import random as problems
+from ops._laws import uneven
+from ops.random import DROPOUT, dropout_reference, randint_reference
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -22,46 +26,6 @@ seeds = st.integers(INT64.min, INT64.max).filter(lambda n: DEVICE == "cuda" or n
 
 def draw(low, high, size, seed, **more):
     return randint(low, high, size, seed, device=DEVICE, **more).cpu()
-
-
-@pytest.mark.parametrize(
-    ("counter", "key", "words"),
-    [
-        ((0, 0), 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-        ((_random.WORD, _random.WORD), -1, None),
-    ],
-)
-def test_the_stream_is_that_of_philox(counter, key, words):
-    """The authors' known answer, and a counter and a key whose products overflow."""
-    call = counter[0] | counter[1] << 32
-    first = 4 * call if words else 4 * (2**60 - 1)
-    found = _random.philox_words(key, first, 4).tolist()
-    assert words is None or tuple(found) == words
-    assert found == _by_hand(first // 4, key)
-
-
-def _by_hand(call, seed):
-    """Philox-4x32-10 in Python's integers, which do not overflow."""
-    words, key = [call & _random.WORD, call >> 32, 0, 0], [seed & _random.WORD, seed >> 32]
-    key[1] &= _random.WORD
-    for _ in range(10):
-        p0, p1 = words[0] * _random.MULTIPLIERS[0], words[2] * _random.MULTIPLIERS[1]
-        words = [
-            (p1 >> 32) ^ words[1] ^ key[0],
-            p1 & _random.WORD,
-            (p0 >> 32) ^ words[3] ^ key[1],
-            p0 & _random.WORD,
-        ]
-        key = [(k + step) & _random.WORD for k, step in zip(key, _random.STEPS, strict=True)]
-    return words
-
-
-@many
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_a_product_of_64_bits_has_its_upper_half(word, factor):
-    low, high = torch.tensor([word & _random.WORD]), torch.tensor([word >> 32])
-    found = _random.multiply_high(low, high, factor).item()
-    assert found % 2**64 == word * factor >> 64
 
 
 @many
@@ -86,7 +50,7 @@ def test_randint_equals_its_reference(count, low, span, seed, offset, short):
 @pytest.mark.parametrize("seed", [0, -(2**62) + 77])
 def test_randint_is_even(span, seed):
     found = draw(-5, span - 5, (2**13,), seed)
-    assert _random.uneven(found, -5, span - 5) == ""
+    assert uneven(found, -5, span - 5) == ""
     # Numbers that follow each other, or stand a row apart, are not correlated.
     unit = (found.double() + 5.5) / span - 0.5
     for lag in (1, 2, 3, 4, 1024):
@@ -166,46 +130,11 @@ def test_dropout_has_its_properties(p):
     y = dropout(leaf, p, 4)
     (dx,) = torch.autograd.grad(y, leaf, dy)
     given_, results = {"x": x, "dy": dy}, {"out": y.detach(), "dx": dx}
-    assert random.DROPOUT.properties(given_, results, p=p, seed=4) == ""
+    assert DROPOUT.properties(given_, results, p=p, seed=4) == ""
     # The mean is that of x to the last bit of the probability: no bias from its 16 bits.
     dropped = round(p * LEVELS) / LEVELS
     ones = dropout(torch.ones(2**16, device=DEVICE), p, 8).double().mean().item()
     assert abs(ones - 1) < 5 * math.sqrt(dropped / (1 - dropped) / 2**16)
-
-
-def wrong_dropouts():
-    x, dy = torch.randn(2**16), torch.randn(2**16)
-    keep = torch.rand(2**16) >= 0.1
-    good = torch.where(keep, x / 0.9, 0.0)
-    back = torch.where(keep, dy / 0.9, 0.0)
-    every_tenth = torch.arange(2**16) % 10 != 0
-    return x, dy, {
-        "kept entries": (torch.where(keep, x, 0.0), back),
-        "dropped:": (torch.where(torch.rand(2**16) >= 0.12, x / 0.9, 0.0), back),
-        "neighbours dropped": (torch.where(every_tenth, x / 0.9, 0.0), back),
-        "not zero where out was dropped": (good, torch.where(keep.flip(0), dy / 0.9, 0.0)),
-        "dx: ": (good, torch.where(keep, dy, 0.0)),
-    }  # fmt: skip
-
-
-def test_the_properties_refuse_wrong_dropouts():
-    torch.manual_seed(1)
-    x, dy, wrong = wrong_dropouts()
-    for why, (out, dx) in wrong.items():
-        given_, results = {"x": x, "dy": dy}, {"out": out, "dx": dx}
-        assert why in random.DROPOUT.properties(given_, results, p=0.1, seed=0)
-
-
-def test_the_law_refuses_numbers_that_are_not_even():
-    torch.manual_seed(1)
-    good = torch.randint(0, 1000, (2**15,))
-    assert _random.uneven(good, 0, 1000) == ""
-    assert "range" in _random.uneven(good, 0, 999)
-    assert "range" in _random.uneven(good, 1, 1000)
-    assert "chi-square" in _random.uneven(good.clamp(max=980), 0, 1000)
-    assert "chi-square" in _random.uneven(torch.zeros_like(good), 0, 1000)
-    assert "neighbours" in _random.uneven(good.sort().values, 0, 1000)
-    assert _random.uneven(torch.zeros(3, dtype=torch.int64), 0, 1000) == ""
 
 
 def test_dropout_at_the_ends():
@@ -218,9 +147,19 @@ def test_dropout_at_the_ends():
     assert set(some.unique().tolist()) == {0.0, float(LEVELS)}
 
 
-def test_the_gradients_of_the_reference_are_right():
-    x = torch.randn(40, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda t: dropout_reference(t, 0.4, 3), x)
+@pytest.mark.parametrize("name", ["MULTIPLIERS", "STEPS"])
+def test_the_stream_is_the_one_that_the_problem_defines(name):
+    assert getattr(_random, name) == getattr(_philox, name)
+    assert _random.ROUNDS.value == _philox.ROUNDS
+    assert (NARROW, LEVELS) == (problems.NARROW, problems.LEVELS)
+
+
+@many
+@given(st.floats(0, 1))
+def test_a_probability_is_rounded_as_the_problem_defines(p):
+    dropped = random._levels(p)
+    assert dropped == problems._levels(p)
+    assert random._scale(dropped) == problems._scale(dropped)
 
 
 REFUSALS = {

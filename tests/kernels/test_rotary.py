@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import rotary as family
-from kernels.rotary import rotary, rotary_reference
+from kernels.rotary import rotary
+from ops.rotary import ROTARY, rotary_reference
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -146,7 +147,7 @@ def test_the_reference_is_differentiable_and_right(interleaved):
 
 
 def test_a_key_has_a_few_candidates_and_the_rule_is_one():
-    for case in family.ROTARY.sweep:
+    for case in ROTARY.sweep:
         key = {"heads": case["H"], "r": case["R"], "itemsize": 2}
         key["interleaved"] = "interleaved" in case.flags
         suited = [c for c in family.HEADS if family._suits(c, **key)]

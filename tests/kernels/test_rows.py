@@ -16,8 +16,10 @@ from triton.runtime.interpreter import InterpretedFunction
 from harness.machine import nvml
 from kernels import _softmax_short
 from kernels._rows import most_whole, split
-from kernels.cross_entropy import cross_entropy, cross_entropy_reference
-from kernels.softmax import softmax, softmax_reference
+from kernels.cross_entropy import cross_entropy
+from kernels.softmax import softmax
+from ops.cross_entropy import cross_entropy_reference
+from ops.softmax import softmax_reference
 
 ROOT = Path(__file__).parents[2]
 KERNELS = """
@@ -86,7 +88,7 @@ LAUNCHED = """
 import json, re, sys
 from harness.build import compiler, recorder
 from harness.project import registry
-from kernels._contract import case
+from ops._spec import case
 
 found = []
 for name, letter in (("softmax", "N"), ("cross_entropy", "V")):

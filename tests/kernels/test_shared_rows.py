@@ -20,9 +20,12 @@ from kernels import softmax as family
 from kernels._device import planned_for
 from kernels._launch_guard import shapes_only
 from kernels._norm_columns import span_of
-from kernels.layer_norm import layer_norm, layer_norm_reference
-from kernels.rms_norm import rms_norm, rms_norm_reference
-from kernels.softmax import softmax, softmax_reference
+from kernels.layer_norm import layer_norm
+from kernels.rms_norm import rms_norm
+from kernels.softmax import softmax
+from ops.layer_norm import layer_norm_reference
+from ops.rms_norm import rms_norm_reference
+from ops.softmax import softmax_reference
 from tests.support.interleaved import ORDERS, Deadlock, Run, Schedule, interleaved, schedules
 
 pytestmark = pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import softmax as family
-from kernels.softmax import softmax, softmax_reference
+from kernels.softmax import softmax
+from ops.softmax import softmax_reference
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"

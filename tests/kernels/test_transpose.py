@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import transpose as family
-from kernels.transpose import transpose, transpose_reference
+from kernels.transpose import transpose
+from ops.transpose import transpose_reference
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"

@@ -8,7 +8,7 @@ import torch
 
 from harness import status as statuses
 from harness.measure import worker
-from kernels._contract import PASSES
+from ops._spec import PASSES
 from tests.support.cpu_bench import CELL, Overwriting, Timer, cell, noting_square
 
 

@@ -175,6 +175,7 @@ def test_a_job_that_ends_while_the_next_one_begins_leaves_it_a_journal(tmp_path,
 CODE = (
     "harness/a.py",
     "harness/room/a.py",
+    "ops/a.py",
     "kernels/b.py",
     "kernels/tuned/h200.json",
     "baselines/c.py",

@@ -7,7 +7,7 @@ import pytest
 from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.measure.gate import Gate, Verdict
-from kernels._contract import case
+from ops._spec import case
 
 CELL = Cell(case(M=4, N=8), "float16", "backward")
 CODES = {"rival": "code", "ours": "code", "ours_twin": "code"}

@@ -17,7 +17,7 @@ from harness.measure.stopping import REASONS
 from harness.results import raw
 from harness.summarize import comparisons, timings
 from harness.workers import pool
-from kernels._contract import Cost, Op, case
+from ops._spec import Cost, Op, case
 from tests.support.measuring import (
     BLOCKS,
     CELLS,

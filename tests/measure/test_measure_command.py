@@ -53,7 +53,7 @@ def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"op": "nonesuch"}, "kernels/: no file declares an op 'nonesuch'"),
+        ({"op": "nonesuch"}, "ops/: no file declares an op 'nonesuch'"),
         ({"passes": "sideways"}, "--passes: 'sideways' is none of forward, backward, both"),
         (
             {"ceilings": "none.csv"},

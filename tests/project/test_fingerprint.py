@@ -10,6 +10,9 @@ from harness.project import fingerprint, libraries
 from kernels import _tuned
 
 FILES = {
+    "ops/toy.py": "from ops import _spec\n",
+    "ops/_spec.py": "x = 1\n",
+    "ops/else.py": "",
     "kernels/toy.py": "from kernels import _tile\n",
     "kernels/_tile.py": "import torch\n",
     "kernels/_other.py": "",
@@ -35,12 +38,15 @@ def both(tree):
 @pytest.mark.parametrize(
     ("name", "moved"),
     [
+        ("ops/toy.py", [True, True]),
+        ("ops/_spec.py", [True, True]),
         ("kernels/toy.py", [True, False]),
         ("kernels/_tile.py", [True, False]),
         ("baselines/rival.py", [False, True]),
         ("baselines/_formulas.py", [False, True]),
         ("kernels/_other.py", [False, False]),
         ("kernels/else.py", [False, False]),
+        ("ops/else.py", [False, False]),
     ],
 )
 def test_an_edit_moves_what_it_belongs_to(tree, name, moved):

@@ -238,7 +238,9 @@ def test_the_map_has_every_room():
     files = {path.name for path in (ROOT / "harness").glob("[!_]*.py")}
     named = set(re.findall(r"`([\w.]+/?)`", "".join(re.findall(r"^\| (`.+?) \|", text, re.M))))
     assert rooms | files <= named and len(rooms) > 9
-    assert {f"{room}/" for room in ("kernels", "baselines", "harness", "paper", "tests")} <= named
+    assert {
+        f"{room}/" for room in ("ops", "kernels", "baselines", "harness", "paper", "tests")
+    } <= named
 
 
 FOLDERS = "baselines|config|docs|harness|kernels|network|paper|requirements|results|tests|workflow"

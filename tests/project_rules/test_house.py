@@ -81,11 +81,16 @@ def test_locks_hold_hashes_and_no_index():
         assert all("--hash=sha256:" in block for block in blocks)
 
 
-def test_kernels_share_private_files_only():
-    for stem in jobs.stems(ROOT, "kernels"):
-        for module in imported(ROOT / "kernels" / f"{stem}.py"):
+@pytest.mark.parametrize("room", ["ops", "kernels"])
+def test_families_share_private_files_only(room):
+    for stem in jobs.stems(ROOT, room):
+        for module in imported(ROOT / room / f"{stem}.py"):
             package, _, name = module.partition(".")
-            assert package != "kernels" or name.startswith("_"), f"kernels/{stem}.py: {module}"
+            assert package != room or name.startswith("_"), f"{room}/{stem}.py: {module}"
+
+
+def test_a_family_has_a_problem_and_kernels():
+    assert jobs.stems(ROOT, "ops") == jobs.stems(ROOT, "kernels")
 
 
 def test_the_paper_knows_none_of_our_code():
@@ -151,6 +156,7 @@ def test_no_room_of_the_tests_is_passed_over(pytestconfig):
 def test_a_room_of_the_tests_is_one_of_the_project():
     rooms = {path.parent.name for path in (ROOT / "harness").rglob("__init__.py")} - {"harness"}
     rooms |= {
+        "ops",
         "kernels",
         "baselines",
         "network",

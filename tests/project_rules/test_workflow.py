@@ -25,10 +25,14 @@ REPLAYED = {"measure": False}
 CONFIG = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
 TIMING, VERIFY = CONFIG["timing"], CONFIG["verify"]
 
-KERNEL = """
-from kernels._contract import Op, case
+PROBLEM = """
+from ops._spec import Op, case
 
 SHIFT = Op("shift", None, {}, None, (case(M=1),), (case(M=1),))
+"""
+KERNEL = """
+def shift(x):
+    return x
 """
 BASELINE = """
 import shiny
@@ -86,19 +90,24 @@ def test_beside_replayed_times_ours_and_the_reference_impl_are_verified(tree):
     assert "Verify softmax of torch_compile" in jobs(tree, one, *REPLAY)
 
 
-def test_a_kernel_file_adds_its_own_jobs(finished):
-    (finished / "kernels" / "shift.py").write_text(KERNEL)
+def add_shift(tree):
+    (tree / "ops" / "shift.py").write_text(PROBLEM)
+    (tree / "kernels" / "shift.py").write_text(KERNEL)
+
+
+def test_a_family_adds_its_own_jobs(finished):
+    add_shift(finished)
     assert upstream(finished) == {"Build shift", "Verify shift of ours", "Measure shift"}
 
 
-def test_a_kernel_file_adds_its_own_jobs_where_times_are_replayed(tree):
+def test_a_family_adds_its_own_jobs_where_times_are_replayed(tree):
     (tree / "results/recorded/h200/raw").mkdir()
     (tree / "results/recorded/h200/raw/softmax.csv").touch()
     before = jobs(tree, *REPLAY)
     assert {job for job in before if job.startswith("Replay")} == {
         "Replay softmax from results/recorded/h200"
     }
-    (tree / "kernels" / "shift.py").write_text(KERNEL)
+    add_shift(tree)
     # The new op has no record yet, and the others are shown without it.
     assert jobs(tree, *REPLAY) - before == {"Build shift", "Verify shift of ours"}
     named = jobs(tree, "--config", "measure=False", "ops=[shift]")
@@ -200,6 +209,26 @@ def test_what_all_figures_share_and_the_page_of_the_report_are_inputs(finished):
 def test_an_edited_baseline_reruns_its_own_and_times_its_rivals_with_it(finished):
     edit(finished / "baselines" / "sdpa_flash.py")
     assert upstream(finished) == {"Verify attention of sdpa_flash", "Measure attention"}
+
+
+def test_an_op_without_a_function_of_ours_is_named(tree):
+    (tree / "ops" / "shift.py").write_text(PROBLEM)
+    for text, lack in ((None, "no such file"), ("shifted = 1\n", "has no function shift")):
+        if text is not None:
+            (tree / "kernels" / "shift.py").write_text(text)
+        done = snakemake(tree, "-n", *REPLAY)
+        said = f"tilewright: kernels/shift.py: {lack}; write shift, which ops/shift.py declares, or"
+        assert done.returncode == 1 and f"{said} leave it out of `ops`" in done.stderr
+        assert snakemake(tree, "-n", *REPLAY, "ops=[add]").returncode == 0
+
+
+def test_an_edited_problem_reruns_all_that_is_judged_by_it(finished):
+    edit(finished / "ops" / "attention.py")
+    rivals = {path.stem for path in (finished / "baselines").glob("[!_]*.py")}
+    verified = {f"Verify attention of {impl}" for impl in ("ours", *rivals)}
+    assert {"Build attention", "Measure attention"} < upstream(finished)
+    assert {job for job in upstream(finished) if job.startswith("Verify")} <= verified
+    assert {"Verify attention of ours", "Verify attention of sdpa_flash"} <= upstream(finished)
 
 
 def test_shared_code_of_kernels_is_a_source(finished):
@@ -443,14 +472,14 @@ def test_caches_have_a_place_where_the_home_folder_is_not_writable(tmp_path):
         assert f"{found}" in said.stdout.splitlines(), said
 
 
-def test_a_broken_kernel_file_is_named(tree):
-    (tree / "kernels" / "broken.py").write_text("def broken(:\n")
-    with pytest.raises(UserError, match=r"kernels/broken.py:1: "):
+def test_a_broken_file_of_ops_is_named(tree):
+    (tree / "ops" / "broken.py").write_text("def broken(:\n")
+    with pytest.raises(UserError, match=r"ops/broken.py:1: "):
         discover.ops(tree)
 
 
 def test_an_op_has_one_file(tree):
-    shutil.copy(tree / "kernels" / "softmax.py", tree / "kernels" / "softmax_again.py")
+    shutil.copy(tree / "ops" / "softmax.py", tree / "ops" / "softmax_again.py")
     with pytest.raises(UserError, match="'softmax' is also in softmax"):
         discover.ops(tree)
 
@@ -501,7 +530,7 @@ def test_the_name_of_a_folder_means_nothing_to_the_shell_or_to_snakemake(tmp_pat
     ],
 )
 def test_a_baseline_without_a_library_is_named_before_any_job(tmp_path, text, problem):
-    for name in ("workflow", "config", "kernels", "baselines"):
+    for name in ("workflow", "config", "ops", "kernels", "baselines"):
         shutil.copytree(ROOT / name, tmp_path / name)
     (tmp_path / "baselines" / "odd.py").write_text(text)
     file = str(ROOT / "config" / "config.yaml")

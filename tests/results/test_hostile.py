@@ -7,7 +7,7 @@ import pytest
 from harness.project import registry
 from harness.results import hostile
 from harness.study import jobs
-from kernels._contract import LAYOUTS, OFFSETS, VALUES, case
+from ops._spec import LAYOUTS, OFFSETS, VALUES, case
 
 ROOT = Path(__file__).parents[2]
 PLAIN = {"M": 4, "N": 100}

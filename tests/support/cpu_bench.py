@@ -8,7 +8,7 @@ import torch
 
 from harness.measure import worker
 from harness.project import registry
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 
 SWEEP = (case(M=64),)
 CELL = {"case": "M64", "dtype": "float32"}

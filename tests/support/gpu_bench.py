@@ -6,7 +6,7 @@ import triton.language as tl
 
 from harness.measure import worker
 from harness.project import registry
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 
 
 @triton.jit

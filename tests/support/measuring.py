@@ -15,7 +15,7 @@ from harness.measure.gate import Gate
 from harness.measure.stopping import Timing
 from harness.results import raw
 from harness.workers import forkserver, pool
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]

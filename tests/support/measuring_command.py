@@ -10,7 +10,7 @@ import pytest
 from harness.calls.cell import sweep
 from harness.machine import gpu_lock
 from harness.project import fingerprint, registry
-from kernels._contract import DTYPES
+from ops._spec import DTYPES
 from tests.support.fake_nvml import FAKE
 from tests.support.measuring import BENCH, ENVIRONMENT, ROOT, report
 from tests.support.patience import PATIENCE_S

@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = """
-import torch, triton, triton.language as tl
-from kernels._contract import Cost, Op, Tensor, case
-from kernels._tuned import Configs
+OPS = """
+from ops._spec import Cost, Op, Tensor, case
 
 OP = Op(
     "double", lambda x: x * 2, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0),
     (case(N=3),), (case(N=4096), case(N=10000)), ("forward", "backward"),
 )
+"""
+KERNELS = """
+import torch, triton, triton.language as tl
+from kernels._tuned import Configs
 
 
 @triton.jit
@@ -70,14 +72,16 @@ def double(x):
 """
 
 
-def make_tree(root, kernels=KERNELS):
+def make_tree(root, kernels=KERNELS, ops=OPS):
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=ignore)
-    for name in ("kernels", "baselines"):
+    for name in ("ops", "kernels", "baselines"):
         (root / name).mkdir()
         (root / name / "__init__.py").write_text("")
     for shared in (ROOT / "kernels").glob("_[a-z]*.py"):
         shutil.copy(shared, root / "kernels")
+    shutil.copy(ROOT / "ops/_spec.py", root / "ops")
+    (root / "ops/toy.py").write_text(ops)
     (root / "kernels/toy.py").write_text(kernels)
     return root
 

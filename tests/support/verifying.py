@@ -11,9 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-KERNELS = """
-import torch, triton, triton.language as tl
-from kernels._contract import Cost, Op, Tensor, case
+OPS = """
+from ops._spec import Cost, Op, Tensor, case
 
 
 def double_reference(x):
@@ -25,6 +24,9 @@ MIXED = (case(N=0), case(N=100, values="large"), case(N=100), case(N=1000))
 DOUBLE = Op("double", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
 MIXED = Op("mixed", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), MIXED, ())
 BROKEN = Op("broken", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
+"""
+KERNELS = """
+import torch, triton, triton.language as tl
 
 
 @triton.jit
@@ -60,9 +62,9 @@ def double(x):
         raise ValueError("only halves\\nand other words")
     return x + x
 """
-SUSPECT = """
-from kernels._contract import Cost, Op, Tensor, case
-from kernels._faults import FAULTS, HANGS, faulty, small
+SUSPECT_OPS = """
+from ops._faults import FAULTS, HANGS, small
+from ops._spec import Cost, Op, Tensor, case
 
 def op(name, sizes):
     edge = tuple(case(N=size, dtypes=("float32",)) for size in sizes)
@@ -70,6 +72,10 @@ def op(name, sizes):
 
 FAULTY = op("faulty", [size for size in FAULTS if size != HANGS])
 STUCK = op("stuck", [HANGS, 120])
+"""
+SUSPECT = """
+from kernels._faults import faulty
+
 stuck = faulty
 """
 SUSPECT_TOO = """
@@ -107,8 +113,12 @@ def tree(tmp_path_factory):
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=ignore)
     for path, text in {
+        "ops/__init__.py": "",
+        "ops/toy.py": OPS,
+        "ops/_faults.py": (ROOT / "tests/support/faults.py").read_text(),
+        "ops/suspect.py": SUSPECT_OPS,
         "kernels/__init__.py": "",
-        "kernels/_contract.py": (ROOT / "kernels/_contract.py").read_text(),
+        "ops/_spec.py": (ROOT / "ops/_spec.py").read_text(),
         "kernels/toy.py": KERNELS,
         "baselines/__init__.py": "",
         "baselines/picky.py": PICKY,

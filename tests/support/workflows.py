@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE = ("workflow", "profiles", "config", "harness", "kernels", "baselines", "paper")
+CODE = ("workflow", "profiles", "config", "harness", "ops", "kernels", "baselines", "paper")
 RECORDED = "results/recorded/h200"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")

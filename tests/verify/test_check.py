@@ -10,7 +10,7 @@ import torch
 
 from harness.verify import check
 from harness.verify import problem as oracle
-from kernels._contract import DTYPES, Cost, Op, Tensor, case
+from ops._spec import DTYPES, Cost, Op, Tensor, case
 
 
 def weighted_softmax(x, weight):

@@ -65,32 +65,67 @@ def test_a_fault_of_our_own_file_is_an_error_and_no_row(tree):
     assert "tilewright: verify double faulty: ValueError: mine" in done.stderr
 
 
+LATER = """
+from ops._spec import Cost, Op, Tensor, case
+
+INPUTS = {"x": Tensor("N")}
+LATER = Op("later", lambda x: x * 2, INPUTS, lambda *a: Cost(0, 0, 0), (case(N=100),), ())
+"""
+
+
 @pytest.fixture
 def broken(tree):
-    """Return the tree with a kernel file, first in the alphabet, that cannot be imported."""
-    path = tree / "kernels/aaa.py"
-    path.write_text('import nonexistent_thing\nfrom kernels._contract import Op\n\nOp("aaa")\n')
+    """Return the tree with a file of ops, first in the alphabet, that cannot be imported."""
+    path = tree / "ops/aaa.py"
+    path.write_text('import nonexistent_thing\nfrom ops._spec import Op\n\nOp("aaa")\n')
     yield
     path.unlink()
 
 
-def test_a_broken_kernel_file_costs_no_op_of_another(tree, broken):
+def test_a_broken_file_costs_no_op_of_another(tree, broken):
     done, report = verify(tree, "double", "ours", "--dtypes", "float32")
     assert (done.returncode, report["status"]) == (0, "ok"), done.stderr
 
 
-def test_the_message_names_the_broken_kernel_file(tree, broken):
-    line = "kernels/aaa.py: ModuleNotFoundError: No module named 'nonexistent_thing'; mend the file"
+def test_the_message_names_the_broken_file(tree, broken):
+    line = "ops/aaa.py: ModuleNotFoundError: No module named 'nonexistent_thing'; mend the file"
     done, _ = verify(tree, "aaa", "ours", "--dtypes", "float32")
     assert done.returncode == 2
     [said] = [row for row in done.stderr.splitlines() if row.startswith("tilewright: ")]
     assert line in said
     script = "from harness import cli; from harness.project import registry;"
-    script += " cli.run(lambda: registry.kernel('aaa'))"
+    script += " cli.run(lambda: registry.declared('aaa'))"
     call = [sys.executable, "-c", script]
     done = subprocess.run(call, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"tilewright: {line}")
+
+
+def test_a_kernel_that_is_still_to_be_written_is_named_and_holds_no_baseline_up(tree):
+    (tree / "ops/later.py").write_text(LATER)
+    (tree / "baselines/early.py").write_text(
+        'LIBRARY = "torch"\n\ndef later(x):\n    return x * 2\n'
+    )
+    done, report = verify(tree, "later", "early", "--dtypes", "float32")
+    assert (done.returncode, report["status"]) == (0, "ok"), done.stderr
+    for text, lack in (
+        (None, "kernels/later.py: no such file; write it beside ops/later.py"),
+        ("", "kernels.later: has no function later; write it"),
+    ):
+        if text is not None:
+            (tree / "kernels/later.py").write_text(text)
+        done, report = verify(tree, "later", "ours", "--dtypes", "float32")
+        assert (done.returncode, report) == (2, None)
+        assert f"tilewright: verify later ours: {lack}" in done.stderr.splitlines()
+
+
+def test_a_kernel_file_without_its_problem_is_named(tree):
+    (tree / "kernels/orphan.py").write_text("def orphan(x):\n    return x\n")
+    script = "from harness import cli; from harness.project import registry;"
+    script += " cli.run(lambda: registry.declared('orphan'))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tree, capture_output=True, text=True)
+    line = "tilewright: ops/orphan.py: no such file; write it beside kernels/orphan.py"
+    assert (done.returncode, done.stderr.splitlines()) == (2, [line])
 
 
 @pytest.mark.parametrize(
@@ -98,11 +133,11 @@ def test_the_message_names_the_broken_kernel_file(tree, broken):
     [('"squared" + "_relu"', "'squared' \\+ '_relu'"), ('"squared relu"', "'squared relu'")],
 )
 def test_a_name_that_no_tree_can_tell_is_named(tmp_path, name, shown):
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels/odd.py").write_text(f"\nSQUARED = Op({name}, None)\n")
+    (tmp_path / "ops").mkdir()
+    (tmp_path / "ops/odd.py").write_text(f"\nSQUARED = Op({name}, None)\n")
     with pytest.raises(UserError) as caught:
         ops(tmp_path)
-    assert str(caught.value).startswith("kernels/odd.py:2: the name of an Op is ")
+    assert str(caught.value).startswith("ops/odd.py:2: the name of an Op is ")
     assert caught.match(shown)
 
 

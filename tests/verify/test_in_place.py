@@ -14,7 +14,7 @@ from harness.measure import worker
 from harness.project import registry
 from harness.verify import call_profile, check
 from harness.verify import problem as oracle
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 from tests.support.cpu_bench import CELL, Overwriting, Timer, Turned, cell
 
 PASSES = ("forward", "backward", "both")

@@ -9,7 +9,7 @@ from harness.project import registry
 from harness.summarize import __main__ as summarize
 from harness.summarize.ledger import rows as ledger_rows
 from harness.verify import call_profile, ledger
-from kernels._contract import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, case
 
 CASE = case(M=64, N=32)
 OP = Op(

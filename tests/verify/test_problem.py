@@ -7,7 +7,7 @@ import torch
 
 from harness.calls import tolerance
 from harness.verify import problem as oracle
-from kernels._contract import DTYPES, Cost, Op, Tensor, case
+from ops._spec import DTYPES, Cost, Op, Tensor, case
 
 
 def no_cost(a_case, direction, itemsize):

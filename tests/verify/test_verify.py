@@ -25,9 +25,9 @@ from harness.results.choices import FOLDERS, KEEP
 from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
 from harness.verify import worker
-from kernels._contract import PASSES, Cost, Tensor, case
+from ops._spec import PASSES, Cost, Tensor, case
 from tests.support.measuring import ENVIRONMENT, OP, Watch, plan
-from tests.support.verifying import KERNELS, verify
+from tests.support.verifying import KERNELS, OPS, verify
 from tests.support.workflows import copied, snakemake
 
 
@@ -52,7 +52,8 @@ def test_a_wrong_kernel_fails_and_names_its_worst_cell(tree):
 
 def test_a_wrong_kernel_fails_the_study_and_is_not_timed(tmp_path):
     root = copied(tmp_path / "tree")
-    (root / "kernels/toy.py").write_text(KERNELS.replace("EDGE, ())", "EDGE, EDGE)"))
+    (root / "ops/toy.py").write_text(OPS.replace("EDGE, ())", "EDGE, EDGE)"))
+    (root / "kernels/toy.py").write_text(KERNELS)
     built = root / "results/study/build/toy"
     built.mkdir(parents=True)
     built.with_suffix(".json").touch()

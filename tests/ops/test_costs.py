@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from harness.project import registry, source_tree
-from kernels import activation, vector
-from kernels._contract import Cost, case, in_turn
+from ops import activation, vector
+from ops._spec import Cost, case, in_turn
 
 # Fields: op, pass, case, bytes of an item, bytes read, bytes written, FLOPs.
 LINES = [

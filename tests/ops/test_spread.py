@@ -15,7 +15,7 @@ import torch
 from harness.calls import inputs, invoke, tolerance
 from harness.project import registry, source_tree
 from harness.verify import problem
-from kernels._contract import Case, case
+from ops._spec import Case, case
 
 ROOT = Path(__file__).parents[2]
 
