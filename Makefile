@@ -33,7 +33,7 @@ lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
 	$(BIN)/snakefmt --check Snakefile workflow && $(BIN)/snakemake --lint && $(BIN)/lint-imports
 	$(BIN)/python docs/prose.py && $(BIN)/python docs/lab/index.py --check
-	$(BIN)/python docs/rooms.py --check
+	$(BIN)/python docs/rooms.py --check && $(BIN)/python docs/formats.py --check
 
 image:
 	docker build --tag tilewright --build-arg \

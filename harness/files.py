@@ -42,10 +42,14 @@ def write_json(path: str | Path, value: object) -> None:
 
 
 def read_json(path: str | Path, remedy: str, fields: Collection[str] = ()) -> dict:
-    """The object in a JSON file; a missing or broken one, or one without some of the fields, is a
-    UserError that ends in `remedy`."""
+    """Return the object in a JSON file.
+
+    Raises UserError that ends in `remedy` if the file is missing or broken, or if the object lacks
+    one of the fields.
+    """
     try:
-        value = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        value = json.loads(text, parse_constant=_refuse)
     except FileNotFoundError:
         raise UserError(f"{path}: missing; {remedy}") from None
     except ValueError as error:
@@ -55,3 +59,8 @@ def read_json(path: str | Path, remedy: str, fields: Collection[str] = ()) -> di
     if absent := set(fields) - set(value):
         raise UserError(f"{path}: has no {min(absent)!r}; {remedy}")
     return value
+
+
+def _refuse(constant: str) -> None:
+    """Raise ValueError for NaN and Infinity, which Python would read and JSON does not have."""
+    raise ValueError(f"{constant} is no number")

@@ -19,6 +19,8 @@ STATUSES = (
     "throttled",
     "impossible",
 )
+# The statuses of a row that has times.
+TIMED = ("ok", "throttled", "impossible")
 # Of a verification only: a cell that the library declines, one that no time was left for, and one
 # whose recorded verdict the project no longer stands by. They tell nothing of how an implementation
 # computes.

@@ -19,12 +19,10 @@ from typing import NamedTuple
 
 from harness.cli import UserError, run
 from harness.files import whole_file
+from harness.results.columns import SURVEY
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = (
-    *("library", "version", "file", "kernel", "role", "language", "lines", "autotuned"),
-    *("category", "source", "date"),
-)
+COLUMNS = SURVEY.header
 OURS = "ours"
 # What is compiled by name, whatever module the name was imported from.
 USUAL = {

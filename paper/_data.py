@@ -5,6 +5,7 @@ These scripts know the CSV files of docs/formats.md and nothing of the code that
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import sys
@@ -32,30 +33,6 @@ USUAL = {
 }
 # The title of a figure for which a run has no rows; the report leaves it out.
 EMPTY = "no rows for this figure"
-# The columns without which a file is not what its name says.
-FIRST = {
-    "summary": ("op", "family", "case", "dtype", "pass", "impl", "status", "device_us"),
-    "verdicts": ("op", "case", "dtype", "pass", "baseline", "ratio", "verdict"),
-    "claims": ("op", "pass", "baseline", "ratio", "verdict"),
-    "verification": ("op", "impl", "mode", "cells", "passed", "status"),
-    "runs": ("run_id", "mode", "date", "commit", "ops"),
-    "ir": ("file", "kernel", "stage"),
-    "resources": ("file", "kernel"),
-    "environment": ("run_id", "key", "value"),
-    "survey": ("library", "kernel", "role"),
-}
-# Columns that stay text even where they look like numbers; "" where the file holds nothing.
-TEXT = (
-    *("op", "family", "case", "impl", "impl_version", "baseline", "flags", "bound"),
-    *("status", "reason", "verdict", "worst_case", "run_id", "commit", "date", "machine", "gpu"),
-    *("ops", "note", "environment_sha256", "key", "file", "kernel", "arch", "config", "stage"),
-    *("changed_ops", "rule", "runner_up", "state"),
-    *("library", "version", "role", "language", "category", "source"),
-    *("pass", "dtype", "mode", "kernels", "float32_precision", "accumulates", "timed_by"),
-    *("settings", "wide", "board", "harness_sha256"),
-    *("feature", "kernl", "ours", "part"),
-    *("set", "against", "kind", "truth"),
-)
 
 
 class PaperError(Exception):
@@ -75,19 +52,35 @@ def run(main: Callable[[argparse.Namespace], None], description: str) -> None:
 
 
 def read(folder: Path, name: str) -> pd.DataFrame:
-    """One CSV file of a run."""
+    """Return one CSV file of a run; an empty text is "", and another empty value is NaN.
+
+    Raises PaperError if the file is missing, is no CSV or lacks a column that the run declares.
+    """
     path = folder / f"{name}.csv"
     again = "remove it and run the study again"
+    kinds = _declared(folder)[name]
+    text = {column: str for column, about in kinds.items() if about["kind"] == "text"}
     try:
-        text = dict.fromkeys((*TEXT, *(["value"] if name == "environment" else [])), str)
         frame = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype=text)
     except FileNotFoundError:
         raise PaperError(f"{path}: missing; run the summarize stage first") from None
     except ValueError as error:
         raise PaperError(f"{path}: not readable as CSV ({error}); {again}") from None
-    if absent := [column for column in FIRST.get(name, ()) if column not in frame]:
+    # A name with a part in angle brackets stands for any number of columns.
+    if absent := [column for column in kinds if "<" not in column and column not in frame]:
         raise PaperError(f"{path}: has no column {absent[0]!r}; {again}")
-    return frame.assign(**{column: frame[column].fillna("") for column in text if column in frame})
+    return frame.assign(**{column: frame[column].fillna("") for column in text})
+
+
+def _declared(folder: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the kind and unit of each column by file, as the summary of the run declares them."""
+    path = folder / "columns.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PaperError(f"{path}: missing; run the summarize stage first") from None
+    except ValueError as error:
+        raise PaperError(f"{path}: not readable as JSON ({error}); remove it") from None
 
 
 def summary(folder: Path) -> pd.DataFrame:

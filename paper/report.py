@@ -212,8 +212,6 @@ def _verification(folder: Path) -> pd.DataFrame:
 
 def _resources(folder: Path) -> pd.DataFrame:
     rows = _data.read(folder, "resources")
-    if "arch" not in rows:
-        return pd.DataFrame()
     columns = ["file", "kernel", "arch", "dtype", "config", "registers", "spill_stores"]
     rows = rows[rows["default"].astype(bool)]
     return rows[columns].assign(shared=rows["shared_bytes"] / 1024, status=rows["status"])

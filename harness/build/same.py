@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.cli import UserError
 from harness.files import read_json, write_json
-from harness.results import manifest
+from harness.results import manifest, schema
 
 # The fields of a build report that a comparison needs.
 FIELDS = {"file", "triton", "code_sha256", "sources", "launches_sha256", "kernels"}
@@ -48,7 +48,10 @@ def _value(value: object) -> object:
 
 def read(path: Path) -> dict:
     """The build report in a file; UserError if it lacks what a comparison needs."""
-    return read_json(path, "build the tree before the change with this version's harness", FIELDS)
+    remedy = "build the tree before the change with this version's harness"
+    report = read_json(path, remedy, FIELDS)
+    schema.check(report, "build", str(path), remedy)
+    return report
 
 
 def differences(old: Mapping, new: Mapping) -> list[str]:

@@ -22,17 +22,15 @@ from harness import cli, files
 from harness.calls import cell, drawn
 from harness.calls.cell import Cell
 from harness.cli import UserError
-from harness.files import read_json
 from harness.machine import gpu_lock, nvml
 from harness.project import fingerprint, registry
 from harness.project.source_tree import self_tuned
-from harness.results import choices
+from harness.results import choices, schema
 from harness.status import FATAL
 from harness.workers import forkserver
 from harness.workers.pool import Crew
 from ops._spec import DTYPES, PASSES
 
-FIELDS = {"code_sha256", "date", "gpu", "cells"}
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = "harness.measure.worker"
 # The shapes decide what a tuner chooses, the entries do not.
@@ -111,7 +109,7 @@ def required(
     for impl in self_tuned(root, op, impls):
         path = folder / op / f"{impl}.json"
         remedy = f"make it with python -m harness.measure.autotune --op {op} --impl {impl}"
-        report = read_json(path, remedy, FIELDS)
+        report = schema.read(path, "autotune", remedy)
         if report["code_sha256"] != code(impl):
             raise UserError(f"{path}: is of other code or another version; {remedy}")
         if not choices.place(folder, op, impl).is_dir():

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from harness.calls.cell import Cell
 from harness.cli import UserError
-from harness.files import read_json
 from harness.project.registry import OURS, TWIN
-
-FIELDS = {"status", "reason", "mode", "impl_version", "code_sha256", "cells"}
+from harness.results import schema
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Gate:
         for impl in impls:
             path = folder / op / f"{OURS if impl == TWIN else impl}.json"
             remedy = f"make it with python -m harness.verify --op {op}"
-            report = read_json(path, remedy, FIELDS)
+            report = schema.read(path, "verification", remedy)
             if report["mode"] != "gpu" and report["status"] != "unavailable":
                 raise UserError(f"{path}: made without a GPU; {remedy} on the machine that times")
             if report["code_sha256"] != code(impl):

@@ -4,12 +4,12 @@ A file that was edited, lost or added since the run was recorded is named before
 from it.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.cli import UserError
-from harness.files import read_json, write_json
+from harness.files import write_json
+from harness.results import schema
 from harness.results.raw import sha256
 
 NAME = "manifest.json"
@@ -104,10 +104,7 @@ def _listed(recorded: Path, remedy: str) -> Mapping[str, str]:
             f"{recorded}: has no {NAME}, so it is no recorded run; record one:"
             f" python -m harness.results.record --run {recorded} --into results/recorded/<machine>"
         )
-    listed = read_json(recorded / NAME, remedy, ["files"])["files"]
-    if not isinstance(listed, dict):
-        raise UserError(f"{recorded / NAME}: 'files' cannot be {json.dumps(listed)}; {remedy}")
-    return listed
+    return schema.read(recorded / NAME, "manifest", remedy)["files"]
 
 
 def _present(recorded: Path, folder: str) -> Iterator[str]:

@@ -9,40 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.cli import UserError
-from harness.files import read_json
-from harness.status import STATUSES
-from ops._spec import PASSES
+from harness.results import columns, schema
+from harness.results.columns import Column
+from harness.status import TIMED
 
-TEXT = ("op", "family", "case", "dtype", "pass", "set", "impl", "impl_version")
-PLACE = ("process", "block", "order")
-INTEGERS = (*PLACE, "calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes")
-READINGS = ("sm_mhz", "temp_c", "power_w", "energy_uj", "energy_pm_uj")
-TIMES = ("device_us", "call_us")
-HEADER = (
-    *TEXT,
-    *PLACE,
-    *TIMES,
-    *("calls", "bytes_read", "bytes_written", "flops", "peak_mem_bytes"),
-    *READINGS,
-    *("throttle", "status", "reason"),
-)
-GRID = "grid"
-# Columns that files of former runs lack, and what holds there.
-ADDED = {"set": GRID, "process": 0}
-SETS = (GRID, "drawn")
+HEADER = columns.RAW.header
+COUNTS = tuple(column.name for column in columns.RAW.columns if column.kind == columns.COUNT)
+TIMES = tuple(column.name for column in columns.RAW.columns if column.positive)
+READINGS = tuple(column.name for column in columns.READINGS)
+# Columns that files of former runs lack, and their value there.
+ADDED = {column.name: column.absent for column in columns.RAW.columns if column.absent is not None}
 # Never empty; a row of a TIMED status has its times as well.
-FILLED = (*TEXT[:-1], *PLACE, "bytes_read", "bytes_written", "flops")
-TIMED = ("ok", "throttled", "impossible")
-SIDECAR = {"op": str, "run_id": str, "mode": str, "rows": int, "csv_sha256": str}
-SIDECAR |= {"environment": dict, "environment_sha256": str, "ceilings": list}
-SIDECAR |= {"date": str, "commit": str, "dirty": bool}
-# What a sidecar may lack, and of these the figures.
-OPTIONAL = {"overhead": dict, "schedule": dict, "autotuned": dict}
-SPENT = ("total_s", "timed_s", "first_s", "share")
-MODES = ("measured", "replayed")
+FILLED = tuple(column.name for column in columns.RAW.columns if column.filled)
 # No counter of a run is larger.
 LARGEST = 2**63
-CEILING = {"quantity": str, "unit": str, "value": (int, float), "source": str}
 
 
 def line(row: Mapping[str, object]) -> str:
@@ -103,32 +83,29 @@ def parse(text: str, where: str, remedy: str) -> list[dict[str, object]]:
 
 def _typed(fields: dict[str, str]) -> dict[str, object]:
     row: dict[str, object] = dict(fields)
-    for name in HEADER:
-        if name in INTEGERS or name in READINGS or name in TIMES:
-            row[name] = _number(name, fields[name])
-    if fields["status"] not in STATUSES:
-        raise ValueError(f"status {fields['status']!r} is none of {', '.join(STATUSES)}")
-    if fields["set"] not in SETS:
-        raise ValueError(f"set {fields['set']!r} is none of {', '.join(SETS)}")
-    if fields["pass"] not in PASSES:
-        raise ValueError(f"pass {fields['pass']!r} is none of {', '.join(PASSES)}")
+    for column in columns.RAW.columns:
+        name, text = column.name, fields[column.name]
+        if column.kind != columns.TEXT:
+            row[name] = _number(column, text)
+        elif column.values and text not in column.values:
+            raise ValueError(f"{name} {text!r} is none of {', '.join(column.values)}")
     filled = FILLED + TIMES if fields["status"] in TIMED else FILLED
     if empty := [name for name in filled if not fields[name]]:
         raise ValueError(f"{empty[0]} is empty")
     return row
 
 
-def _number(name: str, text: str) -> int | float | None:
+def _number(column: Column, text: str) -> int | float | None:
     if text == "":
         return None
-    kind = int if name in INTEGERS else float
+    kind = int if column.kind == columns.COUNT else float
     try:
         value = kind(text)
     except ValueError:
-        raise ValueError(f"{name} is {text!r}, no number") from None
+        raise ValueError(f"{column.name} is {text!r}, no number") from None
     high = LARGEST if kind is int else math.inf
-    if not 0 <= value < high or (value == 0 and name in TIMES):
-        raise ValueError(f"{name} is {text}, no measurement")
+    if not 0 <= value < high or (value == 0 and column.positive):
+        raise ValueError(f"{column.name} is {text}, no measurement")
     return value
 
 
@@ -147,8 +124,7 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
         raise UserError(f"{path}: not UTF-8 text; {remedy}") from None
     rows = parse(text, str(path), remedy)
     beside = path.with_suffix(".json")
-    sidecar = read_json(beside, remedy)
-    _check(sidecar, str(beside), remedy)
+    sidecar = schema.read(beside, "sidecar", remedy)
     if sidecar["rows"] != len(rows):
         said = sidecar["rows"]
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
@@ -157,40 +133,6 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
     if sidecar["environment_sha256"] != environment_sha256(sidecar["environment"]):
         raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
     return rows, sidecar
-
-
-def _check(sidecar: dict, where: str, remedy: str) -> None:
-    """Raises UserError where a sidecar lacks what readers ask for, or has it of another kind."""
-    told = {key: kind for key, kind in OPTIONAL.items() if key in sidecar}
-    _kinds(SIDECAR | told, sidecar, where, remedy)
-    spent = {key: sidecar.get("overhead", {}).get(key) for key in SPENT}
-    gpu = sidecar["environment"].get("gpu")
-    for holds, key, value in (
-        (sidecar["mode"] in MODES, "mode", sidecar["mode"]),
-        (gpu is None or isinstance(gpu, dict), "environment.gpu", gpu),
-        (all(value is None or _finite(value) for value in spent.values()), "overhead", spent),
-    ):
-        if not holds:
-            raise UserError(f"{where}: {key!r} cannot be {value!r}; {remedy}")
-    for ceiling in sidecar["ceilings"]:
-        _kinds(CEILING, ceiling, f"{where}: ceilings", remedy)
-        if not _finite(ceiling["value"]) or ceiling["value"] <= 0:
-            problem = f"{ceiling['quantity']!r} cannot be {ceiling['value']!r}"
-            raise UserError(f"{where}: ceilings: {problem}; {remedy}")
-
-
-def _finite(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _kinds(wanted: Mapping[str, type], found: object, where: str, remedy: str) -> None:
-    if not isinstance(found, dict):
-        raise UserError(f"{where}: {found!r} is no object; {remedy}")
-    for key, kind in wanted.items():
-        if key not in found:
-            raise UserError(f"{where}: has no {key!r}; {remedy}")
-        if not isinstance(found[key], kind):
-            raise UserError(f"{where}: {key!r} cannot be {found[key]!r}; {remedy}")
 
 
 def environment_sha256(environment: Mapping[str, object]) -> str:

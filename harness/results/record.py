@@ -15,8 +15,7 @@ from pathlib import Path
 from harness import cli, files
 from harness.cli import UserError
 from harness.project.registry import TWIN
-from harness.results import manifest, raw
-from harness.results import reports as reports_of
+from harness.results import manifest, raw, schema
 
 
 def main() -> None:
@@ -61,7 +60,7 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
         reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
         for report in reports[op]:
             again = f"verify it again: python -m harness.verify --op {op}"
-            files.read_json(report, again, reports_of.FIELDS)
+            schema.read(report, "verification", again)
     if not sources:
         raise UserError(f"{run}/raw: holds no time; {remedy}")
     for op, path in sources.items():

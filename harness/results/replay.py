@@ -10,7 +10,7 @@ from pathlib import Path
 from harness import cli, files
 from harness.cli import UserError
 from harness.project.registry import TWIN
-from harness.results import manifest, measured, raw, reports
+from harness.results import manifest, measured, raw, schema
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def replay(op: str, recorded: Path, out: Path) -> None:
         raise UserError(f"{source}: is about another op than {op}; {remedy}")
     for impl in dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN):
         path = recorded / "verify" / op / f"{impl}.json"
-        report = files.read_json(path, remedy, reports.FIELDS)
+        report = schema.read(path, "verification", remedy)
         if (report["op"], report["impl"]) != (op, impl):
             raise UserError(f"{path}: is about {report['op']} of {report['impl']}; {remedy}")
     with files.whole_file(out) as temporary:

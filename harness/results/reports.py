@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from harness.files import read_json
 from harness.project import source_tree
 from harness.project.registry import OURS
-from harness.results import hostile, withdrawn
+from harness.results import hostile, schema, withdrawn
 
 ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "run the stage that writes it again"
-FIELDS = ("op", "impl", "impl_version", "mode", "status", "reason", "cells", "code_sha256")
 
 
 def verified(folders: Iterable[Path]) -> list[dict]:
@@ -22,7 +20,7 @@ def verified(folders: Iterable[Path]) -> list[dict]:
     """
     paths = (path for folder in folders for path in folder.glob("*.json"))
     paths = (path for path in paths if _offered(path.parent.name, path.stem))
-    read = (read_json(path, f"remove it and {REMEDY}", FIELDS) for path in paths)
+    read = (schema.read(path, "verification", f"remove it and {REMEDY}") for path in paths)
     reports = [withdrawn.standing(report) for report in read]
     for report in reports:
         for cell in report["cells"]:

@@ -1,7 +1,6 @@
 """The configuration, checked before any job exists; each mistake is one line with its remedy."""
 
 import difflib
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,16 +9,9 @@ import jsonschema
 import yaml
 
 from harness.cli import UserError
+from harness.results.schema import Validator
 
 SCHEMA = "workflow/schemas/config.schema.yaml"
-# JSON's own rules let 1.0 pass for an integer, and YAML has numbers that are none.
-TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
-    {
-        "integer": lambda _, value: type(value) is int,
-        "number": lambda _, value: type(value) in (int, float) and math.isfinite(value),
-    }
-)
-Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=TYPES)
 
 
 def check(root: Path, config: Mapping, files: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from harness.project.source_tree import (
     sources,
     stems,
 )
-from harness.results import measured
+from harness.results import columns, measured
 from harness.study import config as settings
 
 OURS = "ours"
@@ -192,6 +192,11 @@ class Study:
     def untimed(self) -> list[str]:
         """The ops that are built and verified, and of which this run has no times."""
         return [op for op in self.ops if op not in self.shown]
+
+    @property
+    def summaries(self) -> list[str]:
+        """The names of the CSV files that `harness.summarize` writes."""
+        return [table.name for table in columns.SUMMARIES]
 
     @property
     def config_sha256(self) -> str:

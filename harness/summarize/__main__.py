@@ -14,17 +14,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.cli import UserError, run
-from harness.files import read_json, write_text
+from harness.files import write_text
 from harness.machine import datasheets
 from harness.project import libraries, source_tree
 from harness.project.registry import OURS
-from harness.results import manifest, reports
+from harness.results import columns, manifest, reports, schema
 from harness.results.times import limits, measurements
 from harness.summarize import (
     capabilities,
     comparisons,
     inference,
-    kernl,
     ledger,
     rates,
     tables,
@@ -36,48 +35,6 @@ TUNED = ROOT / "kernels" / "tuned"
 BASELINES = ROOT / "baselines"
 # Every user of the kernels has these: PyTorch, and Triton's tutorials.
 PLAIN = {"torch", "triton"}
-SUMMARY = "op,family,case,dtype,pass,impl,impl_version"
-SUMMARY_VALUES = (
-    "flags,set,timed_by,processes,blocks,throttled,device_us,ci_lo,ci_hi,call_us,peak_mem_bytes,energy_uj,energy_pm_uj,"
-    "power_w,sm_mhz,temp_c,gbps,tflops,floor_us,bound,pct_sol"
-)
-VERDICTS = (
-    "op,family,case,dtype,pass,set,part,flags,bound,mib,baseline,library,outside,timed_by,ratio,ci_lo,ci_hi,noise,offset,p,"
-    "p_holm,verdict,note"
-)
-CLAIMS = (
-    "against,part,op,family,pass,baseline,rivals,timed_by,cells,of,ratio,ci_lo,ci_hi,noise,p,p_holm,"
-    "verdict,note"
-)
-VERIFICATION = (
-    "op,family,impl,impl_version,mode,cells,passed,hostile,hostile_passed,unreached,worst_ratio,"
-    "worst_case,status,reason"
-)
-CAPABILITIES = (
-    "op,family,impl,impl_version,pass,dtype,mode,of,cells,passed,declined,hostile_of,hostile,"
-    "hostile_passed,hostile_declined,status,reason,case"
-)
-GAPS = "op,family,impl,impl_version,pass,dtype,mode,hostile,status,reason,cells,case"
-LEDGER = (
-    "op,family,impl,impl_version,pass,dtype,mode,case,input_bytes,output_bytes,saved_bytes,"
-    "workspace_bytes,overwritten_bytes,launches,memory_ops,copies,casts,float32_precision,"
-    "accumulates,settings,wide,deterministic,timed_by,kernels,status,reason"
-)
-SANITIZER = "file,code,tool,version,cases,status,findings,elsewhere,seconds,reason"
-KERNL = "feature,kernl,source,ours,part,cells,passed,status"
-IR = "file,kernel,stage,bytes,lines"
-RUNS = (
-    "run_id,mode,date,commit,dirty,machine,gpu,board,environment_sha256,harness_sha256,ops,"
-    "changed_ops"
-)
-ENVIRONMENT = "run_id,key,value"
-CEILINGS = "run_id,quantity,unit,value,sm_mhz,source"
-DATASHEETS = "gpu,quantity,unit,value,source"
-TUNING = "run_id,file,kernel,key,config,us,rule,changed,runner_up,gap,tie,candidates,state"
-OVERHEAD = (
-    "op,total_s,timed_s,first_s,share,blocks,cells,self_tuned,tuned_elsewhere,tuned_beside,"
-    "host_cores"
-)
 
 
 def main() -> None:
@@ -111,40 +68,41 @@ def summarize(
         manifest.check(recorded, replayed, {families[op] for op in replayed if op in families})
     here = [folder / "verify" / op for op in untimed if op not in sidecars]
     found = reports.verified([*reports.folders(folder, recorded, sidecars), *here])
-    _write(folder / "verification.csv", VERIFICATION, tables.verification(found, families))
-    _write(folder / "capabilities.csv", CAPABILITIES, capabilities.rows(found, families))
-    _write(folder / "gaps.csv", GAPS, capabilities.gaps(found, families))
-    _write(folder / "ledger.csv", LEDGER, ledger.rows(found, families, rows))
-    _write(folder / "kernl.csv", KERNL, kernl.rows(found, rows))
+    _write(folder, columns.VERIFICATION, tables.verification(found, families))
+    _write(folder, columns.CAPABILITIES, capabilities.rows(found, families))
+    _write(folder, columns.GAPS, capabilities.gaps(found, families))
+    _write(folder, columns.LEDGER, ledger.rows(found, families, rows))
     sanitized = tables.sanitizer(folder, recorded, families.values())
-    _write(folder / "sanitizer.csv", SANITIZER, sanitized)
+    _write(folder, columns.SANITIZER, sanitized)
     builds = [
-        _json(path)
+        schema.read(path, "build", reports.REMEDY)
         for path in sorted((folder / "build").glob("*.json"))
         if path.stem in families.values()
     ]
     resources = list(tables.resources(builds))
-    _write(folder / "resources.csv", _columns(resources), resources)
-    _write(folder / "ir.csv", IR, tables.ir(builds))
+    _write(folder, columns.RESOURCES, resources, instruction=tables.instructions(builds))
+    _write(folder, columns.IR, tables.ir(builds))
     shown = tables.runs(sidecars, tables.changed(found, sidecars))
-    _write(folder / "runs.csv", RUNS, shown)
+    _write(folder, columns.RUNS, shown)
     # As the kernels read it: unset means the committed tables, empty none.
     tuned = os.environ.get("TILEWRIGHT_TUNED", str(TUNED))
-    in_force = {path.name: _json(path) for path in sorted(Path(tuned).glob("*.json")) if tuned}
+    paths = sorted(Path(tuned).glob("*.json")) if tuned else []
+    in_force = {path.name: schema.read(path, "tuned", reports.REMEDY) for path in paths}
     tuning = tables.tuning(in_force, builds, {row["gpu"] for row in shown})
-    _write(folder / "tuning.csv", TUNING, tuning)
-    machine = _json(folder / "environment.json")
+    _write(folder, columns.TUNING, tuning)
+    machine = schema.read(folder / "environment.json", "environment", reports.REMEDY)
     environments = {
         car["run_id"]: car["environment"]
         | {key: car[key] for key in ("environment_sha256",) if key in car}
         for car in sidecars.values()
     }
     environments.setdefault(machine["run_id"], machine)
-    _write(folder / "environment.csv", ENVIRONMENT, tables.environment(environments))
-    _write(folder / "shown_ceilings.csv", CEILINGS, tables.ceilings(sidecars))
-    _write(folder / "datasheets.csv", DATASHEETS, datasheets.rows())
+    _write(folder, columns.ENVIRONMENT, tables.environment(environments))
+    _write(folder, columns.SHOWN_CEILINGS, tables.ceilings(sidecars))
+    _write(folder, columns.DATASHEETS, datasheets.rows())
+    write_text(folder / "columns.json", columns.declared())
     overhead = tables.overhead(rows, sidecars)
-    _write(folder / "overhead.csv", OVERHEAD, overhead)
+    _write(folder, columns.OVERHEAD, overhead)
     replayed = all(car["mode"] == "replayed" for car in sidecars.values())
     return ("of the recorded run, " if replayed else "") + _took(overhead[-1])
 
@@ -162,20 +120,18 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
         for row in timings.summary(rivals, ceilings[key[0]], known)
     ]
     sizes = sorted({key for row in summary for key in row if key.startswith("size_")})
+    sizes = [key.removeprefix("size_") for key in sizes]
     impls = dict.fromkeys(row["impl"] for row in summary)
-    speedups = [f"speedup_vs_{impl}{end}" for impl in impls for end in ("", "_lo", "_hi")]
-    columns = ",".join([SUMMARY, *sizes, SUMMARY_VALUES, *speedups, "status", "reason"])
-    _write(folder / "summary.csv", columns, summary)
+    _write(folder, columns.SUMMARY, summary, letter=sizes, impl=impls)
     compared = comparisons.comparisons(counted, known)
-    _write(
-        folder / "verdicts.csv", VERDICTS, _described(comparisons.verdict_rows(compared), summary)
-    )
+    verdicts = _described(comparisons.verdict_rows(compared), summary)
+    _write(folder, columns.VERDICTS, verdicts)
     grid = [key for key, rivals in every.items() if next(iter(rivals.values())).set == timings.GRID]
     said = comparisons.best_rows(compared, grid) + comparisons.claim_rows(compared, grid)
-    _write(folder / "claims.csv", CLAIMS, said)
+    _write(folder, columns.CLAIMS, said)
     headline = comparisons.members([one for one in compared if one.part == timings.HEADLINE])
     found = rates.rows(*rates.material(noise, comparisons.processes(counted), headline))
-    _write(folder / "rates.csv", rates.FIELDS, found)
+    _write(folder, columns.RATES, found)
 
 
 def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Iterator[dict]:
@@ -208,20 +164,15 @@ def _took(row: Mapping) -> str:
     return f"measuring took {row['total_s']:.0f} s, overhead {100 * row['share']:.0f} %"
 
 
-def _columns(rows: Iterable[Mapping]) -> str:
-    return ",".join(dict.fromkeys(key for row in rows for key in row)) or "file,kernel"
-
-
-def _json(path: Path) -> dict:
-    return read_json(path, reports.REMEDY)
-
-
-def _write(path: Path, columns: str, rows: Iterable[Mapping]) -> None:
-    file, names = io.StringIO(), columns.split(",")
+def _write(
+    folder: Path, table: columns.Table, rows: Iterable[Mapping], **names: Iterable[str]
+) -> None:
+    """Writes the CSV file of a table; names: as `columns.Table.expanded` takes them."""
+    file, header = io.StringIO(), table.expanded(**names)
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([texts(row).get(name) for name in names] for row in rows)
-    write_text(path, file.getvalue())
+    writer.writerow(header)
+    writer.writerows([texts(row).get(name) for name in header] for row in rows)
+    write_text(folder / f"{table.name}.csv", file.getvalue())
 
 
 def texts(row: Mapping) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from harness.summarize.timings import EVENTS
+
 
 def rows(
     reports: Iterable[Mapping], families: Mapping[str, str], measured: Mapping[str, list[Mapping]]
@@ -41,6 +43,6 @@ def _clocks(measured: Mapping[str, list[Mapping]]) -> dict[tuple, set[str]]:
     found: dict[tuple, set[str]] = {}
     for row in (row for rows in measured.values() for row in rows if row["device_us"] is not None):
         key = row["op"], row["impl"], row["pass"], row["dtype"]
-        events = (row["reason"] or "").startswith("events:")
+        events = (row["reason"] or "").startswith(EVENTS)
         found.setdefault(key, set()).add("events" if events else "graph")
     return found

@@ -38,9 +38,6 @@ AS_RUN = "as run"
 PROCESSES = (AS_RUN, 4)
 
 
-FIELDS = "kind,calls,processes,truth,studies,families,better,worse,same,found,level"
-
-
 class Noise(NamedTuple):
     """The A/A gaps of a run, each as of two single processes, the length in us of the calls between
     which each was seen, and how many processes of each implementation ran in that cell."""

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness import status
-from harness.files import read_json
 from harness.project import fingerprint, source_tree
 from harness.project.registry import OURS
-from harness.results import hostile, severity
+from harness.results import hostile, schema, severity
 from harness.results.raw import TIMED
 from harness.results.reports import REMEDY, ROOT
 
@@ -84,7 +83,7 @@ def sanitizer(folder: Path, recorded: Path, families: Iterable[str]) -> Iterator
         present = fingerprint.implementation(ROOT, family, OURS)
         paths = (place / "sanitize" / f"{family}.json" for place in (folder, recorded))
         for path in [path for path in paths if path.is_file()][:1]:
-            report = read_json(path, REMEDY)
+            report = schema.read(path, "sanitizer", REMEDY)
             digest = report.get("code_sha256", "")
             code = digest and ("present" if digest == present else "other")
             for tool in report["tools"]:
@@ -97,6 +96,12 @@ def resources(builds: Iterable[Mapping]) -> Iterator[dict]:
     for build in builds:
         for kernel in build["kernels"]:
             yield {"file": build["file"]} | _flat(kernel)
+
+
+def instructions(builds: Iterable[Mapping]) -> list[str]:
+    """The instructions that any build counts, each a column of resources.csv."""
+    kernels = (kernel for build in builds for kernel in build["kernels"])
+    return list(dict.fromkeys(name for kernel in kernels for name in kernel["instructions"]))
 
 
 def ir(builds: Iterable[Mapping]) -> Iterator[dict]:

@@ -10,6 +10,7 @@ import numpy as np
 from harness import stats
 from harness.project.registry import OURS, TWIN
 from harness.results import raw
+from harness.results.columns import GRID
 from harness.stats import Estimate, Interval
 from harness.summarize.inference import NOTHING_KNOWN, Offset, Offsets
 
@@ -23,11 +24,8 @@ CACHE_BYTES = 128 << 20
 FASTEST = 0.8
 # How the reason of a row begins whose calls events timed, the host's part included.
 EVENTS = "events:"
-GRID = "grid"
 # The cells of all means over ops, and the calls that launch the same once more.
 HEADLINE, TRAINING = "headline", "training"
-# Readings taken while a block ran; the energy is in one row of a cell.
-READINGS = ("energy_uj", "energy_pm_uj", "power_w", "sm_mhz", "temp_c")
 
 
 @dataclass
@@ -220,7 +218,7 @@ def _row(cell: Cell, ceilings: Mapping[str, float], offsets: Offsets) -> dict:
         row["call_us"] = calls
     if peak := cell.number("peak_mem_bytes"):
         row["peak_mem_bytes"] = peak
-    row |= {name: value for name in READINGS if (value := cell.median(name)) is not None}
+    row |= {name: value for name in raw.READINGS if (value := cell.median(name)) is not None}
     row["throttled"] = sum(row["status"] == "throttled" for row in cell.rows)
     moved = cell.number("bytes_read") + cell.number("bytes_written")
     row |= {"gbps": moved / time.value / 1e3, "tflops": cell.number("flops") / time.value / 1e6}

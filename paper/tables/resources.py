@@ -7,7 +7,7 @@ from _data import natural, read, run
 
 def main(arguments):
     built = read(arguments.run, "resources")
-    if "arch" not in built:
+    if built.empty:
         _table.save(arguments.out, "This run has built no kernel.\n")
         return
     default = built[built["default"].astype(bool)]

@@ -20,14 +20,14 @@ def main(arguments):
     order = rank(arguments.run)
     files = sorted(found["file"].unique(), key=lambda file: (order.get(file, 99), file))
     changed = set(found.loc[found["code"] == "other", "file"])
-    untold = set(found.loc[found["code"].isna(), "file"])
+    untold = set(found.loc[found["code"] == "", "file"])
     silent = [_table.code(file) for file in files if file in untold]
     rows = []
     for file in files:
         tools = found[found["file"] == file].set_index("tool")
         name = _table.code(file) + _table.DAGGER * (file in changed)
         rows.append([name, *(_cell(tools, tool) for tool in TITLES)])
-    versions = " and ".join(sorted(found["version"].dropna().unique()))
+    versions = " and ".join(sorted(set(found["version"]) - {""}))
     caption = CAPTION.format(version=f" {versions}" if versions else "") + CHANGED * bool(changed)
     if silent:
         caption += UNKNOWN.format("all files" if len(silent) == len(files) else ", ".join(silent))

@@ -18,6 +18,7 @@ OTHERS = (
 )
 FOUND = {"case": "M4-N8", "dtype": "float16", "pass": "backward", "status": "ok", "reason": ""}
 REPORT = {
+    "op": "softmax", "impl": "rival",
     "status": "ok", "reason": "", "mode": "gpu", "impl_version": "1.2", "code_sha256": "code",
     "cells": [FOUND],
 }  # fmt: skip

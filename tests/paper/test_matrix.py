@@ -8,7 +8,7 @@ import pytest
 
 from harness.summarize.__main__ import summarize
 from tests.support import synthetic
-from tests.support.paper_scripts import PAPER, script
+from tests.support.paper_scripts import PAPER, save, script
 
 SIZES = ("of", "cells", "passed", "declined")
 PASSES = ("forward", "backward")
@@ -106,6 +106,6 @@ def test_the_gaps_in_hostile_inputs_have_a_part_of_their_own(run, tmp_path):
 
 def test_where_no_hostile_cell_lacks_anything_there_is_no_such_part(run, tmp_path):
     rows = pd.read_csv(run / "gaps.csv")
-    (tmp_path / "gaps.csv").write_text(rows[~rows["hostile"]].to_csv(index=False))
+    save(tmp_path, "gaps", rows[~rows["hostile"]])
     table = script(PAPER / "tables" / "gaps.py", tmp_path, tmp_path / "g.tex").read_text()
     assert "Hostile" not in table and "time limit" in table

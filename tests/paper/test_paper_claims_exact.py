@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import paper
+from tests.support.paper_scripts import save
 
 PAPER = Path(next(iter(paper.__path__)))
 ROWS = pd.DataFrame(
@@ -145,7 +146,7 @@ def test_a_claim_needs_what_it_is_made_of(claims, missing):
 
 
 def test_the_file_defines_each_number_and_names_what_has_none(claims, tmp_path, monkeypatch):
-    ROWS.assign(family="vector", status="ok").to_csv(tmp_path / "summary.csv", index=False)
+    save(tmp_path, "summary", ROWS.assign(family="vector", status="ok"))
     book = tmp_path / "claims.yaml"
     book.write_text(
         "ops: {source: summary, column: op, aggregate: distinct}\n"

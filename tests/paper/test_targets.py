@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from harness.study import jobs
-from tests.support.paper_scripts import script
+from tests.support.paper_scripts import save, script
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "paper" / "tables" / "targets.py"
@@ -44,13 +44,12 @@ def typeset(tmp_path, monkeypatch):
     """Run a script of the tables on some targets and rows; return the text that it wrote."""
 
     def make(path, targets, rows):
-        pd.DataFrame(rows).to_csv(tmp_path / "summary.csv", index=False)
+        save(tmp_path, "summary", rows)
         run = {"run_id": "r", "mode": "replayed", "date": "2026-11-23", "commit": "c"}
-        runs = pd.DataFrame([run | {"ops": "add mul", "changed_ops": "mul"}])
-        runs.to_csv(tmp_path / "runs.csv", index=False)
+        save(tmp_path, "runs", [run | {"ops": "add mul", "changed_ops": "mul"}])
         limits = [("r", "copy", 4000.0), ("r", "write", 2000.0)]
         ceilings = pd.DataFrame(limits, columns=["run_id", "quantity", "value"])
-        ceilings.assign(source="measured").to_csv(tmp_path / "shown_ceilings.csv", index=False)
+        save(tmp_path, "shown_ceilings", ceilings.assign(source="measured"))
         listed = pd.DataFrame([dict.fromkeys(COLUMNS, "") | one for one in targets])
         listed.to_csv(tmp_path / "targets.csv", index=False)
         monkeypatch.setattr(shared(monkeypatch), "TARGETS", tmp_path / "targets.csv")

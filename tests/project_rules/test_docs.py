@@ -20,6 +20,7 @@ def script(path):
 
 
 prose, index = script(ROOT / "docs/prose.py"), script(ROOT / "docs/lab/index.py")
+formats = script(ROOT / "docs/formats.py")
 LONG = "One sentence " + " ".join(["goes"] * 28) + "."
 ENTRY = """# Book
 
@@ -158,6 +159,30 @@ def test_a_folder_without_faults_is_declared():
 
 def test_the_index_of_the_lab_book_is_current(capsys):
     assert index.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_the_tables_of_the_formats_are_current(capsys):
+    assert formats.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_every_csv_file_and_every_schema_is_shown():
+    wanted = {("columns", name) for name in formats.columns.TABLES}
+    wanted |= {("schema", path.stem) for path in formats.schema.FOLDER.glob("*.json")}
+    assert formats.shown(formats.PAGE.read_text(encoding="utf-8")) == wanted
+
+
+def test_tables_that_are_not_current_are_told_and_made_anew(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "formats.md"
+    monkeypatch.setattr(formats, "PAGE", page)
+    parts = ["<!-- columns: ir -->", "a former row", "<!-- end -->"]
+    parts += ["", "<!-- schema: tuned -->", "<!-- end -->", ""]
+    page.write_text("\n".join(parts))
+    assert formats.main(["--check"]) == 1 and "not current" in capsys.readouterr().err
+    assert formats.main([]) == 0 and formats.main(["--check"]) == 0
+    text = page.read_text()
+    assert "| `stage` | text |  | form of the code: `ttir` or " in text
+    assert "| `families.*.kernels.*.keys[].runner_up.tie` | boolean, or absent |" in text
+    assert "a former row" not in text
 
 
 def test_an_entry_is_a_row_under_its_verdict():

@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import UserError
-from harness.results import raw
-from harness.status import STATUSES
+from harness.results import columns, raw
 from tests.support.raw_files import PLAIN, save, text_of
 
 REMEDY = "measure it again"
@@ -21,14 +20,15 @@ TIME = st.floats(0, 1e12, exclude_min=True)
 
 @st.composite
 def any_row(draw) -> dict[str, object]:
-    row: dict[str, object] = {name: draw(NAME) for name in raw.TEXT}
-    row["pass"] = draw(st.sampled_from(["forward", "backward"]))
-    row["set"] = draw(st.sampled_from(raw.SETS))
-    row |= {name: draw(COUNT) for name in raw.INTEGERS}
+    texts = [column for column in columns.RAW.columns if column.kind == columns.TEXT]
+    row: dict[str, object] = {
+        column.name: draw(st.sampled_from(column.values) if column.values else NAME)
+        for column in texts
+    }
+    row |= {name: draw(COUNT) for name in raw.COUNTS}
     row |= {name: draw(TIME) for name in raw.TIMES}
     row |= {name: draw(st.none() | READING) for name in raw.READINGS}
     row["throttle"] = draw(st.sampled_from(["", "power cap; power brake"]))
-    row["status"] = draw(st.sampled_from(STATUSES))
     row["reason"] = draw(st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=40))
     if row["status"] not in raw.TIMED:
         row |= {name: None for name in (*raw.TIMES, "calls", "peak_mem_bytes")}
@@ -162,16 +162,16 @@ def test_a_sidecar_without_a_key_is_refused(tmp_path):
         ({"run_id": None}, r"softmax\.json: 'run_id' cannot be None"),
         ({"environment": []}, "'environment' cannot be"),
         ({"ceilings": None}, "'ceilings' cannot be None"),
-        ({"ceilings": ["read"]}, "ceilings: 'read' is no object"),
-        ({"ceilings": [{}]}, "ceilings: has no 'quantity'"),
-        ({"ceilings": [CEILING | {"value": 0}]}, "ceilings: 'read' cannot be 0"),
-        ({"ceilings": [CEILING | {"value": math.nan}]}, "ceilings: 'read' cannot be nan"),
+        ({"ceilings": ["read"]}, r"'ceilings\[0\]' cannot be 'read', expected an object"),
+        ({"ceilings": [{}]}, r"ceilings\[0\]: has no 'quantity'"),
+        ({"ceilings": [CEILING | {"value": 0}]}, r"'ceilings\[0\].value' cannot be 0, .* above 0"),
+        ({"ceilings": [CEILING | {"value": math.nan}]}, "not readable as JSON .NaN is no number"),
         ({"date": None}, "'date' cannot be None"),
         ({"commit": 3}, "'commit' cannot be 3"),
         ({"dirty": "no"}, "'dirty' cannot be 'no'"),
         ({"mode": "dreamt"}, "'mode' cannot be 'dreamt'"),
         ({"overhead": "x"}, "'overhead' cannot be 'x'"),
-        ({"overhead": {"total_s": "x"}}, "'overhead' cannot be "),
+        ({"overhead": {"total_s": "x"}}, "'overhead.total_s' cannot be 'x', expected a number"),
         (with_gpu("H200"), "'environment.gpu' cannot be 'H200'"),
     ],
 )

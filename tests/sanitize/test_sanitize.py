@@ -6,17 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
 from harness.project import fingerprint, registry
+from harness.results import columns
 from harness.sanitize import __main__ as sanitize
 from harness.sanitize import worker
 from harness.study import jobs
-from harness.summarize import __main__ as summarize
 from harness.summarize import tables
-from tests.support.paper_scripts import script
+from tests.support.paper_scripts import save, script
 
 OURS = {"_forward_kernel", "_other_kernel"}
 CLEAN = "sanitized 12 cases\n========= ERROR SUMMARY: 0 errors\n"
@@ -148,14 +147,14 @@ def test_a_report_is_held_against_the_code_that_is_here(tmp_path):
     ],
 )
 def test_the_table_says_of_which_code_the_reports_are(tmp_path, codes, told):
-    row = dict.fromkeys(summarize.SANITIZER.split(","), "")
+    row = dict.fromkeys(columns.SANITIZER.header, "")
     row |= {"tool": "memcheck", "cases": 9, "status": "ok"}
     files = zip(("softmax", "vector", "matmul"), codes, strict=True)
     rows = [row | {"file": file, "code": code} for file, code in files]
-    pd.DataFrame(rows).to_csv(tmp_path / "sanitizer.csv", index=False)
+    save(tmp_path, "sanitizer", rows)
     summary = {"op": "softmax", "family": "softmax", "impl": "ours", "status": "ok", "size_N": 1}
     summary |= dict.fromkeys(("case", "dtype", "pass", "device_us"), "")
-    pd.DataFrame([summary]).to_csv(tmp_path / "summary.csv", index=False)
+    save(tmp_path, "summary", [summary])
     table = Path("paper/tables/sanitizer.py")
     text = script(table, tmp_path, tmp_path / "out.tex").read_text()
     assert r"\texttt{softmax} &" in text and (told in text if told else "reports" not in text)

@@ -1,17 +1,14 @@
-"""Check the matrix of capabilities, its gaps and Kernl's features on reports with known content."""
+"""Check the matrix of capabilities and its gaps on reports with known content."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
 from harness.cli import UserError
 from harness.project import source_tree
-from harness.results import reports
-from harness.study import jobs
-from harness.summarize import __main__ as summarize
-from harness.summarize import capabilities, kernl
+from harness.results import columns, reports
+from harness.summarize import capabilities
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results/recorded/h200"
@@ -57,7 +54,7 @@ def test_the_worst_cell_speaks_for_a_pass_and_dtype(statuses, status, passed, de
     assert capabilities.state(row) == state
     if status not in ("ok", "unreached"):
         assert (row["case"], row["reason"]) == (f"N{statuses.index(status) + 2}", status)
-    assert set(row) <= set(summarize.CAPABILITIES.split(","))
+    assert set(row) <= set(columns.CAPABILITIES.header)
 
 
 @pytest.mark.parametrize("status", ["inaccurate", "crashed", "hung", "oom", "unreached"])
@@ -152,7 +149,7 @@ def test_gaps_count_the_cells_of_each_reason():
         ("inaccurate", "b"): (1, "N3"),
         ("unsupported", "a"): (1, "N5"),
     }
-    assert set(found[0]) <= set(summarize.GAPS.split(","))
+    assert set(found[0]) <= set(columns.GAPS.header)
 
 
 REPORTS = [
@@ -205,37 +202,6 @@ def test_the_committed_page_and_the_readme_are_those_of_the_recorded_run():
     assert page == capabilities.page(found, families), remedy
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme == capabilities.between(readme, capabilities.short(found, families), ""), remedy
-
-
-def test_each_feature_of_kernl_names_an_op_that_exists_or_none():
-    known = {*jobs.ops(ROOT), kernl.CAPTURED, ""}
-    for feature in kernl.features():
-        assert feature["ours"] in known, feature["feature"]
-        assert feature["source"].startswith("https://github.com/ELS-RD/kernl/")
-        assert re.compile(feature["part"])
-
-
-def test_a_feature_is_present_where_a_case_that_shows_it_is_right(monkeypatch):
-    features = [("a", "add", ""), ("b", "add", "bias"), ("c", "add", r"B\d+"), ("d", "add", "tanh")]
-    features += [("graph", kernl.CAPTURED, ""), ("line", "", "")]
-    rows = [dict(zip(("feature", "ours", "part"), one, strict=True)) for one in features]
-    monkeypatch.setattr(kernl, "features", lambda: rows)
-    cells = [cell("N1"), cell("N1-bias", "inaccurate"), cell("B2-N1")]
-    reports = [report("add", "ours", *cells), report("add", "lib", cell("N1-tanh"))]
-    timed = {"impl": "ours", "status": "ok", "block": 0, "case": "N1", "reason": ""}
-    measured = {"add": [timed, timed | {"case": "N2", "reason": "events: none"}]}
-    found = {row["feature"]: row for row in kernl.rows(reports, measured)}
-    states = {name: row["status"] for name, row in found.items()}
-    assert states == {
-        "a": "partly",
-        "b": "partly",
-        "c": "present",
-        "d": "not yet",
-        "graph": "partly",
-        "line": "not yet",
-    }
-    assert (found["a"]["cells"], found["a"]["passed"]) == (3, 2)
-    assert set(found["a"]) <= set(summarize.KERNL.split(","))
 
 
 def test_what_a_baseline_has_no_function_for_is_in_no_matrix(tmp_path):

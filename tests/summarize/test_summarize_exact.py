@@ -11,7 +11,7 @@ import pytest
 from harness.cli import UserError
 from harness.machine import datasheets
 from harness.project import libraries, source_tree
-from harness.results import manifest, raw, reports, times
+from harness.results import columns, manifest, raw, reports, schema, times
 from harness.summarize import (
     __main__ as summarize,
 )
@@ -19,7 +19,6 @@ from harness.summarize import (
     capabilities,
     comparisons,
     inference,
-    kernl,
     ledger,
     rates,
     tables,
@@ -39,12 +38,22 @@ def written(monkeypatch):
     """Record the arguments of `_write`: columns and rows, by the name of the file."""
     found = {}
 
-    def write(path, columns, rows):
-        assert path.name not in found
-        found[path.name] = path.parent, columns, rows
+    def write(folder, table, rows, **names):
+        assert table.name not in found
+        found[table.name] = folder, table, rows
+        found[table.name] += (names,) if names else ()
 
     monkeypatch.setattr(summarize, "_write", write)
     return found
+
+
+def unchecked(path, name, remedy):
+    """What a JSON file holds; its folder says of which format it is."""
+    assert name == {"build": "build", "tuned": "tuned", "other": "tuned"}.get(
+        path.parent.name, path.stem
+    )
+    assert remedy == reports.REMEDY
+    return json.loads(path.read_text())
 
 
 def car(mode, run_id="a", **other):
@@ -66,13 +75,15 @@ OPS = {"dot": "reductions", "softmax": "softmax", "add": "wrong", "relu": "activ
 def rooms(monkeypatch, tmp_path, written):
     """Make a folder of a run; return it with the calls of the checking and writing rooms."""
     calls = {"checked": []}
-    named(monkeypatch, tables, "verification", "sanitizer", "ir", "changed", "tuning")
+    named(
+        monkeypatch, tables, "verification", "sanitizer", "ir", "changed", "tuning", "instructions"
+    )
     named(monkeypatch, tables, "environment", "ceilings")
     named(monkeypatch, reports, "verified")
     named(monkeypatch, capabilities, "rows", "gaps")
     named(monkeypatch, ledger, "rows")
-    named(monkeypatch, kernl, "rows")
     named(monkeypatch, datasheets, "rows")
+    monkeypatch.setattr(schema, "read", unchecked)
 
     def runs(*args):
         calls["runs"] = args
@@ -144,34 +155,28 @@ def test_each_file_has_the_rows_of_its_room(rooms, study, written, tmp_path):
     assert rooms["builds"] == built
     assert rooms["runs"] == (cars, ("changed", found, cars))
     assert rooms["overhead"] == (rows, cars)
-    assert {folder for folder, _, _ in written.values()} == {tmp_path}
-    shown = {name: (columns, rows) for name, (_, columns, rows) in written.items()}
-    sanitized = shown.pop("sanitizer.csv")
-    assert sanitized[0] == summarize.SANITIZER
-    assert sanitized[1][:3] == ("sanitizer", tmp_path, recorded)
-    assert list(sanitized[1][3]) == list(families.values())
+    assert {folder for folder, *_ in written.values()} == {tmp_path}
+    assert {columns.TABLES[name] is found[1] for name, found in written.items()} == {True}
+    shown = {name: found[2:] for name, found in written.items()}
+    (sanitized,) = shown.pop("sanitizer")
+    assert sanitized[:3] == ("sanitizer", tmp_path, recorded)
+    assert list(sanitized[3]) == list(families.values())
     resources = [{"file": "vector", "kernel": "k"}, {"file": "vector", "spills": 1}]
     assert shown == {
-        "verification.csv": (summarize.VERIFICATION, ("verification", found, families)),
-        "capabilities.csv": (summarize.CAPABILITIES, ("rows", found, families)),
-        "gaps.csv": (summarize.GAPS, ("gaps", found, families)),
-        "ledger.csv": (summarize.LEDGER, ("rows", found, families, rows)),
-        "kernl.csv": (summarize.KERNL, ("rows", found, rows)),
-        "resources.csv": ("file,kernel,spills", resources),
-        "ir.csv": (summarize.IR, ("ir", built)),
-        "runs.csv": (summarize.RUNS, [{"gpu": "H200"}, {"gpu": "H100"}]),
-        "tuning.csv": (
-            summarize.TUNING,
-            ("tuning", {"gpu.json": {"device": "a"}}, built, {"H200", "H100"}),
-        ),
-        "environment.csv": (summarize.ENVIRONMENT, ("environment", environments)),
-        "shown_ceilings.csv": (summarize.CEILINGS, ("ceilings", cars)),
-        "datasheets.csv": (summarize.DATASHEETS, ("rows",)),
-        "overhead.csv": (
-            summarize.OVERHEAD,
-            OVERHEAD,
-        ),
+        "verification": (("verification", found, families),),
+        "capabilities": (("rows", found, families),),
+        "gaps": (("gaps", found, families),),
+        "ledger": (("rows", found, families, rows),),
+        "resources": (resources, {"instruction": ("instructions", built)}),
+        "ir": (("ir", built),),
+        "runs": ([{"gpu": "H200"}, {"gpu": "H100"}],),
+        "tuning": (("tuning", {"gpu.json": {"device": "a"}}, built, {"H200", "H100"}),),
+        "environment": (("environment", environments),),
+        "shown_ceilings": (("ceilings", cars),),
+        "datasheets": (("rows",),),
+        "overhead": (OVERHEAD,),
     }
+    assert (tmp_path / "columns.json").read_text() == columns.declared()
 
 
 def test_a_run_that_was_replayed_whole_says_so(rooms, study, tmp_path):
@@ -190,7 +195,7 @@ def test_a_run_that_was_measured_whole_needs_no_manifest(rooms, study, tmp_path)
 def test_the_environment_of_a_run_is_that_beside_its_times(rooms, study, written, tmp_path):
     (tmp_path / "environment.json").write_text('{"run_id": "a", "gpu": "another"}')
     summarize.summarize(tmp_path, tmp_path)
-    _, _, (_, environments) = written["environment.csv"]
+    _, _, (_, environments) = written["environment"]
     assert list(environments) == ["a", "b"]
     assert environments["a"] == {"gpu": "gpu of a"}
 
@@ -206,7 +211,7 @@ def test_the_tables_shown_are_those_that_the_kernels_read(
     monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setenv("TILEWRIGHT_TUNED", str(tmp_path / place) if place else "")
     summarize.summarize(tmp_path, tmp_path)
-    assert written["tuning.csv"][2][1] == found
+    assert written["tuning"][2][1] == found
 
 
 def test_a_run_without_a_cell_is_refused(rooms, study, written, tmp_path):
@@ -282,7 +287,7 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
     monkeypatch.setattr(comparisons, "comparisons", comparing)
     summarize._write_cells(tmp_path, study)
     assert [type(known) for known in handed] == [inference.Offsets]
-    assert {folder for folder, _, _ in written.values()} == {tmp_path}
+    assert {folder for folder, *_ in written.values()} == {tmp_path}
     grouped = timings.group(add) | timings.group(mul)
     counted = {key: timings.counted(rivals, limits[key[0]]) for key, rivals in grouped.items()}
     noise = comparisons.noise(counted)
@@ -294,29 +299,24 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
         for row in timings.summary(rivals, limits[key[0]], known)
     ]
     compared = comparisons.comparisons(counted, known)
-    columns = (
-        f"{summarize.SUMMARY},size_M,size_N,{summarize.SUMMARY_VALUES},"
-        "speedup_vs_ours,speedup_vs_ours_lo,speedup_vs_ours_hi,"
-        "speedup_vs_ours_twin,speedup_vs_ours_twin_lo,speedup_vs_ours_twin_hi,"
-        "speedup_vs_rival,speedup_vs_rival_lo,speedup_vs_rival_hi,"
-        "speedup_vs_another,speedup_vs_another_lo,speedup_vs_another_hi,status,reason"
-    )
-    assert written["summary.csv"][1:] == (columns, summary)
-    _, columns, rows = written["verdicts.csv"]
+    parts = {"letter": ["M", "N"], "impl": dict.fromkeys(("ours", "ours_twin", "rival", "another"))}
+    assert written["summary"][1:] == (columns.SUMMARY, summary, parts)
+    assert list(written["summary"][3]["impl"]) == list(parts["impl"])
+    _, table, rows = written["verdicts"]
     described = list(summarize._described(comparisons.verdict_rows(compared), summary))
-    assert columns == summarize.VERDICTS
+    assert table is columns.VERDICTS
     assert repr(list(rows)) == repr(described)
     grid = [key for key in grouped if key[1] != "M3-N9"]
     said = comparisons.best_rows(compared, grid) + comparisons.claim_rows(compared, grid)
-    assert written["claims.csv"][1] == summarize.CLAIMS
-    assert repr(written["claims.csv"][2]) == repr(said)
+    assert written["claims"][1] is columns.CLAIMS
+    assert repr(written["claims"][2]) == repr(said)
     headline = comparisons.members([one for one in compared if one.part == "headline"])
     assert len(headline) == 2 < len(comparisons.members(compared))
-    _, columns, (name, material, (first, counts, second)) = written["rates.csv"]
-    assert (columns, name, material) == (rates.FIELDS, "rows", "material")
+    _, table, (name, material, (first, counts, second)) = written["rates"]
+    assert (table, name, material) == (columns.RATES, "rows", "material")
     assert (repr(first), repr(second)) == (repr(noise), repr(headline))
     assert counts == comparisons.processes(counted)
-    assert list(written) == ["summary.csv", "verdicts.csv", "claims.csv", "rates.csv"]
+    assert list(written) == ["summary", "verdicts", "claims", "rates"]
 
 
 def test_a_verdict_says_what_its_cell_moves_and_whose_the_baseline_is(monkeypatch):
@@ -373,20 +373,10 @@ def test_what_measuring_took_is_said_where_it_is_known():
     assert summarize._took({"total_s": 12}) == "measuring: no sidecar tells what it took"
 
 
-def test_columns_are_those_of_all_rows_in_the_order_they_come():
-    assert summarize._columns([{"b": 1, "a": 2}, {"c": 3, "b": 4}]) == "b,a,c"
-    assert summarize._columns([]) == "file,kernel"
-
-
-def test_a_file_that_is_no_json_says_what_to_do(tmp_path):
-    with pytest.raises(UserError) as error:
-        summarize._json(tmp_path / "a.json")
-    assert str(error.value) == f"{tmp_path / 'a.json'}: missing; {reports.REMEDY}"
-
-
 def test_a_file_holds_a_line_a_row_with_six_digits_of_a_number(tmp_path):
     rows = [{"b": 1 / 3, "a": "x, ü", "c": 0}, {"a": None, "b": float("nan")}, {"b": 1234567}]
-    summarize._write(tmp_path / "a.csv", "a,b", iter(rows))
+    table = columns.Table("a", "a row", tuple(columns.Column(n, "text", "") for n in "ab"))
+    summarize._write(tmp_path, table, iter(rows))
     text = (tmp_path / "a.csv").read_bytes().decode("utf-8")
     assert text == 'a,b\n"x, ü",0.333333\n,\n,1234567\n'
     assert summarize.texts({"a": 1234567.0, "b": True}) == {"a": "1.23457e+06", "b": True}

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
+
+from harness.results import columns
+
 PAPER = Path(__file__).parents[2] / "paper"
 FIGURES = sorted(path.stem for path in (PAPER / "figures").glob("[!_]*.py"))
 TABLES = sorted(path.stem for path in (PAPER / "tables").glob("[!_]*.py"))
@@ -23,6 +27,15 @@ def script(path, run, out):
     finally:
         sys.argv, sys.path[:] = before
     return out
+
+
+def save(run, name, rows):
+    """Writes rows as a CSV file of a run with all declared columns, and the declarations."""
+    frame = pd.DataFrame(rows)
+    declared = [column for column in columns.TABLES[name].header if "<" not in column]
+    frame = frame.reindex(columns=[*frame, *(each for each in declared if each not in frame)])
+    frame.to_csv(run / f"{name}.csv", index=False)
+    (run / "columns.json").write_text(columns.declared())
 
 
 def call(name, run, out, **environment):

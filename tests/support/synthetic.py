@@ -56,7 +56,7 @@ def environment(run_id: str = RUN_ID, gpu: bool = True) -> dict:
     card = {
         "name": "Synthetic GPU",
         "uuid": "GPU-00000000",
-        "sm": 90,
+        "sm": "sm_90",
         "memory_gib": 139.8,
         "driver": "000.00",
         "vbios": "00.00",
@@ -397,7 +397,7 @@ def _build(folder: Path, family: str) -> None:
                 "lines": size * factor // 50,
             }
             stages.append(row | {"path": f"{name}.{stage}"})
-    built = {"file": family, "triton": "3.6.0", "kernels": kernels, "ir": stages}
+    built = {"file": family, "triton": "3.6.0", "kernels": kernels, "ir": stages, "tables": []}
     write_json(folder / "build" / f"{family}.json", built)
 
 
