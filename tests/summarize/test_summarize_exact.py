@@ -48,7 +48,7 @@ def written(monkeypatch):
 
 
 def unchecked(path, name, remedy):
-    """What a JSON file holds; its folder says of which format it is."""
+    """Return the content of a JSON file. Its folder says of which format it is."""
     assert name == {"build": "build", "tuned": "tuned", "other": "tuned"}.get(
         path.parent.name, path.stem
     )
