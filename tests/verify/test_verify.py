@@ -20,7 +20,7 @@ from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
 from harness.measure.gate import Gate
 from harness.project import fingerprint
-from harness.results import withdrawn
+from harness.results import reports, withdrawn
 from harness.results.choices import FOLDERS, KEEP
 from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
@@ -88,7 +88,9 @@ def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
     assert again == first and f"seed {first['seed']}: 2 of 4 cells ok" in done.stdout
 
 
-def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, tmp_path):
+def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(
+    tree, tmp_path, monkeypatch
+):
     """Follow a wrong case from harness.verify through the gate to harness.summarize."""
     impls = ["ours", "ours_twin", "skewed"]
     for impl in ("ours", "skewed"):
@@ -108,6 +110,8 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(tree, t
     a_plan = plan(impls, op=op, family="toy", cells=cells)
     measure.measure(a_plan, gate, Watch(), origin, out, time.monotonic())
     files.write_json(tmp_path / "environment.json", ENVIRONMENT)
+    # The baseline is of that tree, and a report on one that is in none is left out.
+    monkeypatch.setattr(reports, "ROOT", tree)
     summarize(tmp_path, tmp_path / "recorded")
 
     def rows(name):
