@@ -24,13 +24,7 @@ import triton.language as tl
 
 from kernels._call_cache import cached_launch
 from kernels._checks import floating, number, one_of
-from kernels._elementwise import (
-    block_is_full,
-    block_offsets,
-    length,
-    store_once,
-    tiles,
-)
+from kernels._elementwise import block_is_full, block_offsets, length, store_once, tiles
 from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
 from kernels._launch import needs_grad, once
 from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd

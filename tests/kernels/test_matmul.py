@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kernels import _checks as checks
 from kernels import matmul
-from ops.matmul import matmul_reference
+from ops.matmul import LEAKY_SLOPE, matmul_reference
 from tests.support.values import DEVICE, close, dtypes, few, randn
 
 
@@ -63,3 +63,7 @@ REFUSALS = {
 def test_refuses(what):
     with pytest.raises(ValueError, match=r"expected|has no dimension|after"):
         REFUSALS[what]()
+
+
+def test_the_slope_is_the_one_that_the_problem_defines():
+    assert matmul.LEAKY_SLOPE.value == LEAKY_SLOPE

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import _ticket, vector
-from kernels._elementwise import BLOCKS, RESIDENT, choose_block, store_policy, suits_block
+from kernels._elementwise import BLOCKS, RESIDENT, choose_block, store_policy, suits_block, words_of
 from ops import vector as problems
+from ops._vector_cases import bits_bytes
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -230,3 +231,9 @@ def test_only_light_maps_leave_results_in_the_cache_and_only_what_it_has_room_fo
     stays = store_policy(n, itemsize, light) == ""
     assert stays == (light and n * itemsize <= 32 * 2**20)
     assert stays or store_policy(n, itemsize, light) == ".cs"
+
+
+@many
+@given(st.integers(0, 2**40))
+def test_flags_take_the_bytes_that_the_problem_counts(n):
+    assert words_of(n) == bits_bytes(n)
