@@ -163,6 +163,7 @@ def test_a_room_of_the_tests_is_one_of_the_project():
         "paper",
         "conformance",
         "gpu",
+        "cluster",
         "project_rules",
         "tests",
     }
