@@ -1,6 +1,8 @@
 # The verbs of the house; `make study` is the one command.
 BIN := .venv/bin
 READY := .venv/ready
+# What describes the study from outside has an environment of its own.
+SUPPLY := .setup/supply
 LOCK := uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --quiet \
 	--override overrides.txt
 # A set-up without bytecode makes every later import slow.
@@ -10,7 +12,8 @@ ifeq ($(shell test -n "$$HOME" && test -w "$$HOME" && echo yes),)
 export HOME := $(CURDIR)/.home
 endif
 
-.PHONY: study smoke paper report test mutants lint image record tuned capabilities headline lock setup peers latex clean
+.PHONY: study smoke paper report test mutants lint image image-test lint-image sbom audit crate \
+	cluster slurm-test record tuned capabilities headline lock setup peers latex clean
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -35,9 +38,43 @@ lint: $(READY)
 	$(BIN)/python docs/prose.py && $(BIN)/python docs/lab/index.py --check
 	$(BIN)/python docs/rooms.py --check && $(BIN)/python docs/formats.py --check
 
+# Arguments of the Dockerfile, as far as they are named: make image FLASH_ATTN=no
+GIVEN := $(foreach name,BASE_IMAGE RUNTIME_IMAGE FLASH_ATTN FLASH_ATTN_CUDA_ARCHS MAX_JOBS TILEWRIGHT_SOURCE,\
+	$(if $($(name)),--build-arg $(name)='$($(name))'))
+
 image:
-	docker build --tag tilewright --build-arg \
+	docker build --tag tilewright $(GIVEN) \
+		--build-arg TILEWRIGHT_VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) --build-arg \
 		TILEWRIGHT_COMMIT=$$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo -dirty) .
+
+image-test: lint-image
+	image/test.sh
+
+lint-image: $(SUPPLY)/ready
+	$(SUPPLY)/bin/hadolint Dockerfile
+
+sbom: $(READY) $(SUPPLY)/ready
+	mkdir -p results/sbom
+	$(SUPPLY)/bin/python image/sbom.py --environment .venv --out results/sbom
+
+# Asks the network for known faults of the locked packages; one that cannot be judged is a failure.
+audit: $(SUPPLY)/ready
+	$(SUPPLY)/bin/pip-audit --disable-pip --require-hashes --strict --progress-spinner off \
+		$(foreach set,cuda peers flash-attn,-r requirements/$(set).txt)
+
+$(SUPPLY)/ready: requirements/supply.txt
+	$(or $(PYTHON),python3) -m venv --clear $(SUPPLY)
+	$(SUPPLY)/bin/python -m pip install --quiet --require-hashes --no-deps -r $< && touch $@
+
+crate: $(READY)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/crate.txt
+	$(BIN)/python -m harness.results.crate --run results/study --out results/study.crate.zip
+
+cluster: $(READY)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/cluster.txt
+
+slurm-test: cluster
+	$(BIN)/python -m pytest -ra tests/cluster
 
 record: $(READY)
 	$(BIN)/python -m harness.results.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))
@@ -54,7 +91,7 @@ headline:
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv
-	cd requirements && for set in study cuda peers flash-attn mutants network; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
+	cd requirements && for set in study cuda peers flash-attn mutants network supply crate cluster; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
 
 setup: $(READY) latex
 	@requirements/setup.sh check .venv

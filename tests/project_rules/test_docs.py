@@ -268,7 +268,10 @@ def test_the_map_has_every_room():
     } <= named
 
 
-FOLDERS = "baselines|config|docs|harness|kernels|network|paper|requirements|results|tests|workflow"
+FOLDERS = (
+    "baselines|cluster|config|docs|harness|image|kernels|network|ops|paper|requirements|results|tests"
+    "|workflow"
+)
 
 
 def absent(text):
