@@ -22,7 +22,7 @@ from harness.cli import UserError
 ROOT = Path(__file__).resolve().parents[2]
 REMEDY = "finish the run first: snakemake --cores all"
 NEEDED = ("summary.csv", "environment.json", "report.html")
-# Of what the rules write; what a program says while it runs is no result.
+# Messages of a program that runs are no result.
 LEFT_OUT = ("logs",)
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 LICENCE = "https://spdx.org/licenses/MIT"
