@@ -128,7 +128,7 @@ case $code in 0 | 3) ;; *) exit 1 ;; esac
 
 say "a word that is no command"
 code=0
-image "$TAG" studdy || code=$?
+image "$TAG" rehearse || code=$?
 test $code = 2
 
 say "tests: $TESTS"

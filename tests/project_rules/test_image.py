@@ -71,10 +71,10 @@ def test_each_command_starts_its_program(image, words, called):
 
 
 def test_a_word_that_is_no_command_is_answered_with_those_there_are(image):
-    done = start(image, "studdy")
+    done = start(image, "rehearse")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
-        "tilewright: studdy is no command of this image; there are: study"
+        "tilewright: rehearse is no command of this image; there are: study"
     )
     assert done.stderr.count("\n") == 1
 
