@@ -1,33 +1,310 @@
-"""Scaled dot-product attention, forward: out = softmax(scale q kᵀ + mask) v for each head.
+"""Scaled dot-product attention: out = softmax(scale q kᵀ + mask) v for each head.
 
-The S by S scores never leave the chip (Dao et al., "FlashAttention", 2022). A program owns a tile
-of query rows and walks the keys in tiles, with the running maximum and sum of an online softmax;
-the maximum and the sum live in base 2, so that scale and log2(e) fold into one multiplication.
-Only tiles that the diagonal or the end of the sequence cuts are masked; all others run without.
-Causal programs start with the longest rows, so that the last ones to finish are short.
+FLOPs: 4 D for each pair of a row and a key that it sees, forward; 10 D backward. Bytes: q, k and v
+read, out written; the scores never leave the chip (Dao et al., "FlashAttention", 2022). A program
+owns a tile of query rows and walks the keys in tiles, with the running maximum m and sum l of an
+online softmax; both live in base 2, so that scale and log2(e) fold into one multiplication. Only
+tiles that the diagonal, a window or the end of the sequence cuts are masked; all others run
+without, and tiles that no row sees are skipped. Programs of one head stand side by side, so its
+keys stay in L2; causal ones start with the longest rows.
+
+The backward pass recomputes the scores (Dao, "FlashAttention-2", 2023): `_attention_backward.py`.
+For it the forward pass keeps m + log2(l) of each row. In float32 it keeps them apart: their sum
+would lose the digits of log2(l) where m is large. Dropout keeps nothing but its seed.
 """
-
-import math
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels._attention_backward import attention_bwd
+from kernels._attention_launch import (
+    LEVELS,
+    in_rows,
+    like,
+    options_of,
+    strides_of,
+    strides_of_mask,
+)
+from kernels._attention_scores import attend_keys, key_range, load_tile
 from kernels._call_cache import cached_launch
-from kernels._checks import flag, floating, require, same, tensors
-from kernels._device import float32_dot, shared_bytes
-from kernels._launch import constant
-from kernels._layout import as_read
+from kernels._checks import MOST_ITEMS, flag, floating, integer, number, require, shown, tensors
+from kernels._device import shared_bytes
+from kernels._formulas import LN2, LOG2E
+from kernels._launch import constant, needs_grad, once
+from kernels._random import boxed
 from kernels._tile import store_as
 from kernels._tuned import Configs
 
-LOG2E = math.log2(math.e)
-# Values of a tile below the one are multiplied by the other: both are powers of two.
-TINY, LIFT = tl.constexpr(2.0**-60), tl.constexpr(2.0**60)
-HEAD_DIMS = (16, 32, 64, 128)
+LEAST_D, MOST_D, STEP_D = 16, 256, 8
+# Scales that are normal numbers of float32, above zero: a negative one would turn the maximum.
+SCALES = 2.0**-126, 2.0**127
 
 
 ACCUMULATES = {"attention": "float32"}
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: int | tuple[int, int] | None = None,
+    dropout: float = 0.0,
+    seed: int | torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return softmax(scale q kᵀ + mask) v for each batch and head, the softmax in float32.
+
+    q: [B, H, Sq, D]; k, v: [B, K, Sk, D] with H a multiple of K: query head h reads key head
+    h // (H / K), so K = H is plain attention, K = 1 multi-query. One dtype of float32, float16,
+    bfloat16. D: a multiple of 8 from 16 to 256. Any strides: heads may lie between the tokens, as
+    in a view of [B, S, H, D]; a tensor is copied only if its last stride is not 1.
+
+    Row i stands at key p = i + Sk - Sq: the last row at the last key, as in flash-attn from 2.1 on
+    and PyTorch's `causal_lower_right`. causal: it sees no key beyond p. window: (left, right), it
+    sees the keys from p - left to p + right, both included, and -1 is no bound, as flash-attn's
+    `window_size`; an integer is both; causal makes right zero. So a causal window of w sees w + 1
+    keys. scale: above zero, 1 / sqrt(D) if None. mask: additive, of q's dtype or float32, or of
+    bool, where True lets a key take part, as in PyTorch; broadcastable to [B, H, Sq, Sk].
+    dropout: the probability with which a weight is dropped, to the nearest multiple of 2**-16;
+    those that are kept are divided by their share. seed: of 64 bits, a number or a tensor of one
+    int64, needed by dropout: the same seed drops the same weights.
+
+    Returns [B, H, Sq, D], the axes in memory in the order of q's; with return_lse also the natural
+    logarithm of the sum of exponentials, [B, H, Sq] in float32, before dropout. A row that sees no
+    key, or none but with a score of minus infinity, gives zeros and a logarithm of minus infinity.
+
+    Differentiable once, in q, k and v, by both results; deterministic. ValueError if the mask
+    requires a gradient, or shapes, devices or values do not fit; TypeError for another dtype or
+    kind of argument.
+    """
+    tensors(q=q, k=k, v=v)
+    flag("causal", causal)
+    flag("return_lse", return_lse)
+    _check(q, k, v, mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else number("scale", scale, *SCALES)
+    left, right = _bounds(window, causal)
+    dropped = _dropped(number("dropout", dropout, 0, 1))
+    seed = _seed(seed, dropped, q)
+    if needs_grad(q, k, v):
+        return _Attention.apply(q, k, v, mask, seed, scale, dropped, left, right, return_lse)
+    out, lse, _ = attention_fwd(q, k, v, mask, seed, scale, dropped, left, right, return_lse, False)
+    return (out, lse) if return_lse else out
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, mask, seed, scale, dropped, left, right, return_lse):
+        out, lse, stats = attention_fwd(
+            q, k, v, mask, seed, scale, dropped, left, right, return_lse, True
+        )
+        # A seed on the device may be changed before the backward pass: autograd watches it.
+        drawn = seed if isinstance(seed, torch.Tensor) else None
+        ctx.save_for_backward(q, k, v, out, stats, mask, drawn)
+        ctx.number = seed if drawn is None else 0
+        ctx.options = scale, dropped, left, right
+        return (out, lse) if return_lse else out
+
+    @staticmethod
+    @once
+    def backward(ctx, dout, dlse=None):
+        q, k, v, out, stats, mask, drawn = ctx.saved_tensors
+        seed = ctx.number if drawn is None else drawn
+        keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        grads = attention_bwd(q, k, v, out, stats, dout, dlse, mask, seed, *ctx.options, keys)
+        return *grads, None, None, None, None, None, None, None
+
+
+def _check(q, k, v, mask):
+    """TypeError or ValueError where the tensors do not belong together."""
+    require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, H, S, D]")
+    b, h, sq, d = q.shape
+    fits = LEAST_D <= d <= MOST_D and d % STEP_D == 0
+    wide = f"expected a multiple of {STEP_D} from {LEAST_D} to {MOST_D}"
+    require(fits, f"q: head dimension {d}, {wide}")
+    floating(q=q)
+    require(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, H, S, D]")
+    heads, sk = k.shape[1], k.shape[2]
+    fits = k.shape[0] == b and k.shape[3] == d
+    require(fits, f"k: shape {tuple(k.shape)}, expected [{b}, K, Sk, {d}] as q has")
+    groups = h % heads == 0 if heads else h == 0
+    require(groups, f"k: {heads} heads, expected a number that divides the {h} of q")
+    shape = tuple(k.shape)
+    require(v.shape == k.shape, f"v: shape {tuple(v.shape)}, expected {shape} as k has")
+    for name, x in (("k", k), ("v", v)):
+        require(
+            x.dtype == q.dtype and x.device == q.device,
+            f"{name}: {x.dtype} on {x.device}, expected {q.dtype} on {q.device} as q has",
+        )
+    longest = max(sq, sk)
+    require(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
+    if mask is not None:
+        tensors(mask=mask)
+        constant(mask=mask)
+        if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+            raise TypeError(f"mask: {mask.dtype}, expected {q.dtype}, float32 or bool")
+        require(mask.device == q.device, f"mask: on {mask.device}, expected {q.device} as q is")
+        shape, full = tuple(mask.shape), (b, h, sq, sk)
+        fits = len(shape) <= 4 and all(
+            size in (1, most) for size, most in zip(reversed(shape), reversed(full), strict=False)
+        )
+        require(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
+
+
+def _bounds(window, causal):
+    """How many keys before and after its own a row sees; None where there is no bound."""
+    if window is None or isinstance(window, int):
+        window = -1 if window is None else integer("window", window)
+        window = (window, window)
+    if not (isinstance(window, (tuple, list)) and len(window) == 2):
+        raise TypeError(f"window: {shown(window)}, expected an integer or a pair of them")
+    left, right = (integer("window", each, -1, MOST_ITEMS) for each in window)
+    return None if left < 0 else left, 0 if causal else None if right < 0 else right
+
+
+def _dropped(p):
+    """How many of the LEVELS numbers drop an entry; some keep it unless p is one."""
+    return LEVELS if p == 1 else min(round(p * LEVELS), LEVELS - 1)
+
+
+def _seed(seed, dropped, q):
+    """The seed; zero if nothing is dropped."""
+    if isinstance(seed, torch.Tensor):
+        fits = seed.dtype == torch.int64 and seed.numel() == 1
+        require(fits, f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
+        require(seed.device == q.device, f"seed: on {seed.device}, expected {q.device} as q is")
+    elif seed is not None:
+        integer("seed", seed, -(2**63), 2**63 - 1)
+    require(seed is not None or not dropped, "seed: None, expected one, as there is dropout")
+    return seed if dropped else 0
+
+
+@triton.jit(do_not_specialize=["seed", "dropped"])
+def _forward_kernel(
+    q_ptr, k_ptr, v_ptr, mask_ptr, out_ptr, lse_ptr, stats_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
+    stride_mb, stride_mh, stride_mm, stride_mn,
+    H, GROUP, SQ, SK, left, right, scale, seed, dropped, inverse, rows,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out = softmax(scale q kᵀ + mask) v, lse = log sum exp(scale q kᵀ + mask), for each head.
+
+    Grid: cdiv(SQ, BLOCK_M) * B * H programs, tiles of one head side by side. A program owns
+    BLOCK_M rows of one head: it reads them of q, walks the keys that they see, and writes them of
+    out, of lse and of stats. stats: m + log2(l); of float32 m, and log2(l) `rows` further on.
+    mask, lse, stats: may be None.
+    GROUP: query heads of one key head. left, right: see `_attention_scores`, bounds if LEFT, RIGHT.
+    inverse: one over the share that DROPOUT keeps. BLOCK_D: a power of two, at least D.
+    """
+    # torch.compile hands scalars over in float64.
+    scale = tl.cast(scale, tl.float32) * LOG2E
+    PADDED: tl.constexpr = BLOCK_D != D
+    tiles = tl.cdiv(SQ, BLOCK_M)
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    if RIGHT:
+        tile = tiles - 1 - tile
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    head = head.to(tl.int64)
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    inside, wide = offs_m < SQ, offs_d < D
+    row = offs_m.to(tl.int64)[:, None]
+    q_ptrs = q_ptr + b * stride_qb + h * stride_qh + row * stride_qs + offs_d[None, :]
+    k_ptrs = k_ptr + b * stride_kb + h // GROUP * stride_kh
+    k_ptrs += offs_n.to(tl.int64)[None, :] * stride_ks + offs_d[:, None]
+    v_ptrs = v_ptr + b * stride_vb + h // GROUP * stride_vh
+    v_ptrs += offs_n.to(tl.int64)[:, None] * stride_vs + offs_d[None, :]
+    if mask_ptr is not None:
+        mask_ptr += b * stride_mb + h * stride_mh
+    q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    first, whole, cut, last = key_range(
+        tile * BLOCK_M, SK, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N
+    )
+    if LEFT:
+        acc, l, m = attend_keys(
+            acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, tl.minimum(whole, last),
+            stride_ks, stride_vs, stride_mm, stride_mn, SQ, SK, left, right, scale, seed, dropped,
+            head, LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    acc, l, m = attend_keys(
+        acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, whole, cut,
+        stride_ks, stride_vs, stride_mm, stride_mn, SQ, SK, left, right, scale, seed, dropped,
+        head, LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    acc, l, m = attend_keys(
+        acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, cut, last,
+        stride_ks, stride_vs, stride_mm, stride_mn, SQ, SK, left, right, scale, seed, dropped,
+        head, LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    # A row that sees no key has a sum of zero.
+    empty = l == 0.0
+    log_l = tl.log2(tl.where(empty, 1.0, l))
+    place = head * SQ + offs_m
+    if lse_ptr is not None:
+        tl.store(lse_ptr + place, (m + log_l) * LN2, mask=inside)
+    if stats_ptr is not None:
+        # To the backward pass it is a row whose weights are all zero.
+        m = tl.where(empty, float("inf"), m)
+        if q.dtype == tl.float32:
+            tl.store(stats_ptr + rows + place, log_l, mask=inside)
+        else:
+            m += log_l
+        tl.store(stats_ptr + place, m, mask=inside)
+    out = acc / tl.where(empty, 1.0, l)[:, None]
+    if DROPOUT:
+        out *= tl.cast(inverse, tl.float32)
+    out_ptrs = out_ptr + b * stride_ob + h * stride_oh + row * stride_os + offs_d[None, :]
+    store_as(out_ptrs, out, inside[:, None] & wide[None, :])
+
+
+def attention_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    seed: int | torch.Tensor,
+    scale: float,
+    dropped: int,
+    left: int | None,
+    right: int | None,
+    return_lse: bool,
+    keep_stats: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return out, lse if return_lse, and the statistics of rows if keep_stats.
+
+    Those are [2, B, H, Sq] in float32: m and log2(l); of 16 bits [1, B, H, Sq]: their sum.
+    Arguments as `attention` takes them. left, right: sizes of the window, None if unbounded.
+    dropped: of 2**16 numbers so many drop a weight.
+    """
+    q, k, v = map(in_rows, (q, k, v))
+    b, h, sq, d = q.shape
+    sk = k.shape[2]
+    out = like(q)
+    lse = q.new_empty((b, h, sq), dtype=torch.float32) if return_lse else None
+    planes = 2 if q.dtype == torch.float32 else 1
+    stats = q.new_empty((planes, b, h, sq), dtype=torch.float32) if keep_stats else None
+    if out.numel() == 0:
+        return out, lse, stats
+    config = FORWARD.pick(
+        q.device, s=sk, d=d, itemsize=q.element_size(), causal=right is not None,
+        shared=shared_bytes(q.device),
+    )  # fmt: skip
+    _forward_kernel[(triton.cdiv(sq, config["BLOCK_M"]) * b * h,)](
+        q_ptr=q, k_ptr=k, v_ptr=v, mask_ptr=mask, out_ptr=out, lse_ptr=lse, stats_ptr=stats,
+        **strides_of(q=q, k=k, v=v, o=out), **strides_of_mask(mask, (b, h, sq, sk)),
+        **options_of(q, k, left, right, dropped),
+        scale=scale, seed=boxed(seed, q.device), rows=b * h * sq, **config,
+    )  # fmt: skip
+    return out, lse, stats
 
 
 def _tile(m, n, warps, stages):
@@ -43,7 +320,9 @@ CONFIGS = (
     _tile(64, 32, 4, 2),
 )
 MORE_CONFIGS = (_tile(64, 64, 4, 2), _tile(64, 128, 4, 2), _tile(128, 128, 8, 3))
+# By the rank of the head dimension: float32, and 16 bits on devices with little shared memory.
 FLOAT32_CONFIG = _tile(64, 32, 4, 2)
+SMALL_CONFIGS = (_tile(32, 32, 4, 1), _tile(16, 16, 4, 1))
 
 
 def _shared_bytes(config, d, itemsize):
@@ -61,150 +340,6 @@ def _choose(s, d, itemsize, causal, shared):
     return fitting[0] if fitting else CONFIGS[-1]
 
 
-@triton.jit
-def _walk_keys(
-    acc, total, top, q, k_ptrs, v_ptrs, offs_m, first, last, S, stride_ks, stride_vs, scale,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    offs_n = tl.arange(0, BLOCK_N)
-    # A sequence length of one is a compile-time constant, and so is what follows from it.
-    k_ptrs += tl.cast(first, tl.int64) * stride_ks
-    v_ptrs += tl.cast(first, tl.int64) * stride_vs
-    for start in range(first, last, BLOCK_N):
-        inside = start + offs_n < S
-        k = tl.load(k_ptrs, mask=inside[None, :], other=0.0) if MASKED else tl.load(k_ptrs)
-        scores = tl.dot(q, k, input_precision=PRECISION)
-        if MASKED:
-            keep = inside[None, :]
-            if CAUSAL:
-                keep = keep & (offs_m[:, None] >= start + offs_n[None, :])
-            scores = tl.where(keep, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-        # A row that has only seen minus infinity must not subtract it from itself.
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weights = tl.exp2(scores * scale - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        v = tl.load(v_ptrs, mask=inside[:, None], other=0.0) if MASKED else tl.load(v_ptrs)
-        if v.dtype == tl.float32:
-            # A float32 product is made of parts of its factors, which are subnormal, and lost on
-            # the tensor cores, long before the factors are.
-            lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
-            acc += tl.dot(weights, v * lift, input_precision=PRECISION) / lift
-        else:
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-        top = new_top
-        k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
-        v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
-    return acc, total, top
-
-
-@triton.jit
-def _forward_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr,
-    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
-    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-    H, S, scale,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    # torch.compile hands scalars over in float64.
-    scale = tl.cast(scale, tl.float32)
-    tile = tl.program_id(0)
-    if CAUSAL:
-        tile = tl.num_programs(0) - 1 - tile
-    batch = (tl.program_id(1) // H).to(tl.int64)
-    head = (tl.program_id(1) % H).to(tl.int64)
-    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_d = tl.arange(0, BLOCK_D)
-    rows = offs_m.to(tl.int64)[:, None]
-    q_ptrs = q_ptr + batch * stride_qb + head * stride_qh + rows * stride_qs + offs_d[None, :]
-    k_ptrs = k_ptr + batch * stride_kb + head * stride_kh
-    k_ptrs += offs_n.to(tl.int64)[None, :] * stride_ks + offs_d[:, None]
-    v_ptrs = v_ptr + batch * stride_vb + head * stride_vh
-    v_ptrs += offs_n.to(tl.int64)[:, None] * stride_vs + offs_d[None, :]
-    q = tl.load(q_ptrs, mask=offs_m[:, None] < S, other=0.0)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    # Keys before `whole` need no mask, keys from there to `last` do.
-    whole = (S // BLOCK_N) * BLOCK_N
-    last = S
-    if CAUSAL:
-        whole = tl.minimum(whole, (tile * BLOCK_M // BLOCK_N) * BLOCK_N)
-        last = tl.minimum(S, (tile + 1) * BLOCK_M)
-    acc, total, top = _walk_keys(
-        acc, total, top, q, k_ptrs, v_ptrs, offs_m, 0, whole, S, stride_ks, stride_vs,
-        scale, CAUSAL, False, PRECISION, BLOCK_N,
-    )  # fmt: skip
-    acc, total, top = _walk_keys(
-        acc, total, top, q, k_ptrs, v_ptrs, offs_m, whole, last, S, stride_ks, stride_vs,
-        scale, CAUSAL, True, PRECISION, BLOCK_N,
-    )  # fmt: skip
-    out_ptrs = out_ptr + batch * stride_ob + head * stride_oh + rows * stride_os + offs_d[None, :]
-    store_as(out_ptrs, acc / total[:, None], offs_m[:, None] < S)
-
-
 FORWARD = Configs(_forward_kernel, CONFIGS + MORE_CONFIGS, _choose)
-# What the second dimension of a grid holds.
-MOST_HEADS = 65535
-
-
-def attention_fwd(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
-    """q, k, v: [B, H, S, D], contiguous in D. Returns out, contiguous."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    if out.numel() > 0:
-        _start(q, k, v, out, causal)
-    return out
-
-
-def _start(q, k, v, out, causal):
-    b, h, s, d = q.shape
-    if b * h > MOST_HEADS:
-        halves = (x.chunk(2, dim=0 if b > 1 else 1) for x in (q, k, v, out))
-        for half in zip(*halves, strict=True):
-            _start(*half, causal)
-        return
-    config = FORWARD.pick(
-        q.device,
-        s=s, d=d, itemsize=q.element_size(), causal=causal, shared=shared_bytes(q.device),
-    )  # fmt: skip
-    laid = {"q": q, "k": k, "v": v, "o": out}
-    strides = {
-        f"stride_{name}{letter}": tensor.stride(axis)
-        for name, tensor in laid.items()
-        for axis, letter in enumerate("bhs")
-    }
-    _forward_kernel[(triton.cdiv(s, config["BLOCK_M"]), b * h)](
-        q_ptr=q, k_ptr=k, v_ptr=v, out_ptr=out, **strides, H=h, S=s, scale=LOG2E / math.sqrt(d),
-        CAUSAL=causal,
-        # Only float32 has anything to split.
-        PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee",
-        BLOCK_D=d, **config,
-    )  # fmt: skip
-
-
-def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
-) -> torch.Tensor:
-    """softmax(q kᵀ / sqrt(D) + mask) v for each batch and head, softmax in float32.
-
-    q, k, v: [B, H, S, D], one shape and one dtype of float32, float16, bfloat16; D is 16, 32, 64
-    or 128. causal: row i sees the keys 0 to i. Returns [B, H, S, D]. TypeError for another dtype;
-    ValueError where shapes, dtypes, devices or D do not fit, or a gradient is wanted, as there is
-    no backward pass.
-    """
-    tensors(q=q, k=k, v=v)
-    flag("causal", causal)
-    constant(q=q, k=k, v=v)
-    require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4")
-    require(q.shape[-1] in HEAD_DIMS, f"q: head dimension {q.shape[-1]}, expected {HEAD_DIMS}")
-    floating(q=q)
-    same(q=q, k=k, v=v)
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in map(as_read, (q, k, v)))
-    return attention_fwd(q, k, v, causal)
-
 
 attention_fwd = cached_launch(attention_fwd)

@@ -15,9 +15,12 @@ WRONG = {
     torch.Tensor: (TypeError, (None, 3.0, [1.0, 2.0], "x")),
     torch.Tensor | None: (TypeError, (3.0, [1.0, 2.0], "x")),
     float: (TypeError, (None, True, [1.0], "x", NUMBER, 1j)),
+    float | None: (TypeError, (True, [1.0], "x", NUMBER, 1j)),
     bool: (TypeError, (None, 1, 0.0, "no", NUMBER)),
     int: (TypeError, (None, True, 1.5, "x", NUMBER)),
     int | torch.Tensor: (TypeError, (None, True, False, 1.5, "x", [3])),
+    int | torch.Tensor | None: (TypeError, (True, False, 1.5, "x", [3])),
+    int | tuple[int, int] | None: (TypeError, (True, 1.5, "x", (1.5, 1), (2, None), NUMBER)),
     int | tuple[int, ...]: (TypeError, (None, True, 1.5, "x", (1.5,), (2, None), NUMBER)),
     str: (ValueError, (None, 3, "nonsense", ["mean"])),
     torch.dtype: (ValueError, (None, "int64", torch.int16, int)),
@@ -64,7 +67,7 @@ def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
 @pytest.mark.parametrize(
     ("op", "options"),
     [
-        ("attention", 1),
+        ("attention", 7),
         ("rotary", 1),
         ("bucketize", 2),
         ("cross_entropy", 4),

@@ -1,0 +1,51 @@
+"""Attention in float64 with every weight in memory, and the entries that a seed keeps."""
+
+import math
+
+import torch
+
+from ops._philox import philox_words
+
+LEVELS = 2**16
+
+
+def oracle(q, k, v, causal=False, scale=None, window=None, mask=None, kept=None):
+    """The output and the logarithm of the sum of exponentials, differentiable.
+
+    kept: None, or what dropout leaves of each weight: zero, or one over the share it keeps.
+    """
+    group = q.shape[1] // max(1, k.shape[1])
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    scores = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask.double()
+    scores = scores.masked_fill(~visible(*scores.shape[-2:], causal, window), -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.where(lse.isfinite(), 0)[..., None]).exp()
+    return (weights if kept is None else weights * kept) @ v, lse
+
+
+def visible(sq, sk, causal, window):
+    """Which keys a row sees, told pair by pair: [Sq, Sk]."""
+    left, right = window if isinstance(window, tuple) else (-1 if window is None else window,) * 2
+    seen = torch.ones(sq, sk, dtype=torch.bool)
+    for row in range(sq):
+        position = row + sk - sq
+        for key in range(sk):
+            late = causal and key > position
+            far = key < position - left if left >= 0 else False
+            ahead = key > position + right if right >= 0 else False
+            seen[row, key] = not (late or far or ahead)
+    return seen
+
+
+def kept_by(seed, p, b, h, sq, sk):
+    """What dropout leaves of each weight: [B, H, Sq, Sk], zero or one over the share it keeps."""
+    dropped = LEVELS if p == 1 else min(round(p * LEVELS), LEVELS - 1)
+    calls = -(-sk // 8)
+    words = philox_words(seed, 0, b * h * sq * calls * 4)
+    halves = torch.stack((words & 0xFFFF, words >> 16), -1).reshape(b, h, sq, calls * 8)
+    kept = (halves[..., :sk] >= dropped).double()
+    return kept * (LEVELS / (LEVELS - dropped) if dropped < LEVELS else 0)
