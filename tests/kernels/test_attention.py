@@ -51,7 +51,7 @@ def agrees(q, k, v, *, dropout=0.0, seed=None, **options):
     grads = torch.autograd.grad((out, lse), leaves, (dout, dlse))
     parts = (truth, truth_lse.where(seen, 0))
     truths = torch.autograd.grad(parts, exact, (dout.cpu().double(), dlse.cpu().double()))
-    # Where all cancels, as with a single key, what is left is rounding of numbers of this size.
+    # If all cancels, as with a single key, only rounding of numbers of this size is left.
     for name, x, grad, expected in zip("qkv", (q, k, v), grads, truths, strict=True):
         assert grad.dtype == x.dtype and grad.shape == x.shape
         if expected.numel() and expected.abs().max() > 1e-10:

@@ -42,7 +42,7 @@ def visible(sq, sk, causal, window):
 
 
 def kept_by(seed, p, b, h, sq, sk):
-    """What dropout leaves of each weight: [B, H, Sq, Sk], zero or one over the share it keeps."""
+    """Return the factor that dropout gives each weight: [B, H, Sq, Sk]; see `oracle`."""
     dropped = LEVELS if p == 1 else min(round(p * LEVELS), LEVELS - 1)
     calls = -(-sk // 8)
     words = philox_words(seed, 0, b * h * sq * calls * 4)
