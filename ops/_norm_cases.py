@@ -5,8 +5,8 @@ from ops._row_cases import ROW_EDGE
 from ops._spec import Cost, case
 
 NORM_EDGE = (
-    # Of one element far above eps, dx is what rounding leaves of a difference that is zero, in
-    # PyTorch as here, and red in one seed of several.
+    # A row of one element far above eps has no plain case. Its dx is the rounding of a difference
+    # that is zero, in PyTorch as here, and fails for one seed of several.
     case(M=1, N=1, values="denormal"),
     *ROW_EDGE[1:],
     case(M=300, N=64),

@@ -1,7 +1,7 @@
 """The random stream of a seed, in PyTorch: the words that ours has to draw.
 
 The stream is that of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-2011): the key is the seed, and call c, a counter of 64 bits, gives the words 4c to 4c + 3.
+2011). The key is the seed, and call c, a counter of 64 bits, gives the words 4c to 4c + 3.
 """
 
 import torch

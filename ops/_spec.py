@@ -1,7 +1,7 @@
-"""What a kernel file declares about its ops: inputs, cases, cost. Standard library only.
+"""The parts of a declared op: inputs, cases, cost. This module imports the standard library only.
 
-The harness reads these declarations to make inputs, check outputs and turn times into rates; a
-kernel file never reads the harness.
+The harness reads the declarations to make inputs, check outputs and turn times into rates. Kernels
+and baselines do not know them.
 """
 
 import functools
@@ -23,22 +23,22 @@ EXTREME = ("wide",)
 class Tensor:
     """One tensor argument.
 
-    shape: size letters separated by blanks, e.g. "M N"; "" is a tensor without dimensions.
-    dtype: "" is the dtype of the cell, anything else is fixed (e.g. "int64").
-    grad: the backward pass computes its gradient.
-    when: present only in cases that carry this flag; other cases pass None.
-    transposed: in cases that carry this flag the last two dimensions are stored in reverse order,
-        and the argument is a view of that storage.
-    tame: stays normal in cases whose values are "inf", "infinities" or "denormal"; for a factor
-        beside which those of the other tensor would vanish or hide.
-    ascending: sorted along its last dimension.
-    below: the size letter that bounds its integers from above; "" the smallest size of the case.
-    sentinel: (flag, value); in cases that carry the flag a quarter of its integers are the value.
-    scale: the standard deviation of its plain entries, or (case) -> one; of a weight that of a
-        network's, so that what follows from it is of the size that a network computes with.
-    table: (case, start) -> its entries, a float64 tensor on the CPU, where they are no draw but a
-        function of their place. start: a number from 0 to 2**16, drawn once for all tables of a
-        cell. No kind of values changes them.
+    - shape: size letters separated by blanks, such as `M N`; empty for a tensor without dimensions.
+    - dtype: a fixed dtype, such as `int64`; if empty, the dtype of the cell.
+    - grad: the backward pass computes its gradient.
+    - when: a flag. The tensor is present in cases with this flag; other cases pass None.
+    - transposed: a flag. In cases with this flag the last two dimensions are stored in reverse
+      order, and the argument is a view of that storage.
+    - tame: it stays normal in cases whose values are `inf`, `infinities` or `denormal`. Such a
+      factor does not hide the values of the other one.
+    - ascending: sorted along its last dimension.
+    - below: the size letter that bounds its integers from above; if empty, the smallest size.
+    - sentinel: (flag, value). In cases with the flag a quarter of its integers are the value.
+    - scale: the standard deviation of its plain entries, or (case) -> one. A weight has that of a
+      network, so the results have the size that a network computes with.
+    - table: (case, start) -> its entries, a float64 tensor on the CPU. They follow from their place
+      and are not drawn, and no kind of values changes them. The number `start`, from 0 to 2**16, is
+      drawn once for all tables of a cell.
     """
 
     shape: str
@@ -54,7 +54,7 @@ class Tensor:
     table: "Callable[[Case, int], object] | None" = None
 
     def scale_of(self, a_case: "Case") -> float:
-        """The standard deviation of its plain entries in a case."""
+        """Return the standard deviation of its plain entries in a case."""
         return self.scale(a_case) if callable(self.scale) else self.scale
 
 
@@ -104,11 +104,14 @@ class Case:
 
     @property
     def hostile(self) -> bool:
-        """Whether the case tests what few programs ask for, so that a failure condemns no library.
+        """Whether few programs ask for such a case, so that a failure condemns no library.
 
-        Hostile are values of any kind but normal; rows or a first element off the alignment that
-        an allocation has, and memory that entries share; tensors of one element or none; and
-        extreme flags. Every other case is ordinary.
+        A case is hostile if one of these holds. Every other case is ordinary.
+
+        - The values are not normal ones.
+        - Rows or a first element lie off the alignment of an allocation, or entries share memory.
+        - Tensors have one element or none.
+        - A flag is extreme.
         """
         sizes = self.sizes.values()
         degenerate = min(sizes, default=2) == 0 or max(sizes, default=2) == 1
@@ -125,9 +128,9 @@ def case(*flags: str, layout: str = "", values: str = "", dtypes=(), **sizes: in
 class Cost:
     """The work no implementation can avoid: each input read once, each output written once.
 
-    A backward pass need not read an input of which the forward pass can keep less: of relu a bit an
-    element is enough. Where no gradient is wanted nothing is kept, so "forward" counts none of it;
-    "both" counts that it is written and, later, read.
+    If the forward pass can keep less than an input, the backward pass is charged for that only:
+    relu needs a bit an element. If no gradient is wanted nothing is kept, so "forward" counts none
+    of it; "both" counts that it is written and, later, read.
     """
 
     bytes_read: int
@@ -136,10 +139,11 @@ class Cost:
 
 
 def in_turn(cost, kept=None):
-    """The cost of three passes from that of two: "both" is a forward and then a backward pass.
+    """Return the cost of three passes from that of two: "both" is forward and then backward.
 
-    cost: as `Op.cost`, of "forward" and of "backward". kept: (case) -> bytes that the forward pass
-    writes for the backward pass alone, whose cost holds their reading; None if it keeps nothing.
+    - cost: as `Op.cost`, for "forward" and "backward".
+    - kept: (case) -> bytes that the forward pass writes for the backward pass alone, whose cost
+      holds their reading. None if it keeps nothing.
     """
     return functools.partial(_cost_in_turn, cost, kept)
 
@@ -159,25 +163,26 @@ def _cost_in_turn(cost, kept, a_case, direction, itemsize):
 class Op:
     """One op of the study.
 
-    name: the name of the public function in this file and in every baseline that offers it.
-    reference: plain PyTorch of any dtype, run in float64 as the oracle; never timed.
-    inputs: tensor arguments by name, in the order of the signature.
-    params: keyword arguments common to all cases; a function is called with the case.
-    flags: keyword arguments that a flag of a case adds, by flag.
-    edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
-    sweep: the cases that are timed, from the shapes of named models; verified on the GPU as well.
-    drawn: (generator) -> a case: the range of shapes that are met in practice. Each run draws a few
-        and times them too; no kernel may know them.
-    cost: (case, direction, itemsize) -> Cost, direction one of the passes.
-    passes: "forward", where no gradient is wanted; "backward", the gradients alone, after a forward
-        pass that is not timed; "both", the two in turn as in training, with what the one keeps for
-        the other: every differentiable op has it. An op that may compute its gradients in the
-        forward pass, where "backward" alone would mislead, has "forward" and "both".
-    deterministic: two runs on the same inputs give the same bits.
-    properties: (given, results, **arguments) -> "" or what is wrong; of a random op, whose rivals
-        draw from streams of their own and are held to the law of the numbers. Ours is held to the
-        reference, which draws the same stream. given: the inputs by name and, of a backward pass,
-        `dy`, the gradient of the output. results: `out`, and `d<input>` of a backward pass.
+    - name: that of the public function in our kernel file and in every baseline that offers it.
+    - reference: plain PyTorch of any dtype, run in float64 as the oracle. It is never timed.
+    - inputs: tensor arguments by name, in the order of the signature.
+    - params: keyword arguments common to all cases. A function is called with the case.
+    - flags: keyword arguments that a flag of a case adds, by flag.
+    - edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
+    - sweep: the cases that are timed, with shapes of named models. They are verified on a GPU too.
+    - drawn: (generator) -> a case from the range of shapes that are met in practice. Each run draws
+      a few and times them too. No kernel may know them.
+    - cost: (case, direction, itemsize) -> Cost, direction one of the passes.
+    - passes: `forward`, if no gradient is wanted. `backward`, the gradients alone, after a forward
+      pass that is not timed. `both`, the two in turn as in training, with all that the first keeps
+      for the second. Every differentiable op has `both`. An op that may compute its gradients in
+      the forward pass has no `backward`, because its time alone would mislead.
+    - deterministic: two runs on the same inputs give the same bits.
+    - properties: (given, results, **arguments) -> the fault, or an empty text. A random op has
+      them: its rivals draw from streams of their own and are held to the law of the numbers. Ours
+      is held to the reference, which draws the same stream. The inputs are `given` by name and, in
+      a backward pass, with `dy`, the gradient of the output. The `results` are `out`, and in a
+      backward pass `d<input>`.
     """
 
     name: str
@@ -208,11 +213,11 @@ class Op:
         return "both" in self.passes and "backward" not in self.passes
 
     def judged(self, ours: bool) -> str:
-        """What an implementation is held against: "oracle", or "properties"."""
+        """Return the standard of an implementation: "oracle", or "properties"."""
         return "properties" if self.properties and not ours else "oracle"
 
     def arguments(self, a_case: Case) -> dict[str, object]:
-        """The keyword arguments of a case that are not tensors."""
+        """Return the keyword arguments of a case that are not tensors."""
         merged = {k: v(a_case) if callable(v) else v for k, v in self.params.items()}
         for flag in a_case.flags:
             merged |= self.flags.get(flag, {})

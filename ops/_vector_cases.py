@@ -19,9 +19,9 @@ EDGE = (
     case(N=1000, values="denormal"),
     case(N=1000, values="equal"),
 )
-# From what fits in the L2 cache to what an activation of a large model occupies. The lengths
-# between, 2**24 among them, are left to those that each run draws: of the powers of two it was the
-# one at which rules were tuned, and ours stood there no worse than at the others.
+# From a vector that fits in the L2 cache to an activation of a large model. The drawn shapes of
+# each run cover the lengths between, 2**24 among them. Rules were tuned at 2**24, and ours stood
+# there no worse than at the other powers of two.
 SWEEP = (
     case(N=2**20, dtypes=("bfloat16",)),
     case(N=4096 * 1024, dtypes=("bfloat16",)),

@@ -1,9 +1,13 @@
 """Activation functions: relu, leaky_relu, gelu (by erf or by tanh), tanh, cosh.
 
-relu: max(x, 0). leaky_relu: x where x > 0, else slope x. gelu: x Φ(x), Φ the normal distribution
-function, or x sigmoid(2u), u = √(2/π) (x + 0.044715 x³), the form with tanh of Hendrycks and
-Gimpel, "Gaussian Error Linear Units" (2016). tanh and cosh as they are. dx = f'(x) g, with g the
-gradient of the result.
+    relu        max(x, 0)
+    leaky_relu  x if x > 0, else slope x
+    gelu        x Φ(x), with the normal distribution function Φ
+                or x sigmoid(2u), u = √(2/π) (x + 0.044715 x³), the form with tanh
+    tanh, cosh  as they are
+
+The gradient of x is f'(x) g, with g the gradient of the result. Both forms of gelu are those of
+Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016).
 
 Bytes: forward 2 items an element, backward 3: g and one other tensor are read. The derivatives of
 relu and leaky_relu have two values, so a bit an element is enough beside g. FLOPs: an operation of

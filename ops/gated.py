@@ -1,9 +1,13 @@
 """Gated activations of transformer blocks: swiglu and geglu.
 
-forward: y = a(gate) up. backward: dgate = dy up a'(gate), dup = dy a(gate). For swiglu
-a(x) = x s(x) with the logistic function s; for geglu a is GELU, x s(2 sqrt(2/pi) (x + 0.044715 x³))
-in the tanh form, x P(x) with the normal distribution's P in the erf form. Shazeer, "GLU variants
-improve transformer" (2020); Hendrycks and Gimpel, "Gaussian error linear units" (2016).
+    forward   y = a(gate) up
+    backward  dgate = dy up a'(gate), dup = dy a(gate)
+    swiglu    a(x) = x s(x), with the logistic function s
+    geglu     a(x) = x s(2 sqrt(2/pi) (x + 0.044715 x³)), the tanh form
+              a(x) = x P(x), with the normal distribution's P, the erf form
+
+Shazeer, "GLU variants improve transformer" (2020), has both. Hendrycks and Gimpel, "Gaussian error
+linear units" (2016), have the forms of GELU.
 
 Bytes: forward reads two items and writes one, backward reads three and writes two. FLOPs: about 10
 and 20 an element. Cases: the MLPs of Llama, DeepSeek-V3 and Gemma.

@@ -1,9 +1,11 @@
 """Layer norm over the last dimension, with a fused residual sum if wanted.
 
-forward: y = w (s - mean) r + b with r = 1 / sqrt(var + eps), where s is x, or x + residual, which
-is returned too. backward, with h = (s - mean) r and g = w dy: dx = r (g - mean g - h mean(g h)),
-to which the gradient of s is added and which is that of the residual too; dw = sum of dy h over
-the rows, db = sum of dy. Ba, Kiros and Hinton (2016) proposed it.
+    forward   y = w (s - mean) r + b, r = 1 / sqrt(var + eps)
+    backward  dx = r (g - mean g - h mean(g h)) + ds, h = (s - mean) r, g = w dy
+              dw = sum of dy h over the rows, db = sum of dy
+
+The sum s is x, or x + residual, which is returned too and has the gradient ds. The gradient of the
+residual is dx. Ba, Kiros and Hinton (2016) proposed the norm.
 
 Bytes: forward reads x (and the residual) and writes y (and s); backward reads s and dy (and ds)
 and writes dx; the weights are small beside them. FLOPs: 8 and 12 an element. Cases:

@@ -36,8 +36,11 @@ def _cost(a_case, direction, itemsize):
 
 
 def _drawn(generator):
-    """From GPT-2's width to that of a 70B model; a weight of at most 1 GiB and 2**39 products of it
-    with the rows, of which three matmuls take some milliseconds each."""
+    """Draw a width from that of GPT-2 to that of a 70B model.
+
+    The weight has at most 1 GiB, and its product with the rows at most 2**39 multiplications. Three
+    such matmuls take some milliseconds each.
+    """
     h = log_uniform(generator, 512, 8192, 64)
     v = min(drawn_length(generator, 8192, 2**18), 2**29 // h)
     return case(M=min(log_uniform(generator, 256, 8192), 2**39 // (h * v)), H=h, V=v)

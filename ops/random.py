@@ -1,9 +1,10 @@
 """Random integers, and dropout, both from the stream of a seed (`_philox.py`).
 
-randint: out[i] = low + floor(w[offset + i] (high - low) / 2**bits), w the words of the stream: of
-32 bits for a range up to NARROW, of 64 bits for a wider one.
-dropout: out[i] = x[i] / q where h[i] >= t, else zero; dx = dy / q where h[i] >= t. The numbers h
-are half words, so t / LEVELS is the nearest to p, and q = 1 - t / LEVELS the share that is kept.
+    randint  out[i] = low + floor(w[offset + i] (high - low) / 2**bits)
+    dropout  out[i] = x[i] / q if h[i] >= t, else zero; dx = dy / q if h[i] >= t
+
+The words w have 32 bits for a range up to NARROW, and 64 bits for a wider one. The numbers h are
+half words, so t / LEVELS is the nearest to p, and q = 1 - t / LEVELS the share that is kept.
 
 An implementation with a stream of its own is held to the laws of `_laws.py` instead. Bytes: randint
 writes each element, dropout reads and writes it once; no FLOPs. Cases: powers of two, and an
@@ -50,7 +51,7 @@ def dropout_reference(x, p, seed):
 
 def _dropout_properties(given, results, p, seed):
     x, out = given["x"].reshape(-1), results["out"].reshape(-1)
-    # What is zero or no number shows not whether it was dropped.
+    # An entry that is zero or no number does not show whether it was dropped.
     telling = x.isfinite() & (x != 0)
     kept = out != 0
     if breach := _scaled("out", x, out, kept & telling, p):

@@ -1,9 +1,11 @@
 """RMS norm over the last dimension, with a fused residual sum if wanted.
 
-forward: y = w s r with r = 1 / sqrt(mean(s s) + eps), where s is x, or x + residual, which is
-returned too. backward, with h = s r and g = w dy: dx = r (g - h mean(g h)), to which the gradient
-of s is added and which is that of the residual too; dw = sum of dy h over the rows. Zhang and
-Sennrich (2019) proposed it.
+    forward   y = w s r, r = 1 / sqrt(mean(s s) + eps)
+    backward  dx = r (g - h mean(g h)) + ds, h = s r, g = w dy
+              dw = sum of dy h over the rows
+
+The sum s is x, or x + residual, which is returned too and has the gradient ds. The gradient of the
+residual is dx. Zhang and Sennrich (2019) proposed the norm.
 
 Bytes: forward reads x (and the residual) and writes y (and s); backward reads s and dy (and ds)
 and writes dx; the weights are small beside them. FLOPs: 4 and 9 an element. Cases:

@@ -1,7 +1,9 @@
 """Rotary position embedding of queries and keys.
 
-forward: each pair (a, b) of a head becomes (a c - b s, a s + b c) with the cosine c and the sine s
-of its position and place. backward: the same with -s, the rotation by the opposite angle. Pairs
+    forward   each pair (a, b) of a head becomes (a c - b s, a s + b c)
+    backward  the same with -s, the rotation by the opposite angle
+
+The cosine c and the sine s are those of the position and the place of the pair. Pairs
 are the two halves of a head (as in GPT-NeoX and Llama), or neighbours, `interleaved` (as in GPT-J
 and the original, Su et al., "RoFormer", 2021). Entries beyond the rotated ones are copied.
 

@@ -1,8 +1,12 @@
 """Element-wise vector operations and the dot product.
 
-scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y. With g the gradient
-of the result: scale gives alpha g, add g itself, mul y g and x g, dot y g and x g with one g for
-all. maximum and minimum give g to the input that was taken, half of it to each of two equals.
+    scale  out = alpha x, dx = alpha g
+    add    out = x + y, dx = dy = g
+    mul    out = x y, dx = y g, dy = x g
+    dot    out = sum of x y, dx = y g, dy = x g with one g for all
+    maximum, minimum  g goes to the input that was taken, half of it to each of two equals
+
+Here g is the gradient of the result.
 
 Bytes: each input is read and each output written once. That is forward 2 items an element for scale
 and dot, 3 for the others; backward 2 for scale, none for add, 5 for mul, 4 for dot. Two bits an
