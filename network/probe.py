@@ -5,6 +5,8 @@ a result without a gradient. A try before a run says so by name. Within a step t
 would come from the middle of a layer. A lost gradient would not show at all.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from network.config import Config
@@ -30,20 +32,30 @@ def reasons(
     for name in used(config, training):
         part = getattr(parts, name)
         if name in names and part is not None:
-            given = _given(name, config, training, dtype, device)
-            try:
-                with torch.set_grad_enabled(training):
-                    _try(part, given)
-            except Exception as error:
-                found[name] = f"{error}".splitlines()[0] if f"{error}" else type(error).__name__
+            why = refusal(part, _given(name, config, training, dtype, device), training)
+            if why:
+                found[name] = why
     return found
+
+
+def refusal(part: Callable, given: tuple, training: bool) -> str:
+    """Return why a callable refuses these arguments, in a line; "" if it does not.
+
+    training: each result must have a gradient, and each tensor that requires one must get it.
+    """
+    try:
+        with torch.set_grad_enabled(training):
+            _try(part, given)
+    except Exception as error:
+        return f"{error}".splitlines()[0] if f"{error}" else type(error).__name__
+    return ""
 
 
 def _try(part, given):
     results = part(*given)
     results = results if isinstance(results, tuple) else (results,)
     wanted = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
-    if not wanted:
+    if not (wanted and torch.is_grad_enabled()):
         return
     lost = [result for result in results if not result.requires_grad]
     if lost:

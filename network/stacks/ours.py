@@ -13,9 +13,8 @@ from network.stacks._norms import with_stream
 
 
 def _attention(q, k, v, probability=0.0, seed=None):
-    if probability:
-        raise ValueError("attention: drops no weights; expected dropout=0")
-    return attention(q, k, v, causal=True)
+    dropping = {"dropout": probability, "seed": seed} if probability else {}
+    return attention(q, k, v, causal=True, **dropping)
 
 
 def _gelu(x):
@@ -24,7 +23,7 @@ def _gelu(x):
 
 def _linear(x, weight, bias=None, function="none"):
     out = matmul(x.reshape(-1, x.shape[-1]), weight.T, bias, function)
-    return out.unflatten(0, x.shape[:-1])
+    return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def _linear_gelu(x, weight, bias=None):

@@ -1,0 +1,58 @@
+"""nn.CrossEntropyLoss, and the loss of Hugging Face's causal language models."""
+
+from torch import nn
+
+from kernels.cross_entropy import cross_entropy
+from network.accelerate.setting import (
+    FAMILIES,
+    FLOATING,
+    Left,
+    Setting,
+    Swap,
+    forward_of,
+    is_of,
+    stays,
+    with_globals,
+)
+
+LOGITS, TARGETS = (2, 64), (2, "index")
+
+
+def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
+    hugging_face = is_of(module, FAMILIES, "ForCausalLM") or is_of(module, FAMILIES, "LMHeadModel")
+    if not (hugging_face or type(module) is nn.CrossEntropyLoss):
+        return []
+    if why := setting.refusal(module, cross_entropy, LOGITS, TARGETS):
+        return [Left(why)]
+    if not hugging_face:
+        if module.weight is not None:
+            return [Left("its classes have weights, which the kernel does not take")]
+        return [Swap("cross_entropy", (forward_of(module, _cross_entropy),))]
+    loss = with_globals(module.loss_function, fixed_cross_entropy=_fixed_cross_entropy)
+    if loss is None:
+        return [Left("its loss is not the one of a causal language model")]
+    return [Swap("cross_entropy", ((module, "_loss_function", loss),))]
+
+
+def _cross_entropy(self, input, target):
+    if input.dim() != 2 or target.is_floating_point() or input.dtype not in FLOATING:
+        stays(self, f"its input is {input.dtype} {tuple(input.shape)}, its target {target.dtype}")
+        return type(self).forward(self, input, target)
+    return cross_entropy(
+        input,
+        target,
+        ignore_index=self.ignore_index,
+        label_smoothing=self.label_smoothing,
+        reduction=self.reduction,
+    )
+
+
+def _fixed_cross_entropy(source, target, num_items_in_batch=None, ignore_index=-100, **unused):
+    """source: float32 [M, V], as the caller makes it; target: [M]."""
+    if num_items_in_batch is None:
+        return cross_entropy(source, target, ignore_index=ignore_index)
+    return cross_entropy(source, target, ignore_index=ignore_index, reduction="sum") / (
+        num_items_in_batch.to(source.device)
+        if hasattr(num_items_in_batch, "to")
+        else num_items_in_batch
+    )

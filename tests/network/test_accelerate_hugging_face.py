@@ -1,0 +1,208 @@
+"""`accelerate` on small random models of Hugging Face: the same losses, gradients and tokens."""
+
+import copy
+
+import pytest
+import torch
+
+from network.accelerate import accelerate
+from network.accelerate.rules import attention as rule_of_attention
+from tests.support.networks import apart, tokens
+
+transformers = pytest.importorskip("transformers", reason="requirements/network.txt")
+
+SMALL = {"vocab_size": 96, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+}
+GPT2_SIZES = {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 64}
+OFF = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MODELS = {
+    "Llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig, SIZES),
+    "Mistral": (transformers.MistralForCausalLM, transformers.MistralConfig, SIZES),
+    "Qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config, SIZES),
+    "GPT2": (transformers.GPT2LMHeadModel, transformers.GPT2Config, GPT2_SIZES | OFF),
+}
+models = pytest.mark.parametrize("name", MODELS)
+gated = pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen2"])
+SLACK = 2e-6
+
+
+def made(name, **changes):
+    kind, config, sizes = MODELS[name]
+    torch.manual_seed(3)
+    model = kind(config(**SMALL | sizes | changes))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 * torch.randn_like(weight))
+    return model
+
+
+def said(report):
+    return {(line.kind, line.said) for line in report.replaced}
+
+
+def results(model):
+    """Loss, logits, and the gradient of each weight."""
+    ids, _ = tokens(length=6, vocabulary=96)
+    model.zero_grad()
+    out = model(ids, labels=ids)
+    out.loss.backward()
+    return [out.loss.detach(), out.logits.detach(), *(w.grad for w in model.parameters())]
+
+
+@models
+def test_a_model_that_trains_has_the_same_gradients(name):
+    model = made(name)
+    exact, near = results(copy.deepcopy(model).double()), results(model)
+    report = accelerate(model)
+    kernels = {kernel for _, by in said(report) for kernel in by.split(", ")}
+    wanted = {"rms_norm", "swiglu", "rotary"} if name != "GPT2" else {"layer_norm", "gelu"}
+    assert wanted | {"cross_entropy"} <= kernels
+    found = results(model)
+    assert not torch.equal(found[1], near[1])
+    for ours, theirs, truth in zip(found, near, exact, strict=True):
+        assert apart(ours, truth) <= 2 * apart(theirs, truth) + SLACK
+    report.undo()
+    assert all(torch.equal(a, b) for a, b in zip(results(model), near, strict=True))
+
+
+@models
+def test_each_part_is_named_once(name):
+    report = accelerate(made(name))
+    both = [line for line in (*report.replaced, *report.left)]
+    paths = [line.path for line in both if "Attention" not in line.kind and "MLP" not in line.kind]
+    assert len(paths) == len(set(paths))
+    assert len(report.replaced) == {"GPT2": 8}.get(name, 10)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT2"])
+def test_a_model_that_trains_has_the_losses_of_pytorch(name):
+    def curve(model):
+        ids, _ = tokens(batch=1, length=6, vocabulary=96)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        found = []
+        for _ in range(3):
+            loss = model(ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        return found
+
+    model = made(name)
+    other = copy.deepcopy(model)
+    accelerate(model)
+    found, expected = curve(model), curve(other)
+    assert found == pytest.approx(expected, rel=1e-4) and expected[-1] < expected[0] - 0.5
+
+
+@models
+def test_generated_tokens_are_the_same(name):
+    model = made(name).eval()
+    ids, _ = tokens(batch=1, length=6, vocabulary=96)
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    report = accelerate(model, training=False)
+    assert torch.equal(
+        model.generate(ids, attention_mask=torch.ones_like(ids), **settings), expected
+    )
+    if name == "GPT2":
+        assert {("GPT2MLP", "matmul"), ("GPT2Attention", "attention")} <= said(report)
+
+
+@pytest.mark.filterwarnings("ignore:accelerate")
+@models
+def test_a_padded_batch_runs_as_before(name):
+    model = made(name).eval()
+    ids, _ = tokens(batch=2, length=6, vocabulary=96)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask).logits[:, -1]
+        accelerate(model, training=False)
+        assert apart(model(ids, attention_mask=mask).logits[:, -1], expected) < 1e-5
+
+
+@gated
+def test_positions_of_each_sequence_run_as_before(name):
+    model = made(name).eval()
+    ids, _ = tokens(batch=2, length=6, vocabulary=96)
+    positions = torch.stack((torch.arange(6), torch.arange(6) + 9))
+    expected = model(ids, position_ids=positions).logits
+    accelerate(model)
+    with pytest.warns(UserWarning, match="rotary embedding runs as before: each sequence has"):
+        assert apart(model(ids, position_ids=positions).logits, expected) < 1e-5
+
+
+@gated
+def test_the_rotary_kernel_is_called_and_only_by_this_model(name, monkeypatch):
+    model, other = made(name), made(name)
+    calls, kernel = [], rule_of_attention.rotary
+    accelerate(model)
+
+    def counted(*given):
+        calls.append(len(given))
+        return kernel(*given)
+
+    monkeypatch.setattr(rule_of_attention, "rotary", counted)
+    ids, _ = tokens(length=5, vocabulary=96)
+    model(ids)
+    assert calls == [4, 4]
+    other(ids)
+    assert calls == [4, 4]
+
+
+def test_an_implementation_other_than_sdpa_is_left_with_its_name():
+    model = made("GPT2", attn_implementation="eager")
+    why = {line.said for line in accelerate(model).left if line.kind == "GPT2Attention"}
+    assert why == {"attention: its implementation is eager, and sdpa is known"}
+
+
+def test_an_activation_without_a_gated_kernel_is_left_with_its_name():
+    report = accelerate(made("Llama", hidden_act="relu"))
+    assert ("LlamaMLP", "no gated kernel has its activation, ReLU") in {
+        (line.kind, line.said) for line in report.left
+    }
+    report = accelerate(made("Llama", hidden_act="gelu_pytorch_tanh"))
+    assert ("LlamaMLP", "geglu") in said(report)
+
+
+def test_an_activation_with_hooks_is_called_as_before():
+    model, seen = made("Llama"), []
+    model.model.layers[0].mlp.act_fn.register_forward_hook(lambda *given: seen.append(1))
+    report = accelerate(model)
+    assert [line.path for line in report.replaced if line.said == "swiglu"] == [
+        "model.layers.1.mlp"
+    ]
+    model(tokens(length=4, vocabulary=96)[0])
+    assert seen == [1]
+
+
+def test_a_class_of_ones_own_is_left():
+    class Own(transformers.models.llama.modeling_llama.LlamaMLP):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    model = made("Llama")
+    model.model.layers[0].mlp.__class__ = Own
+    report = accelerate(model)
+    assert [line.path for line in report.replaced if line.said == "swiglu"] == [
+        "model.layers.1.mlp"
+    ]
+
+
+def test_a_loss_over_several_batches_is_divided_by_their_items():
+    model = made("Llama")
+    ids, _ = tokens(length=8, vocabulary=96)
+    expected = model(ids, labels=ids, num_items_in_batch=50).loss.item()
+    accelerate(model)
+    for items in (50, torch.tensor(50)):
+        found = model(ids, labels=ids, num_items_in_batch=items).loss.item()
+        assert found == pytest.approx(expected, rel=1e-5)
