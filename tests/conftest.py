@@ -5,6 +5,8 @@ Then the variable is removed, because the processes that tests start must not in
 
 Hypothesis has no deadline, because the time of an example says nothing on a shared machine.
 
+Tests that the machine cannot run are marked (pyproject.toml) and skipped here with a reason.
+
 Under xdist each test process has one thread, as have the processes that it starts. More threads
 would wait for each other and slow down the tests that compute with PyTorch.
 """
@@ -13,12 +15,14 @@ import importlib
 import os
 import pkgutil
 
+import pytest
 import torch
 from hypothesis import settings
 
 import kernels
 from harness.calls import interpreter
 from harness.machine import nvml
+from tests.support.marks import MARKS
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -35,3 +39,10 @@ if not nvml.gpus():
     importlib.import_module("triton.experimental.gluon.language")
     del os.environ["TRITON_INTERPRET"]
     interpreter.quicken()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark, (possible, reason) in MARKS.items():
+            if item.get_closest_marker(mark) and not possible:
+                item.add_marker(pytest.mark.skip(reason=reason))

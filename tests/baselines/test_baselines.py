@@ -66,8 +66,7 @@ def test_an_installed_baseline_computes_its_op(impl, op, started):
     plan |= {"passes": list(PASSES), "most": None}
     worker, hello = start(impl, op)
     if hello["status"] == "unavailable":
-        # Each library is checked if it is installed; otherwise the skip names what is missing.
-        pytest.skip(hello["reason"])
+        pytest.skip(f"the library cannot be imported here: {hello['reason']}")
     answer = {"alive": False}
     try:
         assert hello["status"] == "ok", hello["reason"]
@@ -87,12 +86,12 @@ def test_an_installed_baseline_computes_its_op(impl, op, started):
         # A case that the library declines on this machine is no fault of the baseline's file.
         reasons = "; ".join(sorted(reason for _, reason in found))
         assert not FAULT.search(reasons), reasons
-        pytest.skip(reasons)
+        pytest.skip(f"the library declines the case here: {reasons}")
     assert found == {("ok", "")}
 
 
 # Triton interprets either all kernels of a process or none.
-@pytest.mark.skipif(bool(nvml.gpus()), reason="the kernels run on the GPU instead")
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("op", OFFERS["triton_tutorial"])
 def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")

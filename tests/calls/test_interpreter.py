@@ -1,15 +1,14 @@
 """Check that the harness's faster interpreter functions give the results of Triton's own."""
 
 import inspect
-import os
 
 import pytest
 import torch
 
 from harness.calls import interpreter
-from harness.machine import nvml
+from tests.support.modules import interpreted
 
-pytestmark = pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")
+pytestmark = pytest.mark.no_gpu
 KERNELS = """
 import triton
 import triton.language as tl
@@ -52,18 +51,9 @@ def least(a_ptr, out_ptr):
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
-    import importlib.util
-
     path = tmp_path_factory.mktemp("kernels") / "reductions.py"
     path.write_text(KERNELS)
-    spec = importlib.util.spec_from_file_location("reductions", path)
-    module = importlib.util.module_from_spec(spec)
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del os.environ["TRITON_INTERPRET"]
-    return module
+    return interpreted(path)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -227,7 +227,7 @@ def test_samples_of_pytorch(name, dtype, tally):
     infos = [info for info in op_db if info.name == name]
     if not infos:
         # linear_cross_entropy is younger than the oldest PyTorch that the study supports.
-        pytest.skip(f"this PyTorch has no OpInfo of {name}")
+        pytest.skip(f"the installed PyTorch has no sample inputs (OpInfo) of {name}")
     if name == "nn.functional.scaled_dot_product_attention":
         tally.none = "all samples have heads of eight entries"
     for info in infos:

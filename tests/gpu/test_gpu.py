@@ -4,6 +4,7 @@ import statistics
 import time
 
 import pytest
+import torch
 
 from harness.machine import gpu_lock, nvml
 from harness.measure import __main__ as measure
@@ -12,11 +13,7 @@ from harness.project import registry
 from harness.results import raw
 from tests.support.measuring import CELLS, ENVIRONMENT, code_of, of, plan, report
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not gpu_lock.gpus() or not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")

@@ -3,20 +3,16 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.calls import inputs, invoke
-from harness.machine import gpu_lock
 from harness.project import registry
 from harness.study import jobs
 from kernels.layer_norm import layer_norm
 from kernels.random import dropout, randint
 from kernels.rms_norm import rms_norm
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not gpu_lock.gpus() or not torch.cuda.is_available(), reason="needs a GPU"),
-]
+pytestmark = pytest.mark.gpu
 OPS = sorted(jobs.ops(Path(__file__).resolve().parents[2]))
 
 

@@ -34,8 +34,6 @@ from tests.support.fake_host import Host
 ROOT = Path(__file__).parents[2]
 OPS = sorted(jobs.ops(ROOT))
 DEVICE = "cuda" if nvml.gpus() else "cpu"
-gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-no_gpu = pytest.mark.skipif(DEVICE == "cuda", reason="looks at launches without a GPU")
 CALLS = 4
 
 
@@ -134,7 +132,7 @@ def told_apart(begun, tensors):
     ]
 
 
-@no_gpu
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("op, case, direction", [*counted()])
 def test_what_a_call_takes_is_cached_where_it_counts(host, op, case, direction):
     _, call = call_of(op, case, op.dtypes_of(case)[-1], 0, direction != "forward")
@@ -145,7 +143,7 @@ def test_what_a_call_takes_is_cached_where_it_counts(host, op, case, direction):
     assert not host.asked, "not cached"
 
 
-@no_gpu
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("name", OPS)
 def test_the_same_kernels_start_on_the_same_memory_with_and_without(host, name):
     op = registry.op(name)[0]
@@ -163,7 +161,7 @@ def test_the_same_kernels_start_on_the_same_memory_with_and_without(host, name):
                 assert told_apart(host.begun, tensors) == without
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", OPS)
 def test_the_results_have_the_same_bits_with_and_without(name):
     op = registry.op(name)[0]

@@ -18,7 +18,6 @@ from triton.runtime.jit import JITFunction
 
 from harness.build import recorder
 from harness.calls import guards
-from harness.machine import nvml
 from kernels import _call_cache, _call_trace, _plan_compiler
 from kernels import _internals as internals
 from kernels._call_cache import cached_launch, uncached, unspecialized_key, width
@@ -26,8 +25,6 @@ from kernels._call_trace import asked_again
 from kernels.activation import tanh
 from kernels.vector import add, dot, scale
 from tests.support.fake_host import Host, add_kernel, seeded_kernel
-
-gpu = pytest.mark.skipif(not nvml.gpus(), reason="needs a GPU")
 
 
 @pytest.fixture
@@ -606,7 +603,7 @@ def test_a_traced_graph_sees_the_launcher():
     assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 2.0))
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_plan_on_a_gpu_follows_stream_and_capture():
     x, y = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
     for _ in range(4):
@@ -628,7 +625,7 @@ def test_a_plan_on_a_gpu_follows_stream_and_capture():
     torch.testing.assert_close(captured[1], torch.dot(x, y))
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_plan_on_a_gpu_knows_modes_of_gradients():
     x = torch.randn(1000, device="cuda")
     tanh(x)

@@ -349,7 +349,8 @@ def test_losses_of_tiles_are_those_of_the_logits(m, h, v, chosen, tile, monkeypa
 
 
 on_hopper = pytest.mark.skipif(
-    not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9), reason="is for Hopper alone"
+    not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9),
+    reason="needs a Hopper GPU (compute capability 9)",
 )
 
 

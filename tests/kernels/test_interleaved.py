@@ -1,20 +1,17 @@
 """Check programs that take turns in the interpreter: orders, deadlocks, visible stores."""
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.machine import nvml
 from kernels import _exchange, _softmax_shared
 from tests.support import ptx
 from tests.support.interleaved import ORDERS, Deadlock, Schedule, interleaved, schedules
+from tests.support.modules import interpreted
 
-pytestmark = pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")
+pytestmark = pytest.mark.no_gpu
 every_order = pytest.mark.parametrize("order", ORDERS)
 KERNELS = """
 import triton
@@ -62,14 +59,7 @@ def races(out_ptr):
 def kernels(tmp_path_factory):
     path = tmp_path_factory.mktemp("kernels") / "turns.py"
     path.write_text(KERNELS)
-    spec = importlib.util.spec_from_file_location("turns", path)
-    module = importlib.util.module_from_spec(spec)
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del os.environ["TRITON_INTERPRET"]
-    return module
+    return interpreted(path)
 
 
 def group_sums(kernels, groups=3, programs=4):

@@ -39,7 +39,8 @@ def _rank(name):
 
 
 pytestmark = pytest.mark.skipif(
-    DEVICE == "cuda" and torch.cuda.mem_get_info()[0] < MEMORY, reason="needs 64 GiB of a GPU"
+    DEVICE == "cuda" and torch.cuda.mem_get_info()[0] < MEMORY,
+    reason="needs a GPU with 64 GiB of free memory",
 )
 
 

@@ -32,8 +32,6 @@ FAMILIES = {"layer_norm": ln, "rms_norm": rms}
 FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
-# On a GPU these programs wait for each other; in the interpreter one program takes minutes.
-on_a_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="several programs hold a row on a GPU only")
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -236,7 +234,7 @@ def test_a_norm_without_vectors_has_no_gradient_for_them(name, absent):
 
 
 @both
-@on_a_gpu
+@pytest.mark.gpu  # Several programs share a row; in the interpreter one takes minutes.
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
     "shape, dtype",
@@ -263,7 +261,7 @@ def test_long_rows_of_four_bytes(name, n, fused):
 
 
 @both
-@on_a_gpu
+@pytest.mark.gpu  # Several programs share a row; in the interpreter one takes minutes.
 def test_a_number_that_is_none_in_a_long_row_stays_in_its_row(name):
     given = tensors(name, (3, 131072), torch.float16, False)
     with torch.no_grad():

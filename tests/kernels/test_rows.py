@@ -1,8 +1,6 @@
 """Check kernels on rows of any address and length: what they read and write, and how wide."""
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
-from harness.machine import nvml
 from kernels import _softmax_short
 from kernels._rows import most_whole, split
 from kernels.cross_entropy import cross_entropy
 from kernels.softmax import softmax
 from ops.cross_entropy import cross_entropy_reference
 from ops.softmax import softmax_reference
+from tests.support.modules import interpreted
 
 ROOT = Path(__file__).parents[2]
 KERNELS = """
@@ -119,21 +117,14 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def copies(path):
-    spec = importlib.util.spec_from_file_location("copies", path)
-    module = importlib.util.module_from_spec(spec)
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del os.environ["TRITON_INTERPRET"]
-    return module
+    return interpreted(path)
 
 
 def rows_in(storage, begin, stride, m, n):
     return torch.as_strided(storage, (m, n), (stride, 1), begin)
 
 
-@pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")
+@pytest.mark.no_gpu
 @settings(max_examples=60, derandomize=True)
 @given(st.data())
 def test_all_of_a_row_is_copied_and_nothing_beside_it(copies, data):

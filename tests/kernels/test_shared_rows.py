@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.build.recorder import choosing
-from harness.machine import nvml
 from kernels import _exchange, _norm_backward, _softmax_shared, cross_entropy, vector
 from kernels import layer_norm as layer_norm_family
 from kernels import rms_norm as rms_norm_family
@@ -28,7 +27,7 @@ from ops.rms_norm import rms_norm_reference
 from ops.softmax import softmax_reference
 from tests.support.interleaved import ORDERS, Deadlock, Run, Schedule, interleaved, schedules
 
-pytestmark = pytest.mark.skipif(bool(nvml.gpus()), reason="kernels are interpreted without a GPU")
+pytestmark = pytest.mark.no_gpu
 BOUND = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 DTYPES = list(BOUND)
 few = settings(max_examples=15, derandomize=True)

@@ -161,7 +161,7 @@ def test_the_last_program_adds_all_sums_and_leaves_the_counter_at_zero(n, most, 
         assert counter.item() == 0
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="streams and graphs are a GPU's")
+@pytest.mark.gpu
 def test_streams_and_graphs_have_counters_of_their_own():
     device = torch.device("cuda", torch.cuda.current_device())
     here = _ticket.ticket(device)

@@ -130,8 +130,7 @@ def tiny(tmp_path):
     folder.mkdir()
     call = ["mount", "-t", "tmpfs", "-o", "size=64k", "tiny", str(folder)]
     if shutil.which("mount") is None or subprocess.run(call, capture_output=True).returncode:
-        # Mounting needs a right that containers and ordinary users lack.
-        pytest.skip("no file system can be mounted here")
+        pytest.skip("needs the right to mount a file system, which this user or container lacks")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

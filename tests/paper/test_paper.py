@@ -457,10 +457,7 @@ def test_without_latex_the_build_says_what_to_install(full, tmp_path):
     assert not (tmp_path / "paper.pdf").exists()
 
 
-needs_latex = pytest.mark.skipif(not shutil.which("latexmk"), reason="latexmk is not installed")
-
-
-@needs_latex
+@pytest.mark.latex
 @pytest.mark.parametrize("which", ["full", "reduced"])
 def test_the_paper_compiles_without_overfull_lines(request, tmp_path, which):
     run = request.getfixturevalue(which)
@@ -469,7 +466,7 @@ def test_the_paper_compiles_without_overfull_lines(request, tmp_path, which):
     assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 
-@needs_latex
+@pytest.mark.latex
 def test_an_error_of_latex_is_named_with_its_log(full, tmp_path):
     run = shutil.copytree(full, tmp_path / "run")
     (run / "tables" / "closest.tex").write_text("\\undefinedmacro\n")
@@ -479,7 +476,7 @@ def test_an_error_of_latex_is_named_with_its_log(full, tmp_path):
     assert "main.log" in done.stderr
 
 
-@needs_latex
+@pytest.mark.latex
 def test_an_undefined_reference_fails(full, tmp_path):
     run = shutil.copytree(full, tmp_path / "run")
     with (run / "tables" / "families.tex").open("a") as table:

@@ -1,6 +1,5 @@
 """Check the pages: plain prose, links and names that exist, an index made of the entries."""
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -8,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.modules import loaded
+
 ROOT = Path(__file__).parents[2]
 
 
-def script(path):
-    """Load a script of docs/ as a module; docs/ is no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-prose, index = script(ROOT / "docs/prose.py"), script(ROOT / "docs/lab/index.py")
-formats = script(ROOT / "docs/formats.py")
+prose, index = loaded(ROOT / "docs/prose.py"), loaded(ROOT / "docs/lab/index.py")
+formats = loaded(ROOT / "docs/formats.py")
 LONG = "One sentence " + " ".join(["goes"] * 28) + "."
 ENTRY = """# Book
 
@@ -227,9 +220,9 @@ def test_the_commits_of_the_lab_book_are_in_the_history():
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
 
     if shutil.which("git") is None:
-        pytest.skip("no git here")
+        pytest.skip("git is not installed, so the history cannot be read")
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
-        pytest.skip("no history here")
+        pytest.skip("this copy has no git history, or only a part of it")
     text = index.index()
     hashes = sorted(set(re.findall(r"`([0-9a-f]{7})`", text)))
     assert hashes
@@ -298,3 +291,32 @@ def test_a_file_or_module_that_is_gone_is_found():
     text = "`harness/gone.py`, `kernels/softmax.py`, harness.gone, harness.stats.median_interval."
     assert absent(text) == {"harness/gone.py", "harness/gone"}
     assert absent("`kernels/new.py`:\n") == set()
+
+
+def commands(text):
+    """Return the targets of make, and the rules of Snakemake, that a page names as code."""
+    code = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", text, re.DOTALL))
+    return (
+        set(re.findall(r"(?:^|`)make ([a-z]+)", code, re.M)),
+        set(re.findall(r"(?:^|`)snakemake [^#\n`]*?--cores all ([a-z]+)\b(?!/)", code, re.M)),
+    )
+
+
+def test_the_commands_of_the_pages_exist():
+    named = [commands(page.read_text(encoding="utf-8")) for page in prose.pages()]
+    made, asked = (set().union(*found) for found in zip(*named, strict=True))
+    assert {"study", "record"} <= made and {"verified", "measured", "sanitized"} <= asked
+    makefile = (ROOT / "Makefile").read_text()
+    targets = " ".join(re.findall(r"^([a-z ]+):(?!=)", makefile, re.M)).split()
+    assert made <= set(targets), "no such target of make"
+    rules = "".join(
+        path.read_text() for path in [ROOT / "Snakefile", *ROOT.glob("workflow/**/*.smk")]
+    )
+    assert asked <= set(re.findall(r"^rule (\w+):", rules, re.M)), "no such rule of Snakemake"
+
+
+def test_the_commands_of_a_page_are_found():
+    text = (
+        "`make a` makes b.\n\n```\nmake c   # make d\nsnakemake --cores all e --config f=g\n```\n"
+    )
+    assert commands(text) == ({"a", "c"}, {"e"})

@@ -27,8 +27,8 @@ def tracked():
     """Return the files of the project: those that git tracks or would not ignore."""
     call = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        # The image and a source archive have no git history, so nothing can be checked there.
-        pytest.skip("no git history: which files are the project's is not known")
+        # The image and a source archive have no git history.
+        pytest.skip("no git history here, so the files of the project are not known")
     listed = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
     return [ROOT / name for name in listed if (ROOT / name).is_file()]
 

@@ -37,7 +37,7 @@ def test_a_users_matplotlib_changes_no_figure(run, tmp_path, preferences):
     assert drawn["plain"] == drawn["own"]
 
 
-@pytest.mark.skipif(not shutil.which("latexmk"), reason="needs latexmk")
+@pytest.mark.latex
 def test_a_users_latexmk_builds_the_same_paper(tmp_path, monkeypatch):
     (tmp_path / "home").mkdir()
     own = "$pdflatex = 'false';\n$bibtex_use = 0;\n$jobname = 'other';\n$out_dir = 'elsewhere';\n"

@@ -232,6 +232,18 @@ def test_a_ratio_beyond_ten_is_noted(ratio, noted):
     assert row["note"] == (said if noted else "")
 
 
+# The columns that name a claim over two of the three cells offered.
+CLAIM = {
+    "part": "headline",
+    "op": "add",
+    "family": "vector",
+    "pass": "forward",
+    "baseline": "rival",
+    "timed_by": "graph",
+    "cells": 2,
+    "of": 3,
+    "note": "",
+}
 OFFERED = [key("N1"), key("N2"), key("N3"), key("N1", "backward"), key("N1", op="mul")]
 
 
@@ -239,19 +251,7 @@ def test_a_row_of_claims_is_the_mean_over_its_cells():
     two = [compared("N1", 0.1), compared("N2", 0.3)]
     row, back = comparisons.claim_rows([*two, compared("N1", 3.0, direction="backward")], OFFERED)
     judged, _ = inference.judged([[one.difference for one in two], [compared(log=3.0).difference]])
-    assert row == judged | {
-        "against": "each",
-        "part": "headline",
-        "rivals": 1,
-        "op": "add",
-        "family": "vector",
-        "pass": "forward",
-        "baseline": "rival",
-        "timed_by": "graph",
-        "cells": 2,
-        "of": 3,
-        "note": "",
-    }
+    assert row == judged | CLAIM | {"against": "each", "rivals": 1}
     assert (back["pass"], back["cells"], back["of"]) == ("backward", 1, 1)
     assert "see whether" in back["note"]
 
@@ -295,20 +295,7 @@ def test_a_row_against_the_best_shows_the_rival_of_the_least_ratio():
     )
     judged = inference.against_best([[one.difference for one in some] for some in (far, near)])
     assert judged.pop("closest") == 1
-    assert row == judged | {
-        "against": "best",
-        "part": "headline",
-        "rivals": 2,
-        "op": "add",
-        "family": "vector",
-        "pass": "forward",
-        "baseline": "rival",
-        "timed_by": "graph",
-        "cells": 2,
-        "of": 3,
-        "p_holm": judged["p"],
-        "note": "",
-    }
+    assert row == judged | CLAIM | {"against": "best", "rivals": 2, "p_holm": judged["p"]}
     assert row["verdict"] == "better"
     assert "see whether" in comparisons.best_rows([compared(log=3.0)], OFFERED)[0]["note"]
 

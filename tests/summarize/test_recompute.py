@@ -396,6 +396,17 @@ def families(p, keys):
     return adjusted
 
 
+def verdicts_follow(rows, keys, said):
+    """Assert the p, corrected p and verdict of rows; `said` has the (verdict, p) of each key."""
+    adjusted = families([p for _, p in said], keys)
+    close(rows["p"], [p for _, p in said])
+    close(rows["p_holm"], adjusted)
+    verdicts = [
+        word if p <= 0.05 else "undecided" for (word, _), p in zip(said, adjusted, strict=True)
+    ]
+    assert verdicts == rows["verdict"].tolist()
+
+
 def test_every_claim_against_a_baseline_follows(again, found):
     expected = claims(again)
     rows = found["claims"][found["claims"]["against"] == "each"]
@@ -408,13 +419,7 @@ def test_every_claim_against_a_baseline_follows(again, found):
     close(rows["ci_lo"], [math.exp(v[0] - half) for v, half in zip(values, halves, strict=True)])
     close(rows["ci_hi"], [math.exp(v[0] + half) for v, half in zip(values, halves, strict=True)])
     said = [decide(v[0], max(MARGIN, v[4]), v[1], v[3]) for v in values]
-    adjusted = families([p for _, p in said], keys)
-    close(rows["p"], [p for _, p in said])
-    close(rows["p_holm"], adjusted)
-    verdicts = [
-        word if p <= 0.05 else "undecided" for (word, _), p in zip(said, adjusted, strict=True)
-    ]
-    assert verdicts == rows["verdict"].tolist()
+    verdicts_follow(rows, keys, said)
 
 
 def test_every_claim_against_the_best_rival_follows(again, found):
@@ -452,13 +457,7 @@ def test_every_claim_against_the_best_rival_follows(again, found):
         sure = 1 - 0.025 / count
         hi = min(v[0] + stats.t.ppf(sure, v[2]) * math.sqrt(v[1]) for v in one.values())
         assert (row.ci_lo, row.ci_hi) == pytest.approx((math.exp(lo), math.exp(hi)), rel=TOLERANCE)
-    adjusted = families([p for _, p in said], keys)
-    close(rows["p"], [p for _, p in said])
-    close(rows["p_holm"], adjusted)
-    verdicts = [
-        word if p <= 0.05 else "undecided" for (word, _), p in zip(said, adjusted, strict=True)
-    ]
-    assert verdicts == rows["verdict"].tolist()
+    verdicts_follow(rows, keys, said)
 
 
 def test_of_equal_processes_95_of_100_intervals_hold_one(found):

@@ -1,7 +1,6 @@
 """Check tables of tuned configurations: when one binds, faulty entries, merging."""
 
 import dataclasses
-import importlib.util
 import json
 import sys
 
@@ -13,6 +12,7 @@ from harness.build import tables
 from harness.cli import UserError
 from harness.tune import merge
 from kernels import _tuned, softmax
+from tests.support.modules import loaded
 
 CUDA = torch.device("cuda", 0)
 KEY = {"n": 4096, "itemsize": 2}
@@ -258,10 +258,7 @@ def _kernel(x_ptr, N, BLOCK_N: tl.constexpr):
 def digest(tmp_path, text):
     path = tmp_path / f"toy{len(list(tmp_path.iterdir()))}.py"
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return _tuned.source_sha256(module._kernel)
+    return _tuned.source_sha256(loaded(path)._kernel)
 
 
 def test_the_digest_follows_the_program_not_the_text(tmp_path):

@@ -194,7 +194,6 @@ def test_what_an_implementation_raises_passes_through(direction):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="launches and workspace are a GPU's")
 def test_on_a_gpu_launches_and_workspace_are_seen():
     def sums_twice(x):
         wide = x.float()

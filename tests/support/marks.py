@@ -1,0 +1,23 @@
+"""Markers of tests that need something of the machine, with the reason of a skip."""
+
+import shutil
+
+import torch
+
+from harness.machine import gpu_lock, nvml
+
+# For each marker: whether its tests can run here, and the reason of the skip if they cannot.
+MARKS = {
+    "gpu": (
+        bool(gpu_lock.gpus()) and torch.cuda.is_available(),
+        "needs a GPU, and PyTorch sees none here",
+    ),
+    "no_gpu": (
+        not nvml.gpus(),
+        "runs or imitates kernels without a GPU, and this machine has one",
+    ),
+    "latex": (
+        shutil.which("latexmk") is not None,
+        "needs latexmk, which is not installed here",
+    ),
+}
