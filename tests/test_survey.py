@@ -92,11 +92,11 @@ def test_inside_gluon_a_relative_import_is_gluons():
         "@triton.jit\ndef broken(:\n",
     ],
 )
-def test_other_functions_are_not(source):
+def test_undecorated_functions_are_no_kernels(source):
     assert found(source) == {}
 
 
-def test_what_compiled_code_calls_is_no_kernel():
+def test_a_function_that_compiled_code_calls_is_no_kernel():
     used = "import triton\n@triton.jit\ndef stores(p): tl.store(p, 0)\n"
     uses = "import triton\n@triton.jit\ndef launched(p): stores(p)\n"
     uses += "@triton.jit\ndef gives(x): return x\n@cute.jit\ndef host(x): pass\n"
@@ -141,7 +141,7 @@ def test_categories(path, kernel, category):
     assert survey.category(PurePosixPath(path), kernel) == category
 
 
-def test_what_lies_among_tests_is_marked():
+def test_kernels_among_tests_are_marked():
     source = "@triton.jit\ndef add_kernel(x): pass\n"
     assert found(source, "torch/testing/_internal/utils.py")["add_kernel"]["role"] == "test"
 
@@ -227,7 +227,7 @@ def test_the_command_writes_the_kernels_of_this_environment(tmp_path):
     assert {row["source"] for row in rows} == {"here", "installed"}
 
 
-def test_what_is_in_no_package_stands_as_published(tmp_path, monkeypatch):
+def test_a_library_in_no_package_stands_as_published(tmp_path, monkeypatch):
     out = tmp_path / "survey.csv"
     monkeypatch.setattr(survey, "libraries", lambda folder: [])
     held = ROOT / "results" / "recorded" / "published.csv"

@@ -38,6 +38,6 @@ def test_torch_compile_without_a_compiler_is_two_lines(tmp_path):
         "Failed to find C compiler. Please specify via CC environment variable.",
     ],
 )
-def test_both_compilers_own_words_are_known(message):
+def test_the_messages_of_both_compilers_are_known(message):
     assert status.no_compiler(RuntimeError(f"InvalidCxxCompiler: {message}"))
     assert not status.no_compiler(RuntimeError("the compiler found an error"))

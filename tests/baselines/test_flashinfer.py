@@ -101,7 +101,7 @@ def test_its_attention_is_for_one_request(flashinfer):
         assert torch.allclose(flashinfer.attention(q, k, v, causal), wanted, atol=1e-6)
 
 
-def test_what_is_for_inference_declines_gradients(flashinfer):
+def test_a_kernel_for_inference_declines_gradients(flashinfer):
     x, weight = torch.ones(2, 4, requires_grad=True), torch.ones(4)
     with pytest.raises(ValueError, match="gradients are not offered"):
         flashinfer.rms_norm(x, weight, 1e-6)

@@ -96,7 +96,7 @@ def test_entries_that_bind_no_longer_are_listed(tmp_path):
     assert "build toy: fake.json: _double_kernel stale: tuned with triton 3.5.0" in done.stdout
 
 
-def test_what_a_table_chooses_is_built_beside_the_defaults(tmp_path):
+def test_the_choices_of_a_table_are_built_beside_the_defaults(tmp_path):
     root = make_tree(tmp_path / "tree")
     wide = {"BLOCK_N": 1024, "num_warps": 8}
     code = (

@@ -61,7 +61,7 @@ def test_new_names_and_docstrings_leave_the_binaries(tree):
         ("triton.cdiv(n, config", "1 + triton.cdiv(n, config", "grids or arguments of launches"),
     ],
 )  # fmt: skip
-def test_other_code_keeps_nothing(tree, old, new, said):
+def test_changed_code_keeps_no_record_and_no_table(tree, old, new, said):
     root, built = tree
     assert old in KERNELS
     report = root / "recorded/verify/double/ours.json"

@@ -69,7 +69,7 @@ def test_a_tensor_between_bands_is_what_the_factory_gives(name, m, n, dtype):
     st.integers(0, guards.BAND - 1),
     st.booleans(),
 )
-def test_one_byte_outside_shows(name, n, far, early):
+def test_a_write_of_one_byte_outside_shows(name, n, far, early):
     with guards.guarded() as bands:
         tensor = MAKERS[name](torch.zeros(1, n))
     address = tensor.data_ptr() + (-1 - far if early else 4 * n + far)
@@ -78,7 +78,7 @@ def test_one_byte_outside_shows(name, n, far, early):
     assert bands.broken() == f"writes {where} of an output or a workspace of {4 * n} bytes"
 
 
-def test_what_cannot_lie_between_bands_is_left_as_it_is():
+def test_a_tensor_that_cannot_lie_between_bands_is_left_as_it_is():
     target = torch.zeros(3)
     with guards.guarded() as bands:
         assert torch.zeros(3, out=target) is target
@@ -381,7 +381,7 @@ def empty_cache(heap, kept):
         two_workspaces_and_nothing_else,
     ],
 )
-def test_who_writes_in_bounds_is_accused_of_nothing(allocator, call):
+def test_a_call_that_writes_in_bounds_is_not_accused(allocator, call):
     heap = allocator(Heap(private=8192))
     kept = heap.allocate(300)
     free = guards.FreeMemory()
@@ -451,7 +451,7 @@ def test_no_order_of_allocations_within_bounds_is_an_overrun(steps):
 
 
 @pytest.mark.parametrize(("beyond", "reason"), [(0, ""), (1, past_the_end(1000))])
-def test_what_was_freed_during_the_call_proves_nothing(allocator, beyond, reason):
+def test_memory_freed_during_the_call_proves_nothing(allocator, beyond, reason):
     heap = allocator(Heap(4096))
     first, rest = heap.allocate(1024), heap.allocate(3072)
     heap.free(first)

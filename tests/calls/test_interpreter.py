@@ -79,7 +79,7 @@ def test_a_reduction_of_all_elements_gives_a_number(kernels):
     assert out.item() == a.min().item()
 
 
-def test_it_is_in_force_where_kernels_are_verified():
+def test_the_faster_reduction_is_installed_where_kernels_are_verified():
     from triton.runtime.interpreter import ReduceOps
 
     assert ReduceOps.generic_reduce is interpreter._reduce

@@ -58,7 +58,7 @@ def test_the_bound_is_twice_eager_and_a_floor(dtype, eager, excess):
 @pytest.mark.parametrize(
     ("dtype", "most"), [(torch.float32, 2**-18), (torch.float16, 2**-11), (torch.bfloat16, 2**-8)]
 )
-def test_beside_an_exact_eager_one_rounding_is_allowed_and_a_few_of_float32(dtype, most):
+def test_one_rounding_and_a_few_of_float32_are_allowed_if_eager_is_exact(dtype, most):
     exact = tolerance.Distance(0.0, 0.0)
     assert tolerance.judge(tolerance.Distance(most, most), exact, dtype).ratio == 1
     assert tolerance.judge(tolerance.Distance(1.01 * most, most), exact, dtype).ratio > 1
@@ -134,7 +134,7 @@ def test_a_nan_never_passes(some, place, eager, sensitivity, dtype):
 
 
 @given(anything, anything, anything, halves)
-def test_more_allowed_is_never_a_worse_ratio(error, eager, sensitivity, dtype):
+def test_a_wider_bound_never_gives_a_worse_ratio(error, eager, sensitivity, dtype):
     if not math.isfinite(error.max + error.rms + eager.max + eager.rms):
         return
     alone = tolerance.judge(error, eager, dtype).ratio
@@ -166,7 +166,7 @@ def test_zeros_never_pass_however_far_eager_is(eager, sensitivity, dtype, entrie
     assert tolerance.judge(error, eager, dtype, sensitivity, tolerance.Distance(1, 1)).ratio > 1
 
 
-def test_what_is_as_far_off_as_eager_must_be_where_eager_is():
+def test_a_result_as_far_off_as_eager_must_lie_near_eager():
     truth = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
     rough = torch.tensor([3.0, -1.0, 0.5], dtype=torch.bfloat16)
     eager = tolerance.distance(rough, truth)

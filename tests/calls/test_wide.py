@@ -51,7 +51,7 @@ def test_tensors_of_these_names_are_float32_and_the_others_as_they_were():
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_it_is_judged_as_a_function_of_one_dtype(direction):
+def test_a_call_with_wide_inputs_is_judged_as_a_function_of_one_dtype(direction):
     problem = oracle.problem(OP, CASE, "bfloat16", 0, "cpu", OP.reference)
     seeds = problem.seeds if direction == "backward" else None
     function = wide.judged(scaled, ["weight"])
@@ -62,7 +62,7 @@ def test_it_is_judged_as_a_function_of_one_dtype(direction):
         invoke.run(OP, scaled, CASE, problem.tensors, seeds)
 
 
-def test_what_returns_float32_is_judged_in_the_dtype_of_the_call():
+def test_a_float32_result_is_judged_in_the_dtype_of_the_call():
     x = torch.ones(3, dtype=torch.float16)
     assert wide.judged(lambda x: x.float(), ["out"])(x=x).dtype == torch.float16
     several = wide.judged(lambda x: (x.float(), x.argmax()), ["out"])(x=x)
@@ -103,7 +103,7 @@ def test_the_ledger_sees_no_cast_of_what_the_user_keeps_wide(direction):
     assert cast["casts"] == widened["casts"] + 1
 
 
-def test_the_verifier_judges_with_casts_and_looks_without(monkeypatch):
+def test_the_verifier_judges_with_casts_and_fills_the_ledger_without(monkeypatch):
     fake = {"op": lambda name: (OP, "family"), "function": lambda op, impl: scaled}
     fake |= {"version": lambda impl: "1", "accumulates": lambda op, impl: "float32"}
     fake |= {"in_place": lambda op, impl: False, "wide": lambda op, impl: ("weight",)}
@@ -118,7 +118,7 @@ def test_the_verifier_judges_with_casts_and_looks_without(monkeypatch):
     assert set(bench.ledger(0)["entries"]) == set(OP.passes)
 
 
-def test_ours_declares_nothing(monkeypatch):
+def test_ours_declares_no_wide_inputs(monkeypatch):
     assert (
         registry.wide("layer_norm", "ours") == () and registry.settings("layer_norm", "ours") == ""
     )

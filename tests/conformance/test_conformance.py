@@ -44,7 +44,7 @@ class Halved(torch.autograd.Function):
         (lambda x: (x * 2, x * 2), "3 results"),
     ],
 )
-def test_what_is_wrong_is_found(ours, words):
+def test_wrong_results_are_found(ours, words):
     tally = called(ours)
     assert tally.passed == 0
     assert len(tally.wrong) == 1 and words in tally.wrong[0]
@@ -57,7 +57,7 @@ def test_values_that_are_not_finite_must_be_the_same(value):
     assert called(lambda x: torch.where(x.isfinite(), x * 2, 0.5), x=x).wrong
 
 
-def test_what_is_declined_is_counted_by_reason():
+def test_declined_calls_are_counted_by_reason():
     def refuses(x):
         raise ValueError(f"x: [{len(x)}, 3], expected at most 7")
 

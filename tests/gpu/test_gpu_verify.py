@@ -85,7 +85,7 @@ def test_memory_from_the_cache_is_nan(n):
 
 @pytest.mark.parametrize("direction", DOUBLE.passes)
 @pytest.mark.parametrize("n", [1, N, 2**22 + 1])
-def test_right_ones_pass_whatever_allocates_for_them(n, direction):
+def test_right_implementations_pass_with_any_allocator(n, direction):
     def with_workspace(x):
         return (torch.cat([x, x]) * 2)[: x.numel()].clone()
 
@@ -105,7 +105,7 @@ def test_allocations_between_bands_are_aligned_as_others_are():
     assert bands.broken() == ""
 
 
-def test_a_stream_that_waits_for_nobody():
+def test_a_call_on_a_stream_that_does_not_wait_is_found():
     side = torch.cuda.Stream()
 
     def elsewhere(x, waits):
@@ -124,7 +124,7 @@ def test_a_stream_that_waits_for_nobody():
 
 
 @pytest.mark.parametrize("op", ["softmax", "layer_norm", "matmul"])
-def test_what_pytorch_computes_writes_nothing_beside_its_results(op):
+def test_pytorch_writes_nothing_beside_its_results(op):
     declared, _ = registry.op(op)
     eager = registry.function(op, "torch_eager")
     for a_case in declared.edge:

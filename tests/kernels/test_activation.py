@@ -167,7 +167,7 @@ def test_a_bit_an_element_is_kept_of_a_rectifier(name, n):
 
 @pytest.mark.parametrize("slope", [None, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_gradients_of_rectifiers_at_odd_numbers_equal_pytorch(slope, dtype):
+def test_gradients_of_rectifiers_at_special_numbers_equal_pytorch(slope, dtype):
     """Combine signed zeros, infinities and NaN as values and as gradients."""
     odd = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
     pairs = torch.tensor(list(itertools.product(odd, odd)), dtype=dtype, device=DEVICE)

@@ -355,7 +355,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("message", REFUSALS)
-def test_refuses(message):
+def test_bad_arguments_are_refused(message):
     with pytest.raises(ValueError, match=f"^{message}"):
         REFUSALS[message]()
 

@@ -134,7 +134,7 @@ def told_apart(begun, tensors):
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("op, case, direction", [*counted()])
-def test_what_a_call_takes_is_cached_where_it_counts(host, op, case, direction):
+def test_every_call_whose_time_is_a_target_is_cached(host, op, case, direction):
     _, call = call_of(op, case, op.dtypes_of(case)[-1], 0, direction != "forward")
     for _ in range(2):
         call()

@@ -110,7 +110,7 @@ def unknown(monkeypatch):
 
 
 @pytest.mark.parametrize("again", AGAIN)
-def test_what_decides_a_call_is_part_of_its_key(host, unknown, again):
+def test_each_property_that_decides_a_call_is_part_of_its_key(host, unknown, again):
     x = torch.arange(8.0)
     launcher, keys = known(plus, x), unknown()
     launcher.call(x)
@@ -137,7 +137,7 @@ def test_floats_of_one_kind_share_a_plan_that_is_handed_them(host, kind):
     assert launcher.bodies == 2
 
 
-def test_what_is_made_of_a_float_has_no_plan(host):
+def test_a_number_computed_from_a_float_has_no_plan(host):
     launcher = Cached(lambda x, number, other: plus(x, 2 * number, other))
     for number in (1.0, 2.0, 3.0, 4.0):
         assert torch.equal(launcher.call(torch.zeros(4), number), torch.full((4,), 2 * number))
@@ -230,7 +230,7 @@ def test_results_may_be_several_and_given_ones(host):
     assert launcher.bodies == 2
 
 
-def test_what_is_shared_is_asked_for_anew(host):
+def test_a_shared_tensor_is_asked_for_anew_in_each_call(host):
     rooms = iter(torch.zeros(4, 4))
     room = asked_again(lambda length: next(rooms)[:length].add_(0.0))
 
@@ -309,7 +309,7 @@ def test_a_key_without_a_plan_is_traced_three_times_and_no_more(host, monkeypatc
         assert len(traces) == min(count - 1, _call_cache.MOST_TRACES)
 
 
-def test_what_a_first_call_sets_up_does_not_keep_later_ones_from_a_plan(host):
+def test_the_set_up_of_a_first_call_does_not_keep_later_ones_from_a_plan(host):
     remembered = []
 
     def setting_up(x, number, other):
@@ -424,7 +424,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_what_no_kernel_can_take_is_refused_each_time(host, wrong):
+def test_a_tensor_that_no_kernel_can_take_is_refused_each_time(host, wrong):
     launcher = known(plus, torch.ones(4))
     value, error, words = REFUSED[wrong]
     for _ in range(2):
@@ -435,7 +435,7 @@ def test_what_no_kernel_can_take_is_refused_each_time(host, wrong):
     assert launcher.bodies == 2
 
 
-def test_what_is_empty_needs_no_address(host):
+def test_an_empty_tensor_needs_no_address(host):
     launcher = Cached(lambda x, number, other: torch.empty_like(x))
     for count in (1, 2, 3):
         assert launcher.call(torch.ones(0)).shape == (0,) and launcher.bodies == count
@@ -542,7 +542,7 @@ def test_nothing_of_triton_stays_replaced(host):
     assert JITFunction.run is before and not _call_trace.suspensions
 
 
-def test_whoever_replaces_a_function_of_triton_meanwhile_keeps_it(host, monkeypatch):
+def test_a_function_of_triton_replaced_meanwhile_stays_replaced(host, monkeypatch):
     seen = []
 
     def replacing(x, number, other):

@@ -192,7 +192,7 @@ def test_the_losses_of_sure_tokens_are_zero_and_none_is_negative(tile, monkeypat
     close(losses, exact, 1e-3, 640)
 
 
-def test_without_a_column_all_classes_are_alike():
+def test_with_no_hidden_columns_all_classes_are_equal():
     for dtype in BOUND:
         x, weight = randn(5, 0, dtype=dtype), randn(40, 0, dtype=dtype)
         expected = F.cross_entropy(torch.zeros(5, 40), classes(5, 40, ignored=False))

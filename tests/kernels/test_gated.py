@@ -158,6 +158,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("message", REFUSALS)
-def test_refuses(message):
+def test_bad_arguments_are_refused(message):
     with pytest.raises(TypeError if "gate: torch" in message else ValueError, match=message):
         REFUSALS[message]()

@@ -140,7 +140,7 @@ def test_the_last_program_sees_what_the_others_released(kernels, order):
         assert out.item() == 15.0 and ticket.item() == 0
 
 
-def test_what_is_not_released_is_not_seen(kernels):
+def test_a_store_without_a_release_is_not_seen(kernels):
     out, ticket = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
     with interleaved(Schedule("in turn", seed=1)):
         kernels.last_adds[(4,)](torch.ones(4), torch.zeros(4), ticket, out, SEM="relaxed")

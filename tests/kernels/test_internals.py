@@ -46,7 +46,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("how", REPLACED)
-def test_what_allocates_otherwise_is_not_asked(how):
+def test_a_replaced_allocator_is_not_called_directly(how):
     assert internals.allocates(quick, "cpu")
     assert not internals.allocates(REPLACED[how], "cpu")
 

@@ -82,7 +82,7 @@ def last(whole, part):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_the_last_rows_get_what_they_get_alone(name):
+def test_the_last_rows_equal_the_same_rows_alone(name):
     op, function = registry.op(name)[0], registry.function(name, registry.OURS)
     case = plain(op)
     letter = next(iter(op.inputs.values())).shape.split()[0]

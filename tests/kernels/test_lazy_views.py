@@ -14,7 +14,7 @@ def lazily(tensor):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_a_negated_view_is_read_as_it_is_to_be(name):
+def test_a_negated_view_is_read_with_its_sign(name):
     _, function, good, options = call_of(name)
     expected = function(**good, **options)
     for key in good:
@@ -24,7 +24,7 @@ def test_a_negated_view_is_read_as_it_is_to_be(name):
 
 
 @pytest.mark.parametrize("name", [name for name in OPS if call_of(name)[0].differentiable])
-def test_a_gradient_may_be_such_a_view(name):
+def test_a_gradient_may_be_a_negated_view(name):
     op, function, good, options = call_of(name)
     for key, tensor in good.items():
         if op.inputs[key].grad:

@@ -17,13 +17,13 @@ def wanting(name):
     return function, calls
 
 
-def test_there_are_such_ops():
+def test_some_ops_have_no_gradient():
     assert {"matmul"} <= {*WITHOUT}
     assert not any(call_of(name)[0].differentiable for name in WITHOUT)
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-def test_what_wants_a_gradient_is_refused_by_name(name):
+def test_an_input_that_wants_a_gradient_is_refused_by_name(name):
     function, calls = wanting(name)
     for key, given in calls.items():
         with pytest.raises(ValueError, match=rf"^{key}: requires a gradient, .*expected"):
@@ -33,7 +33,7 @@ def test_what_wants_a_gradient_is_refused_by_name(name):
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-def test_in_a_traced_graph_too(name):
+def test_an_input_that_wants_a_gradient_is_refused_in_a_traced_graph(name):
     function, calls = wanting(name)
     torch.compiler.reset()
     compiled = torch.compile(function, backend="eager")

@@ -202,7 +202,7 @@ ABSENT = [
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("n", [16, 200, 1500])
 @pytest.mark.parametrize("name, absent", ABSENT)
-def test_vectors_that_are_none(name, absent, n, fused, monkeypatch):
+def test_a_norm_without_weight_or_bias(name, absent, n, fused, monkeypatch):
     """The longest rows are computed by the kernels that read them twice."""
     monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
     given = tensors(name, (3, n), torch.float32, fused)
@@ -262,7 +262,7 @@ def test_long_rows_of_four_bytes(name, n, fused):
 
 @both
 @pytest.mark.gpu  # Several programs share a row; in the interpreter one takes minutes.
-def test_a_number_that_is_none_in_a_long_row_stays_in_its_row(name):
+def test_a_nan_in_a_long_row_stays_in_its_row(name):
     given = tensors(name, (3, 131072), torch.float16, False)
     with torch.no_grad():
         # All bits are set, which in a slot means that its sum has not arrived.
@@ -327,7 +327,7 @@ def test_equal_entries_far_from_zero_have_no_deviation(reads):
 
 @pytest.mark.parametrize("reads", [1, 2])
 @pytest.mark.parametrize("where", [0, 1500, slice(0, 1024), slice(1024, 3000)])
-def test_what_lies_far_from_the_rest_takes_no_digits(reads, where):
+def test_an_outlier_takes_no_digits_from_the_rest(reads, where):
     x = randn(2, 3000)
     x[:, where] += 1e4
     one, zero = torch.ones(3000, device=DEVICE), torch.zeros(3000, device=DEVICE)
@@ -363,7 +363,7 @@ def test_the_reference_is_differentiable_and_right(name):
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_first_entries_far_off_the_rest_take_no_digits(split):
+def test_outliers_at_the_start_take_no_digits_from_the_rest(split):
     """The shift is the mean of the first 128 entries, so nearly all squares about it cancel."""
     n = 70000
     x = randn(2, n)
@@ -412,7 +412,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what):
+def test_bad_arguments_are_refused(what):
     error, words, call = REFUSALS[what]
     with pytest.raises(error, match=f"{words}.*expected"):
         call()

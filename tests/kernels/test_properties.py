@@ -83,6 +83,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what):
+def test_bad_arguments_are_refused(what):
     with pytest.raises(ValueError, match=r"expected|has no dimension|after"):
         REFUSALS[what]()

@@ -48,7 +48,7 @@ def test_randint_equals_its_reference(count, low, span, seed, offset, short):
 
 @pytest.mark.parametrize("span", [2, 6, NARROW, NARROW + 1, 2**40 + 1])
 @pytest.mark.parametrize("seed", [0, -(2**62) + 77])
-def test_randint_is_even(span, seed):
+def test_randint_is_uniform(span, seed):
     found = draw(-5, span - 5, (2**13,), seed)
     assert uneven(found, -5, span - 5) == ""
     # Numbers that follow each other, or stand a row apart, are not correlated.
@@ -137,7 +137,7 @@ def test_dropout_has_its_properties(p):
     assert abs(ones - 1) < 5 * math.sqrt(dropped / (1 - dropped) / 2**16)
 
 
-def test_dropout_at_the_ends():
+def test_dropout_with_probability_zero_or_one():
     x = torch.tensor([1.0, math.inf, math.nan, -2.0], device=DEVICE, requires_grad=True)
     assert dropout(x, 0.0, 1) is x and dropout(x, 0.9, 1, training=False) is x
     nothing = dropout(x, 1.0, 1)
@@ -175,7 +175,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what):
+def test_bad_arguments_are_refused(what):
     with pytest.raises(ValueError, match=rf"^{what}.*expected"):
         REFUSALS[what]()
 

@@ -103,7 +103,7 @@ def test_lengths_and_relative_angles_are_kept(interleaved):
 
 
 @pairings
-def test_backward_turns_back(interleaved):
+def test_the_backward_pass_rotates_back(interleaved):
     q, k = (randn(2, 3, h, 20, seed=h).requires_grad_() for h in (3, 1))
     cos, sin = angles(3, 7)
     outs = rotary(q, k, cos, sin, interleaved=interleaved)
@@ -172,6 +172,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("message", REFUSALS)
-def test_refuses(message):
+def test_bad_arguments_are_refused(message):
     with pytest.raises(TypeError if "64, expected" in message else ValueError, match=message):
         REFUSALS[message]()

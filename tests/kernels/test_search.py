@@ -219,6 +219,6 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what):
+def test_bad_arguments_are_refused(what):
     with pytest.raises(ValueError, match=r"^boundaries: shape .*expected one dimension"):
         REFUSALS[what](torch.ones(4, device=DEVICE))

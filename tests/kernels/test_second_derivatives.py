@@ -96,7 +96,7 @@ def test_a_part_of_a_sum_does_not_count_as_a_constant():
         torch.autograd.grad(first.pow(2).sum(), x)
 
 
-def test_what_is_not_differentiated_again_may_be_kept():
+def test_a_tensor_that_is_not_differentiated_again_may_be_kept():
     x = torch.randn(24, requires_grad=True)
     (first,) = torch.autograd.grad(mul(x, x).sum(), x, create_graph=True)
     torch.testing.assert_close(first, 2 * x)

@@ -233,7 +233,7 @@ def test_layer_norm_of_rows_that_several_programs_hold_forward(n, dtype):
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_a_number_that_is_none_in_a_long_row_of_a_norm_stays_in_its_row(name):
+def test_a_nan_in_a_long_row_of_a_norm_stays_in_its_row(name):
     function, _ = NORMS[name]
     x, vector = randn(3, 131072, dtype=torch.float16), torch.ones(131072, dtype=torch.float16)
     x[1, 70000:70002].view(torch.int16).fill_(-1)

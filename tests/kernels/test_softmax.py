@@ -86,7 +86,7 @@ def test_long_rows(n):
     agrees(randn(3, n, dtype=torch.float16), 1.0, True, randn(n, dtype=torch.float16, seed=1))
 
 
-def test_what_lies_past_the_diagonal_does_not_count():
+def test_entries_past_the_diagonal_do_not_count():
     for q, k in ((40, 40), (3, 50), (2, LONG[1])):
         x, dy = randn(2, q, k), randn(2, q, k, seed=1)
         hidden = torch.ones(q, k, dtype=torch.bool, device=DEVICE).triu(1 + k - q)
@@ -138,7 +138,7 @@ def test_long_rows_of_bfloat16_are_a_quarter_of_a_rounding_further_off_at_most(n
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.5, 1e-30, math.inf, math.nan])
-def test_odd_scales_do_as_in_pytorch(scale):
+def test_zero_negative_and_infinite_scales_equal_pytorch(scale):
     x = torch.tensor([[1.0, -2.0, 3.0], [0.0, 1.0, -math.inf]], device=DEVICE)
     expected = torch.softmax(x * scale, -1)
     assert torch.allclose(softmax(x, scale=scale), expected, rtol=1e-6, equal_nan=True)
@@ -221,7 +221,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what):
+def test_bad_arguments_are_refused(what):
     error, call, message = REFUSALS[what]
     with pytest.raises(error, match=message):
         call()

@@ -80,7 +80,7 @@ def test_layouts_without_runs_of_memory():
         assert out.data_ptr() != view.data_ptr()
 
 
-def test_two_transposes_are_none_in_both_passes():
+def test_two_transposes_cancel_in_both_passes():
     x = torch.randn(70, 50, device=DEVICE, requires_grad=True)
     dy = torch.randn(70, 50, device=DEVICE)
     assert torch.equal(transpose(transpose(x)), x)

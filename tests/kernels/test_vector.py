@@ -74,7 +74,7 @@ def test_dot_and_its_gradients_against_float64(n, dtype):
 
 @pytest.mark.parametrize("name", ["add", "mul", "maximum", "minimum", "dot"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_gradient_that_nobody_wants_is_not_made(name, place, monkeypatch):
+def test_an_unwanted_gradient_is_not_computed(name, place, monkeypatch):
     made = []
 
     def watched(backward):
@@ -98,7 +98,7 @@ def test_a_gradient_that_nobody_wants_is_not_made(name, place, monkeypatch):
 
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_extrema_of_odd_numbers_and_their_gradients_equal_pytorch(name, dtype):
+def test_extrema_of_special_numbers_and_their_gradients_equal_pytorch(name, dtype):
     """Combine signed zeros, infinities and NaN in both inputs and in the gradient."""
     odd = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan]
     triples = torch.tensor(list(itertools.product(odd, odd, odd)), dtype=dtype, device=DEVICE)
@@ -198,7 +198,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("what", REFUSALS)
-def test_refuses(what):
+def test_bad_arguments_are_refused(what):
     kind, call = REFUSALS[what]
     with pytest.raises(kind) as refusal:
         call()
@@ -220,7 +220,7 @@ def test_light_maps_have_few_programs_only_where_these_fill_the_device(n, itemsi
 
 
 @pytest.mark.parametrize(("n", "warps"), [(2**20, 4), (2**22, 2), (2**24, 2), (2**25, 4)])
-def test_of_132_multiprocessors_light_maps_of_64_mib_have_few_programs(n, warps):
+def test_light_maps_of_64_mib_on_132_multiprocessors_have_few_programs(n, warps):
     assert choose_block(n, 2, light=True, sms=132)["num_warps"] == warps
 
 

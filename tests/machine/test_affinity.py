@@ -61,7 +61,7 @@ def test_threads_may_begin_and_end_meanwhile(thread):
     late.end()
 
 
-def test_where_no_thread_may_be_bound_calls_are_made_nevertheless(monkeypatch):
+def test_calls_are_made_even_if_no_thread_may_be_bound(monkeypatch):
     def forbid(thread, mask):
         raise PermissionError
 

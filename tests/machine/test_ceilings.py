@@ -113,7 +113,7 @@ def test_a_measured_row_binds_and_the_data_sheet_stands_in():
 @pytest.mark.parametrize(
     "text", ["", "a,b\n", HEADER + "read,GB/s\n", HEADER + "read,GB/s,x,1,y\n"]
 )
-def test_alien_ceilings_are_refused(tmp_path, text):
+def test_a_table_that_holds_no_ceilings_is_refused(tmp_path, text):
     out = tmp_path / "ceilings.csv"
     out.write_text(text)
     with pytest.raises(UserError, match=r"ceilings\.csv.*make it with"):

@@ -222,7 +222,7 @@ def test_the_model_fits_a_file_name(name, model):
     assert environment.model(name) == model
 
 
-def test_it_needs_neither_torch_nor_triton(tmp_path):
+def test_the_description_needs_neither_torch_nor_triton(tmp_path):
     code = (
         "import sys; sys.modules |= {'torch': None, 'triton': None};"
         "sys.argv = ['environment', '--out', sys.argv[1], '--config-sha256', 'x'];"

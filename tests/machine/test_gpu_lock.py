@@ -88,7 +88,7 @@ def test_a_slice_that_does_not_exist_is_no_gpu(driver, monkeypatch):
     assert gpu_lock.gpus() == []
 
 
-def test_a_stranger_is_who_is_neither_we_nor_a_worker(driver):
+def test_a_stranger_is_a_process_other_than_ours_and_the_workers(driver):
     gpu = gpu_lock.gpus()[0]
     with (
         subprocess.Popen(["sleep", "60"], process_group=0) as worker,
@@ -153,7 +153,7 @@ def test_a_failing_job_gives_the_gpu_back(driver):
     ("first", "second", "together"),
     [(True, True, False), (True, False, False), (False, True, False), (False, False, True)],
 )
-def test_who_shares_with_whom(driver, first, second, together):
+def test_shared_and_exclusive_leases_exclude_each_other(driver, first, second, together):
     with gpu_lock.hold(exclusive=first):
         if together:
             with gpu_lock.hold(exclusive=second, wait_s=0.1):

@@ -74,7 +74,7 @@ def test_inputs_rotate_and_each_call_follows_a_flush(timer):
     assert reading == {"sm_mhz": 1980, "temp_c": 40, "power_w": 300.0, "throttle": ""}
 
 
-def test_what_is_done_before_a_call_is_done_before_its_flush(timer):
+def test_the_step_before_a_call_comes_before_its_flush(timer):
     calls = [lambda name=name: timer.log.append(name) for name in "ab"]
     before = [lambda name=name: timer.log.append(name) for name in "AB"]
     timer.cold(calls, 2, before)

@@ -61,9 +61,7 @@ def noted(tmp_path):
     return [word for word in words if word in ("chose", "found")]
 
 
-def test_what_is_chosen_alone_is_found_by_the_clock_and_by_no_later_choice(
-    command, measure, tmp_path
-):
+def test_a_choice_made_alone_is_found_by_the_clock_and_not_made_again(command, measure, tmp_path):
     command("torch_compile")
     assert noted(tmp_path) == ["chose"] * len(PASSES)
     assert measure().returncode == 0
@@ -143,7 +141,7 @@ def required(tree, op="matmul"):
     return autotune.required(tree, tree, op, impls, lambda impl: impl)
 
 
-def test_what_a_library_chose_is_named_with_its_board(tree):
+def test_the_choices_of_a_library_are_named_with_their_board(tree):
     assert required(tree) == {"tunes": {"date": "2026-11-22T00:00:00Z", "gpu": UUID}}
     assert required(tree, op="softmax") == {}
 
@@ -218,7 +216,7 @@ def test_a_word_in_place_of_the_names_of_ops_is_refused(tmp_path):
         self_tuned(tmp_path, "matmul", ["tunes"])
 
 
-def test_what_files_declare_is_found():
+def test_the_declarations_of_files_are_found():
     baselines = ["flash_attn_2", "quack", "torch_eager", "xformers"]
     assert self_tuned(ROOT, "matmul", baselines) == ["quack", "xformers"]
     assert self_tuned(ROOT, "rms_norm", baselines) == ["flash_attn_2"]

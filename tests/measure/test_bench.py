@@ -36,7 +36,7 @@ def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_ti
     assert torch.equal(gradient**2, 4 * output)
 
 
-def test_both_passes_of_what_is_no_loss_are_for_the_gradients_of_the_backward_pass(make):
+def test_both_passes_take_the_gradients_of_the_backward_pass_unless_the_op_is_a_loss(make):
     seen = {}
     for direction in ("backward", "both"):
         given = {}
@@ -48,7 +48,7 @@ def test_both_passes_of_what_is_no_loss_are_for_the_gradients_of_the_backward_pa
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_what_is_drawn_at_random_is_held_to_its_law_in_both_passes(make, factor):
+def test_a_random_result_is_held_to_its_law_in_both_passes(make, factor):
     class Drawn(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -145,7 +145,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("impl", ["ours", "rival"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_wrong_later_is_inaccurate(make, fault, impl):
+def test_a_result_that_is_wrong_later_is_inaccurate(make, fault, impl):
     made = make(later(FAULTS[fault]), impl)
     made.prepare(**CELL, direction="forward")
     with pytest.raises((statuses.Inaccurate, RuntimeError)):
@@ -308,7 +308,7 @@ def test_without_a_graph_events_time_the_calls(make, monkeypatch):
         ("rival", RuntimeError("Triton Error [CUDA]: an illegal memory access"), "crashed"),
     ],
 )
-def test_what_an_exception_stands_for(make, monkeypatch, direction, impl, error, status):
+def test_the_status_of_an_exception_in_the_bench(make, monkeypatch, direction, impl, error, status):
     def function(x, bias):
         if "illegal" in str(error):
             # The context is lost, so every later call fails in the same way.

@@ -77,7 +77,7 @@ def test_whatever_is_torn_is_cut_off(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("garbage", [b"\0" * 64, b"\0" * 64 + b"\n", b"{}\n", b"[]\n", b"\xff\n"])
-def test_what_is_no_journal_is_discarded(path, garbage):
+def test_a_file_that_is_no_journal_is_discarded(path, garbage):
     path.parent.mkdir()
     path.write_bytes(garbage)
     assert kept(path)[0] == {}
@@ -101,7 +101,7 @@ def test_a_record_is_on_the_disk_when_add_returns(path, monkeypatch):
         assert synced[-1] == path.stat().st_size
 
 
-def test_a_number_that_is_none_is_refused(path):
+def test_a_nan_is_refused(path):
     with Journal(path, "d", 7) as new, pytest.raises(ValueError):
         new.add("one", {"device_us": float("nan")})
     assert kept(path)[0] == {}

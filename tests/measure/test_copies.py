@@ -61,7 +61,7 @@ def test_a_graph_that_writes_nothing_of_one_copy_is_found(make, monkeypatch, spo
 
 
 @pytest.mark.parametrize("spoilt", COPIES)
-def test_what_computes_in_place_is_checked_in_each_copy(make, monkeypatch, spoilt):
+def test_a_call_in_place_is_checked_in_each_copy(make, monkeypatch, spoilt):
     monkeypatch.setattr(Timer, "capture", spoiling(spoilt, torch.Tensor.zero_))
     made = make(lambda x, bias: Turned.apply(x), "rival", in_place=True)
     with pytest.raises(status.Inaccurate, match="a timed call"):

@@ -58,7 +58,7 @@ FAULTS = {
 }
 
 
-def test_every_fault_has_its_status_and_harms_nobody_else(timed, monkeypatch):
+def test_every_fault_has_its_status_and_harms_no_other_implementation(timed, monkeypatch):
     monkeypatch.setattr(pool, "EXIT_S", 3.0)
     rows = timed(["ours", "ours_twin", "slow", *FAULTS])
     for impl, (statuses, reason) in FAULTS.items():
@@ -89,7 +89,7 @@ def test_a_library_that_cannot_be_imported_is_unavailable(timed):
     assert {row["impl_version"] for row in rows if row["impl"] == "ours"} == {"1.0"}
 
 
-def test_three_percent_is_found_and_nothing_is_not(timed):
+def test_a_slowdown_of_three_percent_is_found_and_equal_times_are_not(timed):
     """Follow a slowdown from the clock to the verdict."""
     rows = timed(["ours", "ours_twin", "slow", "same"], min_blocks=10, max_blocks=10)
     study = {key: timings.counted(rivals, {}) for key, rivals in timings.group(rows).items()}
@@ -125,7 +125,7 @@ def test_a_row_timed_by_events_says_so_whatever_else_befell_it(timed, impl, watc
     assert {row["reason"] for row in rows} == {f"events: no graph{why}"}
 
 
-def test_faster_than_light_is_impossible(timed):
+def test_a_time_far_below_the_floor_of_its_cell_is_impossible(timed):
     # 2 MB in 1 us is 2 TB/s, ten times the bandwidth of these ceilings.
     limits = {"read": 200.0, "write": 200.0, "float32": 50.0}
     rows = timed(["ours", "fast"], ceilings=limits)

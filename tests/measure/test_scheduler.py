@@ -18,7 +18,7 @@ from tests.support.measuring import BLOCKS, CELLS, Watch, children, of
 from tests.support.patience import PATIENCE_S
 
 
-def test_a_killed_forkserver_is_nobodys_fault(timed, capsys):
+def test_a_killed_forkserver_is_no_fault_of_an_implementation(timed, capsys):
     # The second worker is a fresh one, which behaves in the same way.
     rows = timed(["ours", "kills_the_forkserver"])
     assert "lost with the forkserver; once more" in capsys.readouterr().err
@@ -78,7 +78,7 @@ def test_blocks_are_added_until_the_interval_is_narrow(timed, tmp_path):
     assert max(row["block"] for row in rows) == BLOCKS - 1
 
 
-def test_one_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypatch):
+def test_an_implementation_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypatch):
     ask, clock = pool.Crew.ask, types.SimpleNamespace(seconds=0.0, case="")
 
     def slowly(crew, impls, limit_s, do, **arguments):
@@ -184,7 +184,7 @@ def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):
     assert processes() == {"ours": 1, "leaks": 2}
 
 
-def test_who_crashed_or_ran_out_of_memory_is_replaced_and_who_declines_is_not(timed, processes):
+def test_a_worker_that_crashed_is_replaced_and_one_that_declines_is_not(timed, processes):
     timed(["ours", "raises", "exhausts_memory", "hangs", "declines_at_once", "wrong_later"])
     lost = {"raises": 2, "exhausts_memory": 2, "hangs": 2}
     assert processes() == lost | {"ours": 1, "declines_at_once": 1, "wrong_later": 1}

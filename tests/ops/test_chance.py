@@ -75,7 +75,7 @@ def test_the_properties_refuse_wrong_dropouts():
         assert why in DROPOUT.properties(given_, results, p=0.1, seed=0)
 
 
-def test_the_law_refuses_numbers_that_are_not_even():
+def test_the_law_refuses_numbers_that_are_not_uniform():
     torch.manual_seed(1)
     good = torch.randint(0, 1000, (2**15,))
     assert uneven(good, 0, 1000) == ""

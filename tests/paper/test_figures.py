@@ -67,7 +67,7 @@ def test_a_band_is_the_interval_that_the_rows_give():
     plt.close(figure)
 
 
-def test_where_a_time_is_missing_the_status_stands_at_the_edge():
+def test_the_status_stands_at_the_edge_if_a_time_is_missing():
     given = {"gbps": [9.0, None, None], "status": ["ok", "oom", "unsupported"]}
     rows = pd.DataFrame(given | {"impl": ["ours", "liger", "quack"], "sol": 10.0})
     rows = rows.assign(op="dot", line="N 8", timed_by="graph", **{"pass": "forward"})
@@ -81,7 +81,7 @@ def test_where_a_time_is_missing_the_status_stands_at_the_edge():
     plt.close(figure)
 
 
-def test_what_events_timed_has_a_ring():
+def test_a_time_by_events_has_a_ring():
     rows = pd.DataFrame({"gbps": [8.0, 9.0], "impl": ["ours", "liger"], "sol": 10.0})
     rows = rows.assign(op="dot", line="N 8", status="ok", **{"pass": "forward"})
     counts = []

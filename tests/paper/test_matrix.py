@@ -104,7 +104,7 @@ def test_the_gaps_in_hostile_inputs_have_a_part_of_their_own(run, tmp_path):
     assert "far from the oracle" in hostile and "time limit" not in hostile
 
 
-def test_where_no_hostile_cell_lacks_anything_there_is_no_such_part(run, tmp_path):
+def test_a_page_without_hostile_gaps_has_no_part_for_them(run, tmp_path):
     rows = pd.read_csv(run / "gaps.csv")
     save(tmp_path, "gaps", rows[~rows["hostile"]])
     table = script(PAPER / "tables" / "gaps.py", tmp_path, tmp_path / "g.tex").read_text()

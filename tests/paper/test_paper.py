@@ -132,7 +132,7 @@ def test_a_family_without_figure_and_section_gets_plain_ones(full, tmp_path):
     assert "{figures/others}" in families
 
 
-def test_where_the_best_rival_is_ahead_is_named_with_it(full, tmp_path):
+def test_each_op_in_which_the_best_rival_is_ahead_is_named(full, tmp_path):
     run = shutil.copytree(full, tmp_path / "run")
     claims = pd.read_csv(run / "claims.csv")
     best = claims["against"] == "best"
@@ -385,7 +385,7 @@ def test_the_twin_is_not_drawn_and_holes_are(full):
         assert "twin" not in path.read_text()
 
 
-def test_what_offers_nothing_is_named_below_the_table(full, tmp_path):
+def test_a_library_that_offers_nothing_is_named_below_the_table(full, tmp_path):
     run = shutil.copytree(full, tmp_path / "run")
     rows = pd.read_csv(run / "verification.csv", keep_default_na=False)
     none = rows["impl"].str.startswith("sdpa_")

@@ -118,7 +118,7 @@ def test_shares_of_ceilings_and_of_rivals(table):
     assert [line[7] for line in lines] == [MISSED, "must met", MISSED, "must met"]
 
 
-def test_of_several_cells_the_furthest_is_shown_and_how_many_meet(table):
+def test_the_furthest_of_several_cells_is_shown_and_how_many_meet(table):
     rows = [row("ours", 20.0), row("ours", 60.0, case="N9"), row("ours", 25.0, case="N10")]
     rows += [row("ours", 999.0, case="N11", mib=1), row("ours", 999.0, op="mul")]
     (line,) = table([target(least_mib="64", aim="")], rows)
@@ -141,7 +141,7 @@ def test_code_that_has_changed_since_is_marked(table):
     assert [line[7] for line in lines] == ["aim met", r"aim met$^\dagger$"]
 
 
-def test_what_does_not_depend_on_the_size_is_told_apart_from_the_rate(typeset):
+def test_a_constant_time_is_told_apart_from_the_rate(typeset):
     def cells(op, start, rate):
         sizes = {f"N{mib}": mib for mib in (64, 256, 1024)}
         return [
@@ -160,7 +160,7 @@ def test_what_does_not_depend_on_the_size_is_told_apart_from_the_rate(typeset):
     assert "over 2~operations" in text
 
 
-def test_what_is_not_recorded_or_has_no_time_says_so(table):
+def test_a_target_without_a_record_or_time_says_so(table):
     rows = [row("ours", 20.0), lost(op="mul"), row("lib", 20.0, op="mul")]
     rows += [lost(case="N9"), row("lib", 20.0, case="N9")]
     lines = table([target(op="dot"), target(op="mul"), target()], rows)

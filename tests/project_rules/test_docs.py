@@ -320,3 +320,13 @@ def test_the_commands_of_a_page_are_found():
         "`make a` makes b.\n\n```\nmake c   # make d\nsnakemake --cores all e --config f=g\n```\n"
     )
     assert commands(text) == ({"a", "c"}, {"e"})
+
+
+def test_names_of_tests_begin_with_their_subject():
+    opened = re.compile(rf"^def test_(?:{'|'.join(prose.OPENERS).lower()})_\w+", re.M)
+    assert opened.findall("def test_of_it_all():") and not opened.findall("def test_office():")
+    found = {
+        path.relative_to(ROOT).as_posix(): opened.findall(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "tests").rglob("test_*.py")
+    }
+    assert not {path: names for path, names in found.items() if names}

@@ -48,7 +48,7 @@ def test_a_script_compiles_and_needs_nothing_of_this_project(path, tmp_path):
 
 
 @pytest.mark.parametrize("name", CPU)
-def test_what_runs_on_the_processor_is_reproduced_here(name):
+def test_a_finding_on_the_cpu_is_reproduced_here(name):
     done = called(FINDINGS / f"{name}.py")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "torch " in done.stdout and done.stdout.endswith("reproduced\n")
@@ -57,7 +57,7 @@ def test_what_runs_on_the_processor_is_reproduced_here(name):
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in CPU], ids=str)
-def test_what_needs_a_gpu_says_so(path):
+def test_a_script_that_needs_a_gpu_says_so(path):
     done = called(path, "--check")
     lines = done.stdout.splitlines()
     assert re.match(r"python \S+, torch \S+", lines[0]) and not done.stderr

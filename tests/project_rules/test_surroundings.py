@@ -66,7 +66,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.parametrize("name", ["summary", "verdicts"])
-def test_of_a_broken_file_all_scripts_say_the_same_line(run, tmp_path, capfd, name, kind):
+def test_all_scripts_report_a_broken_file_by_the_same_line(run, tmp_path, capfd, name, kind):
     """Many jobs fail then, and the end of a study prints each message once."""
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / f"{name}.csv").write_bytes(BROKEN[kind])

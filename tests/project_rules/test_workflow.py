@@ -79,7 +79,7 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
     assert {f"Replay {op} from results/recorded/h200" for op in discover.ops(ROOT)} <= found
 
 
-def test_beside_replayed_times_ours_and_the_reference_impl_are_verified(tree):
+def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(tree):
     found = {job for job in jobs(tree, *REPLAY) if job.startswith("Verify")}
     ops = set(discover.ops(ROOT))
     eager = ops & source_tree.public_names(ROOT, "baselines/torch_eager.py")
@@ -173,7 +173,7 @@ def test_the_board_of_choices_is_that_of_the_times_or_the_one_here(tmp_path, mon
         assert mine.board(softmax) == "GPU-now"
 
 
-def test_what_a_library_chose_is_verified_where_times_are_taken(tmp_path):
+def test_the_choice_of_a_library_is_verified_where_times_are_taken(tmp_path):
     rival = types.SimpleNamespace(op="matmul", impl="quack")
     ours = types.SimpleNamespace(op="matmul", impl="ours")
     plain = types.SimpleNamespace(op="matmul", impl="torch_eager")
@@ -196,7 +196,7 @@ def test_an_edited_figure_reruns_itself_and_the_documents(finished):
     }
 
 
-def test_what_all_figures_share_and_the_page_of_the_report_are_inputs(finished):
+def test_the_code_of_all_figures_and_the_template_of_the_report_are_inputs(finished):
     report = {"Write results/study/report.html"}
     edit(finished / "paper" / "templates" / "report.html.j2", "")
     assert jobs(finished, *MEASURE) == report
@@ -360,7 +360,7 @@ def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     assert unlimited.verify_budget(rival) == ""
 
 
-def test_what_is_timed_is_drawn_once_for_all_jobs_that_verify_tune_and_time_it(tmp_path):
+def test_shapes_are_drawn_once_for_all_jobs_that_verify_tune_and_time_them(tmp_path):
     timed, replayed = (study(tmp_path, measure=measure) for measure in (True, False))
     ours = types.SimpleNamespace(op="softmax", impl="ours", get=lambda *_: None)
     rival = types.SimpleNamespace(op="matmul", impl="quack", get=lambda *_: None)
@@ -484,7 +484,7 @@ def test_an_op_has_one_file(tree):
         discover.ops(tree)
 
 
-def test_a_record_that_is_none_is_named_before_any_job(tree):
+def test_a_folder_that_is_no_record_is_named_before_any_job(tree):
     before = {path for path in tree.rglob("*") if "__pycache__" not in path.parts}
     for record in ("nowhere", "; touch pwned; true"):
         done = snakemake(tree, "--config", f"recorded={record}", "measure=False")

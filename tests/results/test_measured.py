@@ -80,7 +80,7 @@ def test_a_measurement_that_fails_leaves_the_former_times_and_is_made_again(fini
 
 
 @pytest.mark.parametrize("option", ["--delete-all-output", "--delete-all"])
-def test_a_measured_run_is_deleted_by_nobody_who_does_not_name_it(finished, option):
+def test_a_measured_run_is_deleted_only_by_name(finished, option):
     run = measure(finished / "results/study")
     before = contents(run / "raw")
     done = snakemake(finished, option, *MEASURE)
@@ -128,7 +128,7 @@ def test_a_narrower_measurement_replaces_no_wider_one(tree, more, word, wish):
     assert "Measure softmax" in jobs(tree, *MEASURE, *wish)
 
 
-def test_what_has_no_time_is_no_loss(tmp_path):
+def test_a_cell_without_a_time_is_no_loss(tmp_path):
     absent = {"status": "unavailable", "reason": "no such library", "device_us": "", "call_us": ""}
     drawn = {"set": "drawn", "case": "M77-N3"}
     path = tmp_path / "raw/softmax.csv"

@@ -44,7 +44,7 @@ def with_gpu(gpu):
 
 
 @given(st.lists(any_row(), max_size=4))
-def test_what_is_written_is_read(rows):
+def test_a_written_file_is_read_back_equal(rows):
     full = [{name: row.get(name) for name in raw.HEADER} for row in rows]
     read = raw.parse(text_of(rows), "raw.csv", REMEDY)
     for got, wanted in zip(read, full, strict=True):
@@ -119,12 +119,12 @@ def test_a_row_without_times_needs_none():
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "\n", '"open\n', raw.header_line() + "1,2\n"])
-def test_an_alien_table_is_refused(text):
+def test_a_table_of_another_kind_is_refused(text):
     with pytest.raises(UserError, match=r"raw\.csv:\d+: .*measure it again"):
         raw.parse(text, "raw.csv", REMEDY)
 
 
-def test_a_picture_is_refused(tmp_path):
+def test_a_binary_file_is_refused(tmp_path):
     path = tmp_path / "softmax.csv"
     path.write_bytes(b"\x89PNG\r\n\xff\xfe\n")
     with pytest.raises(UserError, match="not UTF-8"):
@@ -192,6 +192,6 @@ def test_another_environment_than_the_named_one_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"device_us": math.inf}, {"power_w": math.nan}, {"speed": 1}])
-def test_what_no_reader_would_take_is_not_written(change):
+def test_a_file_that_no_reader_would_take_is_not_written(change):
     with pytest.raises(ValueError):
         raw.line(PLAIN | change)

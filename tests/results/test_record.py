@@ -63,7 +63,7 @@ def test_an_op_without_a_time_takes_no_record_away(run, recorded, capsys, rows):
     assert tree(recorded) == before
 
 
-def test_what_the_sanitizer_said_goes_along(run, tmp_path):
+def test_reports_of_the_sanitizer_are_recorded_too(run, tmp_path):
     (run / "sanitize").mkdir()
     (run / "sanitize/softmax.json").write_text("{}")
     record.record(run, tmp_path / "recorded", allow_dirty=False)
@@ -91,7 +91,7 @@ def test_a_rival_that_is_gone_leaves_no_report(run, tmp_path):
         ({"csv_sha256": "0"}, "SHA-256"),
     ],
 )
-def test_what_must_not_be_recorded_is_refused(run, tmp_path, changes, problem):
+def test_a_run_that_must_not_be_recorded_is_refused(run, tmp_path, changes, problem):
     save(run / "raw/softmax.csv", ROWS, **changes)
     with pytest.raises(UserError, match=problem):
         record.record(run, tmp_path / "recorded", allow_dirty=False)

@@ -36,7 +36,7 @@ def report(*cells, op="cross_entropy", **more):
         ("cross_entropy", FAR, {}, "inaccurate"),
     ],
 )
-def test_what_rests_on_a_mended_fault_is_withdrawn(op, reason, version, status):
+def test_a_verdict_that_rests_on_a_mended_fault_is_withdrawn(op, reason, version, status):
     given = report(cell(), cell("inaccurate", reason, tensors=[{"ratio": None}]), op=op, **version)
     before = json.dumps(given)
     found = withdrawn.standing(given)
@@ -68,7 +68,7 @@ GRADIENT = "M4096-H2048-V32000"
     ],
 )
 @pytest.mark.parametrize("impl", ["ours", "lib"])
-def test_a_blind_gate_clears_nobody(impl, place, version, status):
+def test_an_ok_within_bounds_that_were_too_wide_is_withdrawn(impl, place, version, status):
     op = place.get("op", "linear_cross_entropy")
     changed = {key: value for key, value in place.items() if key != "op"}
     given = report(cell(case="M1-H1-V1"), cell() | changed, op=op, impl=impl, **version)
@@ -82,7 +82,7 @@ def test_a_blind_gate_clears_nobody(impl, place, version, status):
         assert capabilities.state(row) == "unreached"
 
 
-def test_no_recorded_verdict_rests_on_a_blind_gate():
+def test_no_recorded_verdict_rests_on_bounds_that_were_too_wide():
     """Such bounds let an ordinary result pass that is off by a tenth of its largest entry."""
     blind = [
         (one["op"], one["impl"], each["case"])
@@ -94,7 +94,7 @@ def test_no_recorded_verdict_rests_on_a_blind_gate():
     assert not blind
 
 
-def test_of_a_report_with_other_faults_the_next_speaks():
+def test_the_next_fault_of_a_report_is_its_status():
     found = withdrawn.standing(report(cell("inaccurate", MISCOUNT), cell("crashed", "signal")))
     assert (found["status"], found["reason"]) == ("crashed", "M0-V64 float16 both: signal")
 
@@ -103,7 +103,7 @@ def test_no_fault_is_mended_by_rules_that_are_still_to_come():
     assert max(fault.mended for fault in withdrawn.FAULTS) == withdrawn.GUARD
 
 
-def test_the_recorded_run_accuses_nobody_by_a_miscount():
+def test_no_recorded_verdict_rests_on_a_miscount():
     found = reports.verified(RECORDED.iterdir())
     for one in found:
         for each in one["cells"]:

@@ -71,7 +71,7 @@ def test_an_early_end_is_no_clean_one(text):
     assert row["status"] == "crashed" and row["reason"].startswith("ended before all cases")
 
 
-def test_no_end_is_a_row():
+def test_the_sanitizer_that_never_ends_is_hung():
     assert sanitize.judge(None, OURS)["status"] == "hung"
 
 
@@ -112,7 +112,7 @@ def test_the_report_holds_each_tool(tmp_path, monkeypatch, finding, code):
     assert [tool["tool"] for tool in report["tools"]] == list(sanitize.TOOLS)
 
 
-def test_what_is_of_this_run_goes_before_what_is_recorded(tmp_path):
+def test_reports_of_this_run_go_before_recorded_ones(tmp_path):
     tool = {"tool": "memcheck", "status": "ok", "cases": 9, "findings": {}, "elsewhere": {"k": 2}}
     for folder, files in (("run", ["softmax"]), ("recorded", ["softmax", "matmul"])):
         for file in files:
@@ -162,7 +162,7 @@ def test_the_table_says_of_which_code_the_reports_are(tmp_path, codes, told):
 
 
 @pytest.mark.parametrize("name", sorted(jobs.ops(Path())))
-def test_what_the_tools_watch_runs_both_passes(name, monkeypatch):
+def test_the_watched_program_runs_both_passes(name, monkeypatch):
     op, found, run = registry.op(name)[0], [], worker.invoke.run
 
     def kept(*arguments):

@@ -103,7 +103,7 @@ def test_ctrl_c_ends_a_study_in_a_few_lines(tmp_path):
     )
 
 
-def test_snakemake_says_it(tmp_path):
+def test_snakemake_prints_the_progress_and_the_documents(tmp_path):
     tree = copied(tmp_path)
     shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
     wanted = [f"results/study/raw/{op}.csv" for op in ("dot", "scale")]

@@ -117,7 +117,7 @@ def test_gaps_in_hostile_inputs_stand_apart():
     assert "| `lib` | inaccurate | far | add forward float16 (1) |" in hostile
 
 
-def test_what_the_time_limit_left_out_is_a_gap():
+def test_cells_left_out_by_the_time_limit_are_a_gap():
     left = report("add", "lib", cell("N2"), cell("N3", "unreached", "float32", reason="limit"))
     states = {row["dtype"]: row["status"] for row in capabilities.rows([left], FAMILIES)}
     assert states == {"float16": "ok", "float32": "unreached"}
@@ -204,7 +204,7 @@ def test_the_committed_page_and_the_readme_are_those_of_the_recorded_run():
     assert readme == capabilities.between(readme, capabilities.short(found, families), ""), remedy
 
 
-def test_what_a_baseline_has_no_function_for_is_in_no_matrix(tmp_path):
+def test_an_op_that_a_baseline_lacks_is_in_no_matrix(tmp_path):
     """An old record still has flash-attn's product, which no file offers any more."""
     for op, impl in (("matmul", "flash_attn_2"), ("attention", "flash_attn_2"), ("matmul", "gone")):
         path = tmp_path / "verify" / op / f"{impl}.json"

@@ -115,7 +115,7 @@ def rivals(factors, blocks=10, cells=12, **other):
         ({"a": 1.5, "b": 1.01, "c": 3.0}, "undecided", "b"),
     ],
 )
-def test_the_best_rival_decides_over_all_whoever_it_is(factors, verdict, closest):
+def test_the_best_rival_decides_over_all_cells(factors, verdict, closest):
     row = best_of(rivals(factors))
     assert (row["against"], row["verdict"], row["baseline"]) == ("best", verdict, closest)
     assert (row["rivals"], row["cells"], row["of"]) == (3, 12, 12)
@@ -129,7 +129,7 @@ def test_the_best_rival_decides_over_all_whoever_it_is(factors, verdict, closest
         )
 
 
-def test_one_rival_of_which_nothing_is_known_leaves_the_best_undecided():
+def test_a_rival_without_a_known_difference_leaves_the_best_undecided():
     rows = rivals({"a": 1.5})
     few = [row for row in rivals({"b": 1.9}, cells=1) if row["impl"] == "b" and row["block"] < 3]
     row = best_of([*rows, *few])

@@ -300,7 +300,7 @@ def test_a_row_against_the_best_shows_the_rival_of_the_least_ratio():
     assert "see whether" in comparisons.best_rows([compared(log=3.0)], OFFERED)[0]["note"]
 
 
-def test_what_is_not_sure_of_the_best_is_undecided(monkeypatch):
+def test_a_claim_unsure_against_the_best_is_undecided(monkeypatch):
     limit = 1 - stats.CONFIDENCE
     found = {"closest": 0, "ratio": 1.0, "p": limit, "verdict": "worse"}
     monkeypatch.setattr(inference, "against_best", lambda members: dict(found))

@@ -460,7 +460,7 @@ def test_every_claim_against_the_best_rival_follows(again, found):
     verdicts_follow(rows, keys, said)
 
 
-def test_of_equal_processes_95_of_100_intervals_hold_one(found):
+def test_intervals_of_equal_processes_hold_one_in_95_of_100_cells(found):
     """The published interval of ours against its twin, over all cells of the record."""
     rows = found["summary"]
     rows = rows[(rows["impl"] == "ours") & (rows["speedup_vs_ours_twin"] != "")]
@@ -471,7 +471,7 @@ def test_of_equal_processes_95_of_100_intervals_hold_one(found):
     assert least <= held <= most
 
 
-def test_so_do_intervals_that_do_not_know_the_gap_they_are_asked_about(again, raw):
+def test_intervals_without_the_gap_of_their_own_cell_hold_it(again, raw):
     """Each A/A gap against an interval from the gaps of other cells alone, by length of call."""
     table = again[1].drop_duplicates(CELL)
     own = table[table["gap"].notna()]

@@ -48,7 +48,7 @@ def cell_of(*rows):
     return next(iter(timings.group(rows).values()))
 
 
-def test_a_call_takes_what_it_took_undisturbed():
+def test_the_call_time_is_the_least_of_the_blocks():
     calls = [10.6, 7.2, 10.4, 7.1, 10.5]
     rivals = cell_of(*(block(i, "ours", 4000.0, call_us=call) for i, call in enumerate(calls)))
     (ours,) = timings.summary(rivals, CEILINGS)
@@ -286,7 +286,7 @@ def test_the_paper_says_of_no_library_that_it_tuned_alone_but_by_the_data():
                 assert r"\whenresult{self_tuned}" in text and r"\result{tuned_beside}" in paragraph
 
 
-def test_an_untold_overhead_is_empty_and_not_nothing(tmp_path):
+def test_an_unknown_overhead_is_empty_and_not_zero(tmp_path):
     folder = synthetic.write_run(tmp_path, ("dot", "softmax"))
     path = folder / "raw" / "dot.json"
     told = json.loads(path.read_text())
@@ -400,7 +400,7 @@ def verified(impl, *cells):
     return row
 
 
-def test_hostile_cells_count_apart_and_condemn_nobody_but_ours():
+def test_hostile_cells_count_apart_and_are_a_fault_of_ours_alone():
     cells = [("N8", "ok", 0.25), ("N8-large", "inaccurate", 3.0), ("N0", "ok", 0.5)]
     row = verified("lib", *cells)
     assert [row[name] for name in ("cells", "passed", "hostile", "hostile_passed")] == [3, 2, 2, 1]

@@ -366,7 +366,7 @@ def test_a_baseline_is_of_the_library_of_its_file(tmp_path, monkeypatch):
     assert summarize._library("quack") == "quack"
 
 
-def test_what_measuring_took_is_said_where_it_is_known():
+def test_the_duration_of_measuring_is_told_if_it_is_known():
     assert summarize._took({"share": 0.256, "total_s": 12.4}) == (
         "measuring took 12 s, overhead 26 %"
     )

@@ -174,7 +174,7 @@ def test_a_new_worker_starts_only_for_a_dead_one(tune, log):
     assert log().count("start") == 2
 
 
-def test_what_cannot_be_launched_is_never_tried(tune, log):
+def test_a_candidate_that_cannot_be_launched_is_never_tried(tune, log):
     reason = "300000 bytes of shared memory, 232448 fit"
     found = tune(place(us(100), us(1), us(50)), {1: reason})
     assert found["config"] == us(50)
@@ -187,7 +187,7 @@ def test_one_survivor_has_no_runner_up(tune):
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_where_the_rules_own_choice_fails_nothing_is_known(tune, late):
+def test_if_the_rules_own_choice_fails_nothing_is_known(tune, late):
     with pytest.raises(search.Lost, match="died by SIGSEGV"):
         tune(place(us(50), fault("segfault", late=late), rule=1))
 

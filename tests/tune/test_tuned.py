@@ -329,7 +329,7 @@ def test_a_run_that_cannot_be_kept_changes_nothing(run, tmp_path, content, messa
     assert not into.exists()
 
 
-def test_what_is_amiss_is_listed(folder):
+def test_entries_that_do_not_bind_are_listed(folder):
     configs = softmax.FORWARD_ROW
     every = {
         " ".join(f"{k}={v}" for k, v in each.items())

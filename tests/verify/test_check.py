@@ -121,7 +121,7 @@ def two_tensors(x, weight):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("direction", OP.passes)
 @pytest.mark.parametrize("function", [weighted_softmax, by_rows, in_float32])
-def test_right_ones_pass(function, direction, dtype):
+def test_right_implementations_pass(function, direction, dtype):
     assert judged(function, direction, dtype) == ""
 
 
@@ -142,7 +142,7 @@ def test_right_ones_pass(function, direction, dtype):
         (two_tensors, "returns out0, out1; expected out"),
     ],
 )
-def test_wrong_ones_do_not(function, reason, dtype):
+def test_wrong_implementations_do_not_pass(function, reason, dtype):
     assert reason in judged(function, dtype=dtype)
 
 
@@ -230,14 +230,14 @@ def workspace_too_small(x, weight):
         (workspace_too_small, "past the end", 17),
     ],
 )
-def test_one_element_too_far(function, where, elements, ours):
+def test_a_write_of_one_element_too_far_is_found(function, where, elements, ours):
     problem = oracle.problem(OP, CASE, "float16", 0, "cpu", OP.reference)
     finding = found(function, problem, ours=ours)
     size = 2 * elements
     assert finding.reason == f"writes {where} of an output or a workspace of {size} bytes"
 
 
-def test_what_is_zeroed_has_bands_too():
+def test_zeroed_memory_has_bands_too():
     def on_zeros(x, weight):
         out = torch.zeros_like(x)
         one_step_outside(out, out.numel())
@@ -276,7 +276,7 @@ def wrong_from(call, factor):
     return degrades
 
 
-def test_right_on_the_first_calls_and_wrong_later():
+def test_a_result_right_in_the_first_calls_and_wrong_later_is_found():
     problem = oracle.problem(OP, CASE, "float32", 0, "cpu", OP.reference)
     ours = found(wrong_from(4, 1.03), problem)
     assert ours.reason == "out differs between two calls" and ours.deterministic is False
@@ -288,7 +288,7 @@ def test_right_on_the_first_calls_and_wrong_later():
     assert found(weighted_softmax, problem, ours=False).deterministic is True
 
 
-def test_state_of_the_call_before_shows():
+def test_state_kept_from_the_call_before_shows():
     sums = [0.0]
 
     def accumulates(x, weight):
@@ -358,7 +358,7 @@ def test_memory_that_is_handed_out_again_holds_no_right_answer():
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_what_is_traced_sees_no_replaced_function(backend):
+def test_traced_code_sees_no_replaced_function(backend):
     def filled(x, weight):
         mask = torch.ones(x.shape[-1], dtype=torch.bool, device=x.device)
         return torch.zeros_like(x) + weighted_softmax(x, weight).masked_fill(~mask, 0.0)

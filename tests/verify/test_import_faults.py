@@ -33,7 +33,7 @@ def test_a_library_that_ends_its_process_as_it_is_imported_is_a_row(tree, name):
     assert f"{status}: at import: {reason}" in done.stdout
 
 
-def test_one_that_hangs_as_it_is_imported_is_a_row(tree):
+def test_a_library_that_hangs_at_import_is_a_row(tree):
     (tree / "baselines/sleeps.py").write_text("import time\ntime.sleep(3600)" + BASELINE)
     source = tree / "harness/workers/pool.py"
     before = source.read_text()

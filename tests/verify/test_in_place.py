@@ -48,7 +48,7 @@ def given(change):
     return tensors, kept
 
 
-def test_what_was_written_over_is_put_back_and_nothing_else_is_kept():
+def test_overwritten_inputs_are_put_back_and_nothing_else_is_kept():
     tensors, kept = given(lambda tensors: tensors[0].zero_())
     assert kept.changed and kept.nbytes == 10 * 4
     kept.narrow()
@@ -126,7 +126,7 @@ def test_results_in_the_memory_of_inputs_are_judged_where_they_may_lie_there(dir
     assert verified(Overwriting.apply, direction).reason == ""
 
 
-def test_what_is_wrong_in_place_is_wrong():
+def test_a_wrong_result_in_place_is_wrong():
     assert "times as far" in verified(lambda x: x.detach().mul_(x).mul_(1.03), "forward").reason
 
 

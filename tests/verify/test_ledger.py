@@ -63,7 +63,7 @@ def test_a_change_of_layout_is_a_copy_and_one_of_dtype_also_a_cast():
     assert (wide["copies"], wide["casts"]) == (2, 2)
 
 
-def test_what_is_saved_counts_beside_inputs_and_outputs():
+def test_saved_tensors_count_beside_inputs_and_outputs():
     assert seen(squared, "backward")["saved_bytes"] == 2 * BYTES
     # A softmax keeps its output, which the caller has anyway.
     assert seen(lambda x: x.softmax(-1), "backward")["saved_bytes"] == 0
@@ -185,7 +185,7 @@ def test_the_dtype_of_sums_is_what_the_file_declares(monkeypatch):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_what_an_implementation_raises_passes_through(direction):
+def test_an_exception_of_an_implementation_passes_through(direction):
     def declines(x):
         raise ValueError("no")
 

@@ -127,7 +127,7 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(
     assert (shown["status"], shown["cells"], shown["passed"]) == ("inaccurate", "4", "2")
 
 
-def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
+def test_cells_left_out_by_a_time_limit_are_named_and_are_no_fault(tree):
     done, report = verify(tree, "double", "slow", "--ordinary-s", "0.01")
     assert done.returncode == 0, done.stderr
     late = ("unreached", "time limit of 0.01 s")
@@ -142,7 +142,7 @@ def test_what_a_time_limit_leaves_out_is_said_and_condemns_nobody(tree):
     assert [cell["status"] for cell in report["cells"]] == ["ok"] * 4
 
 
-def test_of_a_baseline_hostile_cases_come_last_and_have_a_limit_of_their_own(tree):
+def test_hostile_cases_of_a_baseline_come_last_and_have_their_own_limit(tree):
     one = ("--dtypes", "float32")
     _, report = verify(tree, "mixed", "slow", *one, "--hostile-s", "0.01")
     found = [(cell["case"], cell["hostile"], cell["status"]) for cell in report["cells"]]
@@ -158,7 +158,7 @@ def test_of_a_baseline_hostile_cases_come_last_and_have_a_limit_of_their_own(tre
     assert [cell["case"] for cell in report["cells"]] == ["N0", "N100-large", "N100", "N1000"]
 
 
-def test_what_will_be_timed_comes_first(monkeypatch):
+def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     clock = itertools.count(step=10)
     worker = types.SimpleNamespace(answer=lambda limit_s: {"status": "ok"}, units=[])
 

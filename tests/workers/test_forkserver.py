@@ -109,7 +109,7 @@ def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
     assert ask(compiled, "check")["status"] == "ok"
 
 
-def test_what_a_worker_prints_is_kept_apart_however_much(workers):
+def test_the_output_of_a_worker_is_kept_apart_however_much(workers):
     worker = workers()
     assert ask(worker, "check")["status"] == "ok"
     assert len(ask(worker, "release")["long"]) == 5 << 20

@@ -40,7 +40,7 @@ def ready(gpu, monkeypatch):
     return found
 
 
-def test_nothing_is_asked_while_nobody_died(ready, gpu):
+def test_nothing_is_asked_while_all_workers_live(ready, gpu):
     asked = gpu.asked
     ready.settle()
     assert gpu.asked == asked
@@ -71,7 +71,7 @@ def test_a_little_may_remain(ready, gpu, beyond, waits):
         ready.settle()
 
 
-def test_of_two_that_died_both_must_be_back(ready, gpu):
+def test_the_memory_of_both_dead_workers_must_come_back(ready, gpu):
     ready.lost("a", None)
     ready.lost("b", None)
     gpu.used = 4 * GIB
@@ -81,7 +81,7 @@ def test_of_two_that_died_both_must_be_back(ready, gpu):
     ready.settle()
 
 
-def test_one_that_died_while_preparing_leaves_what_the_others_hold(gpu, monkeypatch):
+def test_a_worker_that_died_while_preparing_leaves_the_memory_of_the_others(gpu, monkeypatch):
     monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
     found = Memory(gpu, set)
     found.idle()
