@@ -48,7 +48,7 @@ GPT2_FIELDS = {
 
 @kinds
 def test_weights_return_from_safetensors(kind, tmp_path):
-    pytest.importorskip("safetensors")
+    pytest.importorskip("safetensors", reason="needs the libraries of requirements/network.txt")
     first, other = built(plain(kind), seed=1), built(plain(kind), seed=2)
     checkpoint.save(first, tmp_path)
     checkpoint.load(other, tmp_path)
@@ -57,7 +57,9 @@ def test_weights_return_from_safetensors(kind, tmp_path):
 
 
 def test_a_checkpoint_in_parts_is_whole(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch")
+    safetensors = pytest.importorskip(
+        "safetensors.torch", reason="needs the libraries of requirements/network.txt"
+    )
     first, other = built(plain("tiny"), seed=1), built(plain("tiny"), seed=2)
     weights = {
         name: w.clone() for name, w in first.state_dict().items() if name != "lm_head.weight"
@@ -150,7 +152,7 @@ def test_a_network_that_this_code_is_not_is_refused(fields, change, words):
 
 
 def test_a_head_of_its_own_returns_too(tmp_path):
-    pytest.importorskip("safetensors")
+    pytest.importorskip("safetensors", reason="needs the libraries of requirements/network.txt")
     config = dataclasses.replace(plain("tiny"), tied=False)
     first, other = built(config, seed=1), built(config, seed=2)
     checkpoint.save(first, tmp_path)

@@ -11,7 +11,9 @@ from network import checkpoint, stack
 from network.decode import decode
 from tests.support.networks import apart, tokens
 
-transformers = pytest.importorskip("transformers", reason="requirements/network.txt")
+transformers = pytest.importorskip(
+    "transformers", reason="needs the libraries of requirements/network.txt"
+)
 
 # No token ends a text, and none is without a gradient.
 SMALL = {"vocab_size": 96, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

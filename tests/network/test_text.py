@@ -22,7 +22,7 @@ def test_bytes_give_the_text_back():
 
 
 def test_pairs_are_fewer_and_the_same_each_time():
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="needs the libraries of requirements/network.txt")
     words = text.english()[:60_000]
     first, second = text.as_pairs(words, 600), text.as_pairs(words, 600)
     assert torch.equal(first, second)

@@ -31,7 +31,7 @@ def test_a_table_names_each_column_once_and_says_what_it_is(table):
     assert not [c.name for c in table.columns if c.values and c.kind != "text"]
 
 
-def test_what_stands_for_several_columns_is_put_in_its_place():
+def test_a_name_for_several_columns_is_put_in_its_place():
     table = columns.SUMMARY
     found = table.expanded(letter="MN", impl=["ours", "x"])
     assert len(found) == len(table.columns) - 1 - 3 + 2 + 6
