@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from harness import cli
 from harness.compare import __main__ as compare
-from harness.compare import changes
+from harness.compare import changes, text
 from harness.results import times
 from harness.summarize import comparisons
 from tests.support import synthetic
@@ -70,8 +71,10 @@ def test_the_same_code_twice_is_the_same(old, again, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert "The same or better" in done.stdout
     assert "torch_eager tells" in done.stdout
-    assert len(done.stdout.splitlines()) <= 45
-    assert max(map(len, done.stdout.splitlines())) <= 160
+    assert len(done.stdout.splitlines()) <= 55
+    # The two lines that name the folders are as long as those names.
+    assert max(map(len, done.stdout.splitlines()[3:])) <= 80
+    assert "\x1b" not in done.stdout
 
 
 def test_a_run_is_the_same_as_itself(old):
@@ -98,8 +101,9 @@ def test_one_slow_cell_is_a_regression_and_is_listed_first(old, again, tmp_path)
     done = run(old, write(tmp_path / "new", slow), "--csv", tmp_path / "out.csv")
     assert done.returncode == 1
     assert "Regression: 2 cells slower" in done.stdout
-    first = next(line for line in done.stdout.splitlines() if "M4096" in line)
-    assert "M4096-N4096 " in first and "float16" in first and first.endswith("slower")
+    lines = done.stdout.splitlines()
+    first = next(place for place, line in enumerate(lines) if "M4096" in line)
+    assert "M4096-N4096 float16" in lines[first] and lines[first - 1].endswith("slower")
     found = [row for row in table(tmp_path / "out.csv") if row["verdict"] == "slower"]
     assert {row["case"] for row in found} == {"M4096-N4096"}
     assert all(0.8 < float(row["ratio"]) < 0.87 for row in found)
@@ -128,7 +132,7 @@ def test_each_ratio_stands_with_its_interval(old, again, tmp_path):
     rows = [row for row in table(tmp_path / "out.csv") if row["kind"] == "mean"]
     assert rows
     for row in rows:
-        line = next(x for x in page[means:said] if row["op"] in x and row["pass"] in x)
+        line = next(x for x in page[means:said] if f"{row['op']} {row['pass']} " in x)
         assert f" {float(row['ci_lo']):.3f}..{float(row['ci_hi']):.3f} " in line
     for folder, place in ((old, 0), (new, 1)):
         study = times.measurements(folder)
@@ -137,11 +141,14 @@ def test_each_ratio_stands_with_its_interval(old, again, tmp_path):
         assert claimed
         claimed += comparisons.best_rows(one.compared, one.summary)
         for row in claimed:
-            best = "the best (" if row["against"] == "best" else " "
-            found = [x for x in page[said:] if f"{best}{row['baseline']}" in x and row["pass"] in x]
-            found = [x for x in found if ("the best" in x) == (row["against"] == "best")]
-            assert found[0].split("..")[place].endswith(f"{row['ci_lo']:.3f}")
-            assert found[0].split("..")[place + 1].startswith(f"{row['ci_hi']:.3f}")
+            first, best = f"{row['op']} {row['pass']} ", row["against"] == "best"
+            blocks = (" ".join(page[n : n + 3]) for n in range(said, len(page)) if first in page[n])
+            (block,) = [
+                block for block in blocks
+                if re.search(rf"\b{row['baseline']}\b", block) and ("the best" in block) == best
+            ]  # fmt: skip
+            interval = re.findall(r"[\d.]+\.\.[\d.]+", block)[place]
+            assert interval == f"{row['ci_lo']:.3f}..{row['ci_hi']:.3f}"
 
 
 def test_a_slow_machine_that_slows_the_control_alike_is_no_regression(old, again, tmp_path):
@@ -165,7 +172,8 @@ def test_a_cell_of_ours_that_lost_its_time_is_a_regression(old, again, tmp_path)
     ):
         done = run(old, new)
         assert done.returncode == 1
-        assert "lost: ok, now crashed CUDA error: misaligned address" in done.stdout
+        plain = " ".join(done.stdout.split())
+        assert "lost: ok, now crashed CUDA error: misaligned address" in plain
 
 
 def test_shapes_that_were_drawn_for_one_run_are_not_missing_in_the_other(old, again):
@@ -258,12 +266,42 @@ def test_all_rows_are_shown_when_asked_for(old, again, tmp_path):
 def test_the_table_is_aligned_and_its_csv_whole(old, again, tmp_path):
     done = run(old, write(tmp_path / "new", again), "--csv", tmp_path / "out.csv", "--all")
     lines = done.stdout.splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("  op "))
-    place = lines[start].index("verdict")
+    start = next(i for i, line in enumerate(lines) if line.startswith("  cell "))
     rows = lines[start + 1 : lines.index("", start)]
-    assert all(line[place - 1] == " " != line[place] for line in rows)
+    for name in ("us", "% SOL", "old/new", "noise, p", "verdict"):
+        place = lines[start].index(name)
+        assert all(line[place - 1 : place] in (" ", "") for line in rows)
+        assert all(line[place] != " " for line in rows[::2])
     kinds = [row["kind"] for row in table(tmp_path / "out.csv")]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"cell": len(rows), "mean": 2, "claim": 6}
+    cells = len(rows) // 2
+    assert {kind: kinds.count(kind) for kind in kinds} == {"cell": cells, "mean": 2, "claim": 6}
+
+
+def test_a_wide_terminal_is_used_and_a_narrow_one_is_not_obeyed(old, again, tmp_path, monkeypatch):
+    new, longest = write(tmp_path / "new", again), {}
+    for columns in ("40", "80", "300"):
+        monkeypatch.setenv("COLUMNS", columns)
+        longest[columns] = max(map(len, run(old, new, "--all").stdout.splitlines()[3:]))
+    assert longest["40"] == longest["80"] <= 80 and longest["300"] <= 120
+
+
+def test_the_longest_names_fit_into_eighty_columns():
+    """Every entry at its widest: the name of a cell gives way, and no number is cut."""
+    row = dict.fromkeys(("op", "pass", "case", "dtype", "baseline"), "")
+    row |= {"op": "linear_cross_entropy", "pass": "backward", "dtype": "bfloat16"}
+    row |= {"case": "B16-H128-S16384-D128-causal-scaled", "baseline": "torch_compile_max"}
+    row |= {"old": 12345.678, "new": 0.00012345, "old_pct_sol": 100.44, "new_pct_sol": 0.012345}
+    row |= {"ratio": 0.123456, "ci_lo": 100.1234, "ci_hi": 200.2345, "noise": 0.1234}
+    row |= {"p_holm": 0.0001, "verdict": "undecided"}
+    claim = row | {"against": "best", "cells": 100, "of": 100, "outcome": "not reproduced"}
+    for when in ("old", "new"):
+        claim |= {f"{when}_ratio": 12.3456, f"{when}_verdict": "no difference"}
+        claim |= {f"{when}_ci_lo": 100.1234, f"{when}_ci_hi": 200.2345}
+    lines = text.page([row], [row | {"cells": 100}], [claim], every=True)
+    assert max(map(len, lines)) <= 80
+    page = "\n".join(lines)
+    for number in ("1.235e+04", "0.0001234", "100.123..200.234", "12.3 %", "<0.001", "undecided"):
+        assert number in page
 
 
 def test_the_mean_over_all_weighs_an_op_once(old, again, tmp_path):
