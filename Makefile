@@ -83,7 +83,7 @@ tuned: $(READY)
 	$(BIN)/python -m harness.tune.merge --run results/study --into kernels/tuned
 
 capabilities: $(READY)
-	$(BIN)/python -m harness.summarize.capabilities --recorded results/recorded/h200 --out docs/capabilities.md --readme README.md
+	$(BIN)/python -m harness.summarize.capabilities --recorded results/recorded/h200 --out docs/capabilities.md
 
 headline:
 	cp results/study/figures/headline.svg docs/

@@ -1,8 +1,6 @@
 """Renews the part of the README between its markers: what the recorded run shows, in numbers."""
 
 import _data
-import numpy as np
-import pandas as pd
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 # The verdicts that the README counts.
@@ -35,7 +33,7 @@ def block(folder) -> str:
     training = _data.fastest(folder, part=_data.TRAINING)
     memory = found[found["bound"] == "memory"]
     alone = found[found["outside"] == 0]
-    means = alone.groupby("op")["ratio"].apply(_mean)
+    means = alone.groupby("op")[["ratio"]].apply(_data.mean_ratio)
     far = means[means >= FAR].sort_values(ascending=False)
     rest = found[~found["op"].isin(far.index)]
     sets = {
@@ -55,7 +53,7 @@ def block(folder) -> str:
     ]
     for name, cells in sets.items():
         if len(cells):
-            mean, median = _mean(cells["ratio"]), cells["ratio"].median()
+            mean, median = _data.mean_ratio(cells), cells["ratio"].median()
             lines.append(f"| {name} | {len(cells)} | {mean:.3f} | {median:.3f} |")
     lines += [
         "",
@@ -78,10 +76,6 @@ def block(folder) -> str:
             " could be captured. They are marked in the paper and stand in none of these numbers.",
         ]
     return "\n".join(lines)
-
-
-def _mean(ratios: pd.Series) -> float:
-    return float(np.exp(np.log(ratios).mean()))
 
 
 def _listed(names) -> str:

@@ -1,15 +1,14 @@
 """What each implementation can do, from what verification saw: rows of CSV files, and of the docs.
 
 `python -m harness.summarize.capabilities --recorded results/recorded/h200 --out
-docs/capabilities.md --readme README.md` renews the page and the part of the README between its
-markers.
+docs/capabilities.md` renews the page.
 """
 
 import argparse
 import csv
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.cli import UserError, run
@@ -32,7 +31,6 @@ SIGNS = {
 UNKNOWN = ("unreached", "withdrawn")
 # Letters of a reason in which two must agree to be one, and that are shown.
 ALIKE, SHOWN = 40, 140
-MARKERS = "<!-- capabilities: begin -->", "<!-- capabilities: end -->"
 HEAD = """# What each implementation can do
 
 Written by `make capabilities` from the verification reports of the recorded run; nothing here is
@@ -162,27 +160,19 @@ def page(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
         ]
         parts.append(f"### {family}\n\n{_markdown(['implementation', *titles], lines)}")
     lacking = list(gaps(found, families))
-    parts += [HOSTILE_HEAD, _by_family(table, _score), GAPS_HEAD]
+    parts += [HOSTILE_HEAD, _by_family(table), GAPS_HEAD]
     for title, odd in (("ordinary cases", False), ("hostile inputs", True)):
         parts.append(f"### Gaps in {title}")
         parts.append(_gap_table(row for row in lacking if row["hostile"] == odd))
     return "\n\n".join([*parts, ""])
 
 
-def short(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
-    """Both matrices by implementation and family: ordinary cases, then hostile inputs."""
-    table = list(rows(found, families))
-    return (
-        f"{_by_family(table, _sign)}\n\nHostile inputs, cells passed of those reached and offered:"
-        f"\n\n{_by_family(table, _score)}"
-    )
-
-
-def _by_family(table: Sequence[Mapping], shown: Callable[[list[Mapping]], str]) -> str:
+def _by_family(table: Sequence[Mapping]) -> str:
+    """The matrix of hostile inputs by implementation and family."""
     names = sorted({row["family"] for row in table})
     lines = [
         [_named(impl, table)]
-        + [shown([r for r in table if (r["impl"], r["family"]) == (impl, name)]) for name in names]
+        + [_score([r for r in table if (r["impl"], r["family"]) == (impl, name)]) for name in names]
         for impl in _impls(table)
     ]
     return _markdown(["implementation", *names], lines)
@@ -220,14 +210,9 @@ def _signs(table: Sequence[Mapping], impl: str, op: str, direction: str) -> str:
 
 
 def _sign(some: Sequence[Mapping]) -> str:
+    """The sign of reports without cells: absent, or what became of the library."""
     states = {state(row) for row in some}
-    for worst in ("wrong", "unreached", "partly", "unsupported", "ok", "unavailable"):
-        if worst in states:
-            # An op with one pass alone, or right in some, is offered in part.
-            mixed = worst == "unsupported" and len(states) > 1
-            sign = SIGNS["partly" if mixed else worst]
-            return sign + (_reached(some) if worst == "unreached" else "")
-    return SIGNS[""]
+    return SIGNS[next((w for w in ("wrong", "unsupported", "unavailable") if w in states), "")]
 
 
 def _reached(some: Iterable[Mapping]) -> str:
@@ -314,12 +299,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="harness.summarize.capabilities", description=__doc__)
     parser.add_argument("--recorded", type=Path, required=True, help="folder of the recorded run")
     parser.add_argument("--out", type=Path, required=True, help="the page, Markdown")
-    parser.add_argument("--readme", type=Path, required=True, help="the file with the markers")
     arguments = parser.parse_args()
     found, families = recorded(arguments.recorded)
     write_text(arguments.out, page(found, families))
-    text = arguments.readme.read_text(encoding="utf-8")
-    write_text(arguments.readme, between(text, short(found, families), str(arguments.readme)))
 
 
 def recorded(folder: Path) -> tuple[list[dict], dict[str, str]]:
@@ -336,15 +318,6 @@ def recorded(folder: Path) -> tuple[list[dict], dict[str, str]]:
             families[path.stem] = next(csv.DictReader(file))["family"]
     manifest.check(folder, families)
     return reports.verified([folder / "verify" / op for op in families]), families
-
-
-def between(text: str, part: str, where: str) -> str:
-    """The text with `part` between the markers; UserError where it has none."""
-    begin, end = MARKERS
-    if begin not in text or end not in text:
-        raise UserError(f"{where}: lacks the lines {begin} and {end}; put them where it belongs")
-    head, _, rest = text.partition(begin)
-    return f"{head}{begin}\n{part}\n{end}{rest.partition(end)[2]}"
 
 
 if __name__ == "__main__":

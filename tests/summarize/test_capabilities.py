@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import UserError
 from harness.project import source_tree
 from harness.results import columns, reports
 from harness.summarize import capabilities
@@ -78,28 +77,26 @@ MANY = [f"N{n}-inf" for n in range(400)]
 
 
 @pytest.mark.parametrize(
-    ("cells", "short", "page", "score"),
+    ("cells", "page", "score"),
     [
-        (["N2", "N3-large"], "●", "·●·", "1/1"),
-        (["N2", "N3 unreached", "N4 unreached"], "◔ 33 %", "·◔· 33 %", "·"),
-        (["N2", "N3 unsupported", "N4-inf unsupported"], "◐", "·◐·", "○"),
-        (["N2 unreached", "N4-inf unreached"], "◔ 0 %", "·◔· 0 %", "◔ 0 %"),
-        (["N2 inaccurate", "N3 unreached"], "✗", "·✗· 50 %", "·"),
-        (["N2", "N4-inf", "N4-spike inaccurate", "N4-large unreached"], "●", "·●·", "1/2 (67 %)"),
+        (["N2", "N3-large"], "·●·", "1/1"),
+        (["N2", "N3 unreached", "N4 unreached"], "·◔· 33 %", "·"),
+        (["N2", "N3 unsupported", "N4-inf unsupported"], "·◐·", "○"),
+        (["N2 unreached", "N4-inf unreached"], "·◔· 0 %", "◔ 0 %"),
+        (["N2 inaccurate", "N3 unreached"], "·✗· 50 %", "·"),
+        (["N2", "N4-inf", "N4-spike inaccurate", "N4-large unreached"], "·●·", "1/2 (67 %)"),
         (
             ["N2", *(f"N{n}-inf" for n in range(400)), "N9-large unreached"],
-            "●",
             "·●·",
             "400/400 (99 %)",
         ),
     ],
 )
-def test_a_mark_for_all_is_given_where_all_was_reached(cells, short, page, score):
+def test_a_mark_for_all_is_given_where_all_was_reached(cells, page, score):
     found = [report("add", "lib", *(cell(*one.split()) for one in cells))]
-    ordinary, hostile = capabilities.short(found, FAMILIES).split("Hostile inputs")
-    assert f"| `lib` 1.0 | {short} |" in ordinary
+    ordinary, hostile = capabilities.page(found, FAMILIES).split("## Hostile inputs")
+    assert f"| `lib` 1.0 | {page} |" in ordinary
     assert f"| `lib` 1.0 | {score} |" in hostile
-    assert f"| `lib` 1.0 | {page} |" in capabilities.page(found, FAMILIES)
 
 
 def test_gaps_in_hostile_inputs_stand_apart():
@@ -175,33 +172,10 @@ def test_reasons_that_differ_in_sizes_stand_together():
     assert "| `lib` | unsupported | another | add forward float32 (1) |" in page
 
 
-def test_the_short_form_has_a_sign_for_each_family():
-    lines = capabilities.short(REPORTS, FAMILIES).split("\n\n")[0].splitlines()
-    assert lines[0] == "| implementation | softmax | vector |"
-    assert lines[2:] == [
-        "| `ours` 1.0 | · | ● |",
-        "| `absent` | absent | · |",
-        "| `lib` 1.0 | · | ✗ |",
-    ]
-
-
-def test_the_part_between_the_markers_is_renewed():
-    begin, end = capabilities.MARKERS
-    text = f"before\n{begin}\nold\n{end}\nafter\n"
-    new = capabilities.between(text, "new", "a file")
-    assert new == f"before\n{begin}\nnew\n{end}\nafter\n"
-    assert capabilities.between(new, "new", "a file") == new
-    with pytest.raises(UserError, match="a file: lacks the lines"):
-        capabilities.between("nothing", "new", "a file")
-
-
-def test_the_committed_page_and_the_readme_are_those_of_the_recorded_run():
+def test_the_committed_page_is_that_of_the_recorded_run():
     found, families = capabilities.recorded(RECORDED)
     page = (ROOT / "docs/capabilities.md").read_text(encoding="utf-8")
-    remedy = "run: make capabilities"
-    assert page == capabilities.page(found, families), remedy
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme == capabilities.between(readme, capabilities.short(found, families), ""), remedy
+    assert page == capabilities.page(found, families), "run: make capabilities"
 
 
 def test_an_op_that_a_baseline_lacks_is_in_no_matrix(tmp_path):
@@ -217,8 +191,9 @@ def test_an_op_that_a_baseline_lacks_is_in_no_matrix(tmp_path):
 
 
 def test_the_committed_matrix_has_what_the_tree_offers():
-    """Each sign of the README's matrix belongs to a baseline with a function of that family."""
-    text = (ROOT / "README.md").read_text().partition("capabilities: begin")[2]
+    """Each entry of the matrix by family belongs to a baseline with a function of that family."""
+    text = (ROOT / "docs/capabilities.md").read_text().partition("## Hostile inputs")[2]
+    text = text.partition("## Gaps")[0]
     head, _, *lines = [x.strip("| ").split(" | ") for x in text.splitlines() if x[:1] == "|"]
     families = source_tree.ops(ROOT)
     seen = 0
