@@ -130,7 +130,8 @@ def tree(tmp_path):
     (tmp_path / "baselines/plain.py").write_text("LIBRARY = 'plain'\n")
     (tmp_path / "matmul").mkdir()
     gpu = {"name": "NVIDIA H200", "uuid": UUID}
-    content = {"code_sha256": "tunes", "date": "2026-11-22T00:00:00Z", "gpu": gpu, "cells": []}
+    content = {"op": "matmul", "impl": "tunes", "code_sha256": "tunes", "gpu": gpu, "cells": []}
+    content |= {"date": "2026-11-22T00:00:00Z"}
     (tmp_path / "matmul/tunes.json").write_text(json.dumps(content))
     (tmp_path / "matmul/tunes").mkdir()
     return tmp_path

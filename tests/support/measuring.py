@@ -103,7 +103,7 @@ def report(folder, op, impl, cells, /, **changes):
         for c in cells
     ]
     content = {"status": "ok", "reason": "", "mode": "gpu", "impl_version": "0.9", "cells": rows}
-    content |= {"code_sha256": code_of(impl)}
+    content |= {"op": op, "impl": impl, "code_sha256": code_of(impl)}
     path.write_text(json.dumps(content | changes))
 
 

@@ -49,7 +49,7 @@ def test_a_library_that_hangs_at_import_is_a_row(tree):
 
 def test_the_gate_gives_such_a_library_rows_and_no_time(tmp_path):
     report = {"status": "crashed", "reason": "at import: died by SIGSEGV", "mode": "gpu"}
-    report |= {"impl_version": "1", "code_sha256": "c", "cells": []}
+    report |= {"op": "double", "impl": "bad", "impl_version": "1", "code_sha256": "c", "cells": []}
     path = tmp_path / "double" / "bad.json"
     path.parent.mkdir()
     path.write_text(json.dumps(report))
