@@ -126,3 +126,18 @@ def able(stack: Stack, config: Config, training: bool, **where: object) -> Stack
     wanted = part_names.used(config, training)
     taken = [name for name in stack.own if name in wanted and name not in lacking]
     return load(EAGER).with_parts_of(stack, *taken)
+
+
+def ladder(
+    stack: Stack, config: Config, training: bool, over: str = EAGER, **where: object
+) -> list[Stack]:
+    """Return stacks from `over` to the given one, each with one part more than the one before.
+
+    The parts are put in in the order in which `Parts` names them, those alone that the network
+    calls. A part that cannot do what is asked stands in no rung; `lacks` says why.
+    """
+    lacking, rungs = stack.lacks(config, training, **where), [load(over)]
+    for name in part_names.used(config, training):
+        if name in stack.own and name not in lacking and getattr(stack.parts, name) is not None:
+            rungs.append(rungs[-1].with_parts_of(stack, name))
+    return rungs

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch.profiler import record_function
 
 from network.model import Transformer
 
@@ -64,11 +65,13 @@ class TrainStep:
                 " a weight that is not finite"
             )
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        with record_function("part.clip"):
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         if self.warmup:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate * min(1.0, (self.number + 1) / self.warmup)
-        self.optimizer.step()
+        with record_function("part.optimizer"):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.dropout_seed.add_(1)
         self.number += 1

@@ -1,6 +1,7 @@
 """`accelerate` on small random models of Hugging Face: the same losses, gradients and tokens."""
 
 import copy
+from collections import Counter
 
 import pytest
 import torch
@@ -79,7 +80,9 @@ def test_each_part_is_named_once(name):
     both = [line for line in (*report.replaced, *report.left)]
     paths = [line.path for line in both if "Attention" not in line.kind and "MLP" not in line.kind]
     assert len(paths) == len(set(paths))
-    assert len(report.replaced) == {"GPT2": 8}.get(name, 10)
+    counts = Counter(by for line in report.replaced for by in line.said.split(", "))
+    norms = {"layer_norm": 5, "gelu": 2} if name == "GPT2" else {"rms_norm": 5, "swiglu": 2}
+    assert counts.items() >= ({"cross_entropy": 1} | norms).items()
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])

@@ -1,6 +1,7 @@
 """Stacks: by presence, one part at a time, and honest about what a part cannot do."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -171,3 +172,17 @@ def test_a_compiled_stack_keeps_the_names_of_the_weights():
     model = stack.load("torch_compile").build(preset("tiny"))
     assert "model.layers.0.self_attn.q_proj.weight" in model.state_dict()
     assert model._compiled_call_impl is not None
+
+
+@kinds
+def test_a_ladder_puts_in_one_part_more_on_each_rung(kind):
+    config, ours = preset(kind), stack.load("ours")
+    for training in (True, False):
+        rungs = stack.ladder(ours, config, training)
+        assert rungs[0].own == () and len(rungs) > 4
+        for below, above in itertools.pairwise(rungs):
+            assert len(set(above.own) - set(below.own)) == 1
+        # A fused product comes after the plain one, which would take it out again.
+        assert set(rungs[-1].own) == set(stack.able(ours, config, training).own)
+        fused = ours.parts.linear_gelu if "linear_gelu" in rungs[-1].own else None
+        assert rungs[-1].parts.linear_gelu is fused

@@ -1,0 +1,94 @@
+"""The time of a step, part by part: a profile of PyTorch reduced to the parts of the network.
+
+Each part runs under a name. The profiler keeps the name above every operation of the forward pass,
+and the number of the autograd node that the operation made. The backward pass of that node has the
+same number, so its time goes to the same part. An operation without a part, such as the sum of two
+gradients, is `other`. A compiled network has no parts in its profile: all of it is `other`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from network.parts import NAMES
+from network.stack import Stack
+
+PREFIX, OTHER = "part.", "other"
+
+
+def named(stack: Stack) -> Stack:
+    """Return the same stack with each part under its name in a profile."""
+    wrapped = {name: _under(name, getattr(stack.parts, name)) for name in NAMES}
+    return dataclasses.replace(stack, parts=stack.parts.with_parts(**wrapped))
+
+
+def _under(name, part):
+    if part is None:
+        return None
+
+    @functools.wraps(part)
+    def run(*given):
+        with record_function(PREFIX + name):
+            return part(*given)
+
+    return run
+
+
+def shares(step: Callable[[], object], on_gpu: bool) -> dict[tuple[str, str], float]:
+    """Run a step once and return µs by part and pass: ("rms_norm", "backward").
+
+    Args:
+        step: of a network whose stack is `named`. Run it before, so that nothing is compiled or
+            allocated for the first time.
+        on_gpu: the times are those of the GPU, else those of the host.
+    """
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
+    with profile(activities=activities) as found:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+    time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    return reduced(found.events(), time)
+
+
+def reduced(events: Iterable, time: str) -> dict[tuple[str, str], float]:
+    """Return the sum of an attribute of a profile's events by part and pass, without zeros."""
+    events = [event for event in events if event.device_type == DeviceType.CPU]
+    owners = {event.id: _part_above(event) for event in events}
+    made = {}
+    # An operation without a node bears the number of the next node, so the last one counts.
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        if event.sequence_nr >= 0 and _number_above(event) is None:
+            made[event.sequence_nr] = owners[event.id]
+    sums: dict[tuple[str, str], float] = {}
+    for event in events:
+        spent = getattr(event, time)
+        if spent:
+            part, direction = owners[event.id], "forward"
+            if not part and (number := _number_above(event)) is not None:
+                part, direction = made.get(number), "backward"
+            key = (part or OTHER, direction)
+            sums[key] = sums.get(key, 0.0) + spent
+    return sums
+
+
+def _above(event):
+    while event is not None:
+        yield event
+        event = event.cpu_parent
+
+
+def _part_above(event):
+    found = (each.name for each in _above(event) if each.name.startswith(PREFIX))
+    return next(found, "").removeprefix(PREFIX)
+
+
+def _number_above(event):
+    """The number of the autograd node whose backward pass an event is in, or None."""
+    engine = "autograd::engine::evaluate_function"
+    found = (each.sequence_nr for each in _above(event) if each.name.startswith(engine))
+    return next(found, None)

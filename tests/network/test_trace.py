@@ -1,0 +1,71 @@
+"""A profile reduced to parts: forward by name, backward by the number of the autograd node."""
+
+from types import SimpleNamespace
+
+import torch
+from torch.autograd import DeviceType
+
+from network import stack, trace
+from network.config import preset
+from network.parts import used
+from network.train import TrainStep
+from tests.support.networks import built, plain, tokens
+
+
+def event(name, spent, start, number=-1, above=None, device=DeviceType.CPU):
+    return SimpleNamespace(
+        id=start, name=name, spent=spent, sequence_nr=number, cpu_parent=above,
+        device_type=device, time_range=SimpleNamespace(start=start),
+    )  # fmt: skip
+
+
+def test_the_backward_pass_of_a_node_belongs_to_the_part_that_made_it():
+    gate, norm = event("part.swiglu", 0, 1), event("part.rms_norm", 0, 4)
+    engine = "autograd::engine::evaluate_function: "
+    of_mul, of_add = (
+        event(engine + "MulBackward0", 2, 7, 0),
+        event(engine + "AddBackward0", 1, 9, 1),
+    )
+    events = [
+        gate,
+        event("aten::mul", 5, 2, 0, gate),
+        # It makes no node, and bears the number of the sum outside all parts.
+        event("aten::detach", 3, 3, 1, gate),
+        norm,
+        event("aten::add", 7, 6, 1),
+        of_mul,
+        event("aten::mul", 11, 8, -1, of_mul),
+        of_add,
+        event("aten::add", 13, 10, -1, of_add),
+        event("a kernel", 99, 11, device=DeviceType.CUDA),
+    ]
+    assert trace.reduced(events[::-1], "spent") == {
+        ("swiglu", "forward"): 8,
+        ("swiglu", "backward"): 13,
+        ("other", "forward"): 7,
+        ("other", "backward"): 14,
+    }
+
+
+def test_each_part_of_a_step_has_its_share():
+    config = preset("tiny")
+    model = built(config, trace.named(stack.load("torch_eager")))
+    step, (ids, targets) = TrainStep(model), tokens()
+    step(ids, targets)
+    found = trace.shares(lambda: step(ids, targets), on_gpu=False)
+    parts = {*used(config), "optimizer", "clip"}
+    assert {part for part, _ in found} == parts | {"other"}
+    assert {part for part, direction in found if direction == "backward"} == {
+        *used(config),
+        "other",
+    }
+    assert all(spent > 0 for spent in found.values())
+
+
+def test_a_name_changes_no_number():
+    ids, _ = tokens()
+    eager = stack.load("torch_eager")
+    with torch.no_grad():
+        for kind in ("tiny", "tiny-gpt2"):
+            expected = built(plain(kind), eager)(ids)
+            assert torch.equal(built(plain(kind), trace.named(eager))(ids), expected)
