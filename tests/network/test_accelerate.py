@@ -152,7 +152,7 @@ class Own(nn.LayerNorm):
         return super().forward(x) + 1
 
 
-def test_what_is_not_known_changes_nothing_and_is_said():
+def test_an_unknown_module_changes_nothing_and_is_named():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(Own(8), nn.Embedding(5, 8)))
     before = [dict(vars(module)) for module in model.modules()]
     report = accelerate(model)
@@ -175,7 +175,7 @@ def test_the_report_counts_modules_of_a_kind():
     )
 
 
-def test_what_is_no_module_is_refused():
+def test_an_object_that_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"model: a function, expected an nn\.Module"):
         accelerate(lambda x: x)
 
@@ -242,7 +242,7 @@ def test_a_call_that_a_kernel_does_not_serve_runs_as_before():
         assert torch.equal(gelu(x.double()), nn.GELU()(x.double()))
 
 
-def test_where_no_kernel_runs_nothing_is_swapped():
+def test_nothing_is_swapped_if_no_kernel_runs():
     with torch.device("meta"):
         model = nn.Sequential(nn.LayerNorm(8), nn.GELU())
     report = accelerate(model)

@@ -10,7 +10,9 @@ from network.accelerate import accelerate
 from network.accelerate.rules import attention as rule_of_attention
 from tests.support.networks import apart, tokens
 
-transformers = pytest.importorskip("transformers", reason="requirements/network.txt")
+transformers = pytest.importorskip(
+    "transformers", reason="needs the libraries of requirements/network.txt"
+)
 
 SMALL = {"vocab_size": 96, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 SIZES = {

@@ -297,7 +297,7 @@ def commands(text):
     """Return the targets of make, and the rules of Snakemake, that a page names as code."""
     code = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", text, re.DOTALL))
     return (
-        set(re.findall(r"(?:^|`)make ([a-z]+)", code, re.M)),
+        set(re.findall(r"(?:^|`)make ([a-z-]+)", code, re.M)),
         set(re.findall(r"(?:^|`)snakemake [^#\n`]*?--cores all ([a-z]+)\b(?!/)", code, re.M)),
     )
 
@@ -307,7 +307,7 @@ def test_the_commands_of_the_pages_exist():
     made, asked = (set().union(*found) for found in zip(*named, strict=True))
     assert {"study", "record"} <= made and {"verified", "measured", "sanitized"} <= asked
     makefile = (ROOT / "Makefile").read_text()
-    targets = " ".join(re.findall(r"^([a-z ]+):(?!=)", makefile, re.M)).split()
+    targets = " ".join(re.findall(r"^([a-z -]+):(?!=)", makefile, re.M)).split()
     assert made <= set(targets), "no such target of make"
     rules = "".join(
         path.read_text() for path in [ROOT / "Snakefile", *ROOT.glob("workflow/**/*.smk")]

@@ -147,6 +147,12 @@ def test_no_test_module_imports_another():
     assert not dict(imports_of_tests()), "what tests share belongs in tests/support/"
 
 
+def test_each_test_module_has_a_name_of_its_own():
+    """Folders of tests are no packages, so pytest cannot collect two modules of one name."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_no_room_of_the_tests_is_passed_over(pytestconfig):
     skipped = pytestconfig.getini("norecursedirs")
     folders = {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")}
