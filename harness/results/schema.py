@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jsonschema
 import referencing
+from referencing.jsonschema import DRAFT202012
 
 from harness.cli import UserError
 from harness.files import read_json
@@ -48,11 +49,15 @@ def described(name: str) -> dict:
 @functools.cache
 def _validator(name: str) -> jsonschema.protocols.Validator:
     """Return the validator of a schema; schemas refer to each other by the names of their files."""
-    resources = (
-        (path.name, referencing.Resource.from_contents(described(path.stem)))
+    # A schema that names its dialect would be judged by the types of that dialect where another
+    # refers to it.
+    plain = {
+        path.name: {key: value for key, value in described(path.stem).items() if key != "$schema"}
         for path in FOLDER.glob("*.json")
-    )
-    return Validator(described(name), registry=referencing.Registry().with_resources(resources))
+    }
+    resources = ((key, DRAFT202012.create_resource(value)) for key, value in plain.items())
+    registry = referencing.Registry().with_resources(resources)
+    return Validator(plain[f"{name}.json"], registry=registry)
 
 
 def read(path: str | Path, name: str, remedy: str) -> dict:
