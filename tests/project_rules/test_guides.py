@@ -20,7 +20,7 @@ BLOCK = re.compile(r"`([\w/]+\.(?:py|tex))`:\n\n```\w+\n(.*?)```", re.DOTALL)
 def followed(folder, guide):
     """Copy this tree, add the code of a guide, and return the names of the files it touches."""
     copied(folder)
-    for name in ("tests", "docs"):
+    for name in ("tests", "docs", "network"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     # All files at the top are copied, because a test of the whole tree may read any of them.
