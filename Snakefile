@@ -7,7 +7,7 @@ from snakemake.logging import logger
 from snakemake.utils import min_version
 
 from harness.cli import UserError
-from harness.study import jobs, progress
+from harness.study import jobs, progress, surroundings
 
 min_version("9.0")
 
@@ -21,6 +21,7 @@ container: "docker-daemon://tilewright:latest"
 
 try:
     study = jobs.Study.load(Path(workflow.basedir), config, workflow.configfiles)
+    surroundings.check(Path.cwd(), study.run)
 except UserError as error:
     sys.exit(f"tilewright: {error}")
 

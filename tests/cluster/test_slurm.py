@@ -78,10 +78,13 @@ def finished(study, tree):
             os.killpg(study.pid, signal.SIGKILL)
 
 
-def until(there, what):
+def until(there, what, study, tree):
+    """Wait for what a running study brings about."""
     last = time.monotonic() + PATIENCE_S
     while not there():
-        assert time.monotonic() < last, what
+        assert study.poll() is None and time.monotonic() < last, (
+            f"{what}: {(tree / 'said').read_text()}"
+        )
         time.sleep(0.3)
 
 
@@ -101,11 +104,16 @@ def test_a_node_that_is_drained_ends_its_job_and_takes_the_next_when_it_is_back(
     """The report of dot needs its build, so the second job waits while the node drains."""
     wait(tree / "harness/build/__main__.py", 5)
     study = submit(tree, cluster, "results/small/verify/dot/ours.json")
-    until(lambda: cluster.state() == "mix", "the first job did not begin")
+    until(lambda: cluster.state() == "mix", "the first job did not begin", study, tree)
     cluster.update("drain")
     assert cluster.state() in ("drng", "drain")
-    until(lambda: (tree / "results/small/build/vector.json").is_file(), "the job was not ended")
-    until(lambda: cluster.jobs()[-1] == "PENDING", "the second job was not submitted")
+    until(
+        lambda: (tree / "results/small/build/vector.json").is_file(),
+        "the job was not ended",
+        study,
+        tree,
+    )
+    until(lambda: cluster.jobs()[-1] == "PENDING", "the second job was not submitted", study, tree)
     assert study.poll() is None and cluster.state() == "drain"
     cluster.update("resume")
     code, said = finished(study, tree)
@@ -118,8 +126,8 @@ def test_a_node_that_dies_fails_its_job_and_the_same_command_goes_on(cluster, tr
     wait(tree / "harness/build/__main__.py", 60, unless=tree / "go")
     wanted = ("results/small/raw/dot.csv", "results/small/build/vector.json")
     study = submit(tree, cluster, *wanted)
-    until(lambda: (tree / "results/small/raw/dot.csv").is_file(), "the first job did not end")
-    until(lambda: "RUNNING" in cluster.jobs(), "the second job did not begin")
+    states = {"COMPLETED", "RUNNING"}
+    until(lambda: set(cluster.jobs()[-2:]) == states, "the second job goes on alone", study, tree)
     cluster.update("down")
     code, said = finished(study, tree)
     assert code != 0, said
