@@ -12,7 +12,7 @@ ifeq ($(shell test -n "$$HOME" && test -w "$$HOME" && echo yes),)
 export HOME := $(CURDIR)/.home
 endif
 
-.PHONY: study smoke paper report test mutants lint image image-test lint-image sbom audit crate \
+.PHONY: study smoke paper report test mutants docs lint image image-test lint-image sbom audit crate \
 	cluster slurm-test record tuned capabilities headline lock setup peers latex clean
 
 study: setup
@@ -33,6 +33,11 @@ test: setup
 mutants: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/mutants.txt
 	$(BIN)/python tests/mutants.py $(ONLY)
+
+# Strict: a dead link or an anchor that is gone is an error.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/codespell
@@ -93,7 +98,7 @@ headline:
 
 lock: $(READY)
 	$(BIN)/python -m pip install --quiet uv
-	cd requirements && for set in study cuda peers flash-attn mutants network supply crate cluster; do ../$(BIN)/$(LOCK) $$set.in -o $$set.txt; done
+	cd requirements && for set in study.in *.in; do ../$(BIN)/$(LOCK) $$set -o $${set%.in}.txt; done
 
 setup: $(READY) latex
 	@requirements/setup.sh check .venv

@@ -160,19 +160,10 @@ def test_no_room_of_the_tests_is_passed_over(pytestconfig):
 
 
 def test_a_room_of_the_tests_is_one_of_the_project():
-    rooms = {path.parent.name for path in (ROOT / "harness").rglob("__init__.py")} - {"harness"}
-    rooms |= {
-        "ops",
-        "kernels",
-        "baselines",
-        "network",
-        "paper",
-        "conformance",
-        "gpu",
-        "cluster",
-        "project_rules",
-        "tests",
-    }
+    packages = [*ROOT.glob("*/__init__.py"), *ROOT.glob("src/*/__init__.py")]
+    packages += (ROOT / "harness").glob("*/__init__.py")
+    rooms = {path.parent.name for path in packages} - {"harness"}
+    rooms |= {"paper", "conformance", "gpu", "cluster", "project_rules"}
     assert {path.parent.name for path in (ROOT / "tests").rglob("test_*.py")} <= rooms
 
 
