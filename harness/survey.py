@@ -105,7 +105,7 @@ def read_snapshot(path: Path) -> dict[str, list[dict]]:
 
 def ours(root: Path) -> list[dict[str, object]]:
     """The kernels of this project."""
-    found = ((path.relative_to(root), path) for path in sorted(root.glob("kernels/*.py")))
+    found = ((path.relative_to(root), path) for path in sorted(root.glob("kernels/**/*.py")))
     texts = ((name, path.read_text(encoding="utf-8")) for name, path in found)
     return _rows({"library": OURS, "version": "", "source": "here"}, texts)
 

@@ -22,12 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import floating, number, one_of
-from kernels._elementwise import block_is_full, block_offsets, length, store_once, tiles
-from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
-from kernels._launch import needs_grad, once
-from kernels._rectifier import rectifier_bwd, rectifier_configs, rectifier_fwd
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import floating, number, one_of
+from ._triton.math import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
+from .elementwise_details.blocks import block_is_full, block_offsets, length, store_once, tiles
+from .elementwise_details.relu import rectifier_bwd, rectifier_configs, rectifier_fwd
 
 # ln 2 in two parts; the first has so few bits that its product with an exponent is exact.
 LN2_HIGH = tl.constexpr(0.693359375)

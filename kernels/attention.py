@@ -8,33 +8,27 @@ tiles that the diagonal, a window or the end of the sequence cuts are masked; al
 without, and tiles that no row sees are skipped. Programs of one head stand side by side, so its
 keys stay in L2; causal ones start with the longest rows.
 
-The backward pass recomputes the scores (Dao, "FlashAttention-2", 2023): `_attention_backward.py`.
-For it the forward pass keeps m + log2(l) of each row. In float32 it keeps them apart: their sum
-would lose the digits of log2(l) where m is large. Dropout keeps nothing but its seed.
+The backward pass recomputes the scores (Dao, "FlashAttention-2", 2023):
+`attention_details/backward.py`. For it the forward pass keeps m + log2(l) of each row. In float32
+it keeps them apart: their sum would lose the digits of log2(l) where m is large. Dropout keeps
+nothing but its seed.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels._attention_backward import attention_bwd
-from kernels._attention_launch import (
-    LEVELS,
-    in_rows,
-    like,
-    options_of,
-    strides_of,
-    strides_of_mask,
-)
-from kernels._attention_scores import attend_keys, key_range, load_tile
-from kernels._call_cache import cached_launch
-from kernels._checks import MOST_ITEMS, flag, floating, integer, number, require, shown, tensors
-from kernels._device import shared_bytes
-from kernels._formulas import LN2, LOG2E
-from kernels._launch import constant, needs_grad, once
-from kernels._random import boxed
-from kernels._tile import store_as
-from kernels._tuned import Configs
+from ._runtime.autograd import constant, needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import MOST_ITEMS, flag, floating, integer, number, require, shown, tensors
+from ._runtime.configs import Configs
+from ._runtime.device import shared_bytes
+from ._triton.math import LN2, LOG2E
+from ._triton.memory import store_as
+from .attention_details.backward import attention_bwd
+from .attention_details.launch import LEVELS, in_rows, like, options_of, strides_of, strides_of_mask
+from .attention_details.scores import attend_keys, key_range, load_tile
+from .random_details.philox import boxed
 
 LEAST_D, MOST_D, STEP_D = 16, 256, 8
 # Scales that are normal numbers of float32, above zero: a negative one would turn the maximum.

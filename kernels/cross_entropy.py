@@ -1,29 +1,36 @@
 """Cross entropy of logits and class indices, with label smoothing and z-loss; forward and backward.
 
-The formulas are those of kernels/_cross_entropy.py. Bytes: the forward pass reads the logits;
-where gradients are wanted it writes theirs too, at once, and the backward pass only multiplies by
-the gradient of the loss: not at all, and without the host waiting, where that is one. So training
-costs one read and one write of the logits where a backward pass of its own costs another read
-(Liger-Kernel, Hsu et al., 2024, has the idea, and writes over the logits, which this op does not).
-In float16 the gradient of a mean must wait for the factor that loss scaling puts against the count,
-and a pass that multiplies would read and write as much again: there the forward pass keeps two
-numbers a row, and the backward pass makes the gradient of the logits in one read and one write.
-Memory decides.
+The formulas are those of kernels/cross_entropy_details/row.py. Bytes: the forward pass reads the
+logits; where gradients are wanted it writes theirs too, at once, and the backward pass only
+multiplies by the gradient of the loss: not at all, and without the host waiting, where that is one.
+So training costs one read and one write of the logits where a backward pass of its own costs
+another read (Liger-Kernel, Hsu et al., 2024, has the idea, and writes over the logits, which this
+op does not). In float16 the gradient of a mean must wait for the factor that loss scaling puts
+against the count, and a pass that multiplies would read and write as much again: there the forward
+pass keeps two numbers a row, and the backward pass makes the gradient of the logits in one read and
+one write. Memory decides.
 
 The loss alone is one walk with a running maximum and sum in each lane. For the gradient a row stays
 in the registers of a program, in the dtype in which it came, and is read once. Of a row that is too
 long for them the beginning is walked twice, the second time out of the L2, which it does not leave
-while few rows are under way. The last program to finish adds up the losses (kernels/_ticket.py).
+while few rows are under way. The last program to finish adds up the losses
+(kernels/_triton/arrival_counter.py).
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels import _cross_entropy as shared
-from kernels._call_cache import cached_launch
-from kernels._checks import floating
-from kernels._cross_entropy import (
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import floating
+from ._runtime.configs import Configs
+from ._runtime.layout import rows_of
+from ._triton.arrival_counter import ticket
+from ._triton.memory import load_f32
+from ._triton.row_access import edges_of, inner, most_whole, split, whole
+from .cross_entropy_details import row as shared
+from .cross_entropy_details.row import (
     ROW_CONFIGS,
     WALK_CONFIGS,
     choose_row,
@@ -41,12 +48,6 @@ from kernels._cross_entropy import (
     walk,
     walk_split,
 )
-from kernels._launch import needs_grad, once
-from kernels._layout import rows_of
-from kernels._rows import edges_of, inner, most_whole, split, whole
-from kernels._ticket import ticket
-from kernels._tile import load_f32
-from kernels._tuned import Configs
 
 ACCUMULATES = {"cross_entropy": "float32"}
 # Losses that the last program adds up at a time.

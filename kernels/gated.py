@@ -16,12 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import one_of
-from kernels._formulas import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
-from kernels._launch import needs_grad, once
-from kernels._layout import ACCESS_BYTES, rows_of
-from kernels._tuned import Configs
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import one_of
+from ._runtime.configs import Configs
+from ._runtime.layout import ACCESS_BYTES, rows_of
+from ._triton.math import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Rows of this length or more are all alike to a tile.

@@ -6,15 +6,15 @@ to which the gradient of s is added and which is that of the residual too; dw = 
 the rows, db = sum of dy. Ba, Kiros and Hinton (2016) proposed it.
 
 Memory decides: `ops/layer_norm.py` counts bytes and FLOPs. The kernels, and why they are as they
-are: `_norm_forward.py` and `_norm_backward.py`.
+are: `norm_details/forward.py` and `norm_details/backward.py`.
 """
 
 import torch
 
-from kernels._checks import number
-from kernels._launch import needs_grad, once
-from kernels._norm_backward import backward_configs, norm_backward
-from kernels._norm_forward import forward_configs, norm_forward
+from ._runtime.autograd import needs_grad, once
+from ._runtime.checks import number
+from .norm_details.backward import backward_configs, norm_backward
+from .norm_details.forward import forward_configs, norm_forward
 
 ACCUMULATES = {"layer_norm": "float32"}
 

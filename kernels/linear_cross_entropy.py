@@ -1,12 +1,13 @@
 """Cross entropy of logits x wᵀ + b that never lie in memory as a whole; forward and backward.
 
-The formulas are those of kernels/_cross_entropy.py. Rows go in chunks: a matmul writes a chunk's
-logits to a buffer, the kernel puts their gradient in their place, and two more matmuls make of it
-the chunk's part of dx and add to dw. So both gradients are there after the forward pass, and the
-backward pass multiplies by the gradient of the loss where that is not one. The idea is that of
+The formulas are those of kernels/cross_entropy_details/row.py. Rows go in chunks: a matmul writes a
+chunk's logits to a buffer, the kernel puts their gradient in their place, and two more matmuls make
+of it the chunk's part of dx and add to dw. So both gradients are there after the forward pass, and
+the backward pass multiplies by the gradient of the loss where that is not one. The idea is that of
 Liger-Kernel's fused linear cross entropy (Hsu et al., 2024).
 
-Without gradients the logits need not be in memory even by chunks: kernels/_linear_loss.py.
+Without gradients the logits need not be in memory even by chunks:
+kernels/cross_entropy_details/linear_tiles.py.
 
 The FLOPs decide (`ops/linear_cross_entropy.py` counts them); they are those of plain products, so
 cuBLAS computes them. Memory beside inputs and gradients: the buffer, an eighth of the logits, or
@@ -24,11 +25,15 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import _cross_entropy as shared
-from kernels import _linear_loss as tiled
-from kernels._call_cache import cached_launch
-from kernels._checks import floating, no_tangent, tensors
-from kernels._cross_entropy import (
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import floating, no_tangent, tensors
+from ._runtime.configs import Configs
+from ._runtime.launch_guard import guarded
+from ._runtime.layout import as_read, rows_of
+from .cross_entropy_details import linear_tiles as tiled
+from .cross_entropy_details import row as shared
+from .cross_entropy_details.row import (
     ROW_CONFIGS,
     WALK_CONFIGS,
     choose_row,
@@ -39,10 +44,6 @@ from kernels._cross_entropy import (
     suits_row,
     walk,
 )
-from kernels._launch import needs_grad, once
-from kernels._launch_guard import guarded
-from kernels._layout import as_read, rows_of
-from kernels._tuned import Configs
 
 ACCUMULATES = {
     "linear_cross_entropy": "float32, dw of the chunks in its dtype, for a float16 mean in float32"

@@ -15,14 +15,14 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels._call_cache import cached_launch
-from kernels._checks import MOST_ITEMS, floating, one_of, require, shaped, tensors
-from kernels._device import float32_dot, shared_bytes, sm_count
-from kernels._formulas import gelu_gate, normal, tanh_of
-from kernels._launch import constant
-from kernels._layout import as_read, describable
-from kernels._tile import store_as
-from kernels._tuned import Configs
+from ._runtime.autograd import constant
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import MOST_ITEMS, floating, one_of, require, shaped, tensors
+from ._runtime.configs import Configs
+from ._runtime.device import float32_dot, shared_bytes, sm_count
+from ._runtime.layout import as_read, describable
+from ._triton.math import gelu_gate, normal, tanh_of
+from ._triton.memory import store_as
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh")
 LONG = ("gelu", "gelu_tanh", "tanh")

@@ -5,8 +5,8 @@ dropout: out[i] = x[i] / q where h[i] >= t, else zero; dx = dy / q where h[i] >=
 The numbers h have 16 bits, so t / 2**16 is the nearest to p, and q = 1 - t / 2**16 the share that
 is kept in truth: with 1 - p in its place the mean would be off by up to 2**-17 / (1 - p) of itself.
 
-The stream of a seed is that of Philox (`kernels/_random.py`). An element takes its word, or half a
-word, by its place alone, so no result depends on the tiles.
+The stream of a seed is that of Philox (`kernels/random_details/philox.py`). An element takes its
+word, or half a word, by its place alone, so no result depends on the tiles.
 
 Range: multiplying by it and keeping the high part (Lemire, "Fast random integer generation in an
 interval", 2019) gives each value as many of the 2**bits words as any other, or one more, so that
@@ -23,13 +23,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import _checks as checks
-from kernels._call_cache import cached_launch
-from kernels._checks import flag, floating, integer, shown
-from kernels._elementwise import block_is_full, block_offsets, length, store_once
-from kernels._launch import needs_grad, once
-from kernels._random import boxed, interleave, number, philox
-from kernels._tuned import Config, Configs
+from ._runtime import checks
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import flag, floating, integer, shown
+from ._runtime.configs import Config, Configs
+from .elementwise_details.blocks import block_is_full, block_offsets, length, store_once
+from .random_details.philox import boxed, interleave, number, philox
 
 # Widest range that takes 32 bits.
 NARROW = 2**24

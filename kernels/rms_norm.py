@@ -6,16 +6,16 @@ of s is added and which is that of the residual too; dw = sum of dy h over the r
 Sennrich (2019) proposed it.
 
 Memory decides: `ops/rms_norm.py` counts bytes and FLOPs. The kernels, and why they are as they are:
-`_norm_forward.py` and `_norm_backward.py`.
+`norm_details/forward.py` and `norm_details/backward.py`.
 """
 
 import torch
 
-from kernels._checks import number
-from kernels._launch import needs_grad, once
-from kernels._norm_backward import RMS_PAIR, RMS_SPLIT_FORMS, backward_configs, norm_backward
-from kernels._norm_backward_two_pass import RMS_TILE
-from kernels._norm_forward import RMS_TILES, forward_configs, norm_forward
+from ._runtime.autograd import needs_grad, once
+from ._runtime.checks import number
+from .norm_details.backward import RMS_PAIR, RMS_SPLIT_FORMS, backward_configs, norm_backward
+from .norm_details.backward_two_pass import RMS_TILE
+from .norm_details.forward import RMS_TILES, forward_configs, norm_forward
 
 ACCUMULATES = {"rms_norm": "float32"}
 

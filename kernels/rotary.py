@@ -15,11 +15,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import flag
-from kernels._launch import constant, needs_grad, once
-from kernels._layout import ACCESS_BYTES
-from kernels._tuned import Configs
+from ._runtime.autograd import constant, needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import flag
+from ._runtime.configs import Configs
+from ._runtime.layout import ACCESS_BYTES
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -10,8 +10,8 @@ once. There they lie in the order of a breadth-first walk through the tree of th
 Eytzinger's layout of the same paper: the nodes of a level are neighbours, so that the lanes of a
 warp seldom meet in a bank. Programs walk over many blocks, since each of them loads the tree.
 
-More of them are searched from the cell of a grid on (`_grid.py`), so that few steps are left, of
-which each would wait for the L2 cache.
+More of them are searched from the cell of a grid on (`search_details/grid.py`), so that few steps
+are left, of which each would wait for the L2 cache.
 
 A number of 16 bits has 65,536 values. Where there are many more elements, the answers of all
 values are found first and an element costs one load from a table of 128 KiB, of which the cache
@@ -22,12 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import ORDERED, flag, real, tensors
-from kernels._device import sm_count
-from kernels._grid import MOST_BOUNDARIES, comparable, grid_search, placed, right_of
-from kernels._layout import as_read
-from kernels._tuned import Configs
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import ORDERED, flag, real, tensors
+from ._runtime.configs import Configs
+from ._runtime.device import sm_count
+from ._runtime.layout import as_read
+from .search_details.grid import MOST_BOUNDARIES, comparable, grid_search, placed, right_of
 
 VALUES = 2**16
 # Elements from which on the search of all values of 16 bits is worth its while.

@@ -6,35 +6,23 @@ row sees. backward: dx = scale y (dy - sum y dy).
 Memory decides: `ops/softmax.py` counts bytes and FLOPs. A row is read once: forward its weights
 stay in registers, backward what was read, packed as it came; short rows share a program. Longer
 rows are walked, out of the first cache once it has them, and the longest are held by several
-programs (`kernels/_softmax_shared.py`). The exponential is exp2 with log2(e) folded into the scale.
+programs (`kernels/softmax_details/split_rows.py`). The exponential is exp2 with log2(e) folded into
+the scale.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import flag, floating, number, tensors
-from kernels._formulas import LOG2E
-from kernels._launch import needs_grad, once
-from kernels._layout import rows_of
-from kernels._rows import edges, inner, most_whole, split, whole
-from kernels._scores import (
-    broadcast_mask,
-    finite_or_zero,
-    keys,
-    mask_of,
-    row_max,
-    row_sum,
-    scores,
-    seen_of,
-    share_of,
-    steps_of,
-    weights_of,
-)
-from kernels._softmax_shared import backward_shared, forward_shared, shares
-from kernels._softmax_short import backward_short, forward_short, short
-from kernels._softmax_tiles import (
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import flag, floating, number, tensors
+from ._runtime.configs import Configs
+from ._runtime.layout import rows_of
+from ._triton.math import LOG2E
+from ._triton.memory import store_as, widened, zero_after
+from ._triton.row_access import edges, inner, most_whole, split, whole
+from .softmax_details.configs import (
     LOOP_CANDIDATES,
     PAIR_BYTES,
     ROW_CANDIDATES,
@@ -50,8 +38,21 @@ from kernels._softmax_tiles import (
     suits_row,
     walks_backward,
 )
-from kernels._tile import store_as, widened, zero_after
-from kernels._tuned import Configs
+from .softmax_details.rows import (
+    broadcast_mask,
+    finite_or_zero,
+    keys,
+    mask_of,
+    row_max,
+    row_sum,
+    scores,
+    seen_of,
+    share_of,
+    steps_of,
+    weights_of,
+)
+from .softmax_details.short_rows import backward_short, forward_short, short
+from .softmax_details.split_rows import backward_shared, forward_shared, shares
 
 # The smallest scale that is not zero in float32, where denormal numbers are.
 SMALLEST = 2.0**-126
@@ -72,8 +73,8 @@ def _forward_row_kernel(
     Reads x, whose rows lie stride_xm apart, and, unless it is None, the mask by its strides over
     batch, head and query; writes y, whose rows lie N apart. FOLD: no mask, and scale positive and
     normal, so the maximum of x is that of z. CAUSAL: of row r only the first N - Q + 1 + r % Q keys
-    count. EVEN: N is a multiple of BLOCK_N. SPLIT: rows are split as in `_rows.py`, and the chunks
-    hold their whole accesses.
+    count. EVEN: N is a multiple of BLOCK_N. SPLIT: rows are split as in `_triton/row_access.py`,
+    and the chunks hold their whole accesses.
     """
     slope = tl.cast(scale, tl.float32) * LOG2E if FOLD else LOG2E
     rows = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]

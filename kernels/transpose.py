@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import MOVABLE, real, tensor
-from kernels._launch import needs_grad
-from kernels._tuned import Configs
+from ._runtime.autograd import needs_grad
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import MOVABLE, real, tensor
+from ._runtime.configs import Configs
 
 
 def _tile(rows, columns, down, warps):

@@ -3,7 +3,7 @@
 scale: out = alpha x. add, mul, maximum, minimum: out = x ∘ y. dot: sum of x y. With g the gradient
 of the result: scale gives alpha g, add g itself, mul y g and x g, dot y g and x g with one g for
 all. maximum and minimum give g to the input that was taken, half of it to each of two equals; two
-bits an element say which (`_extremum.py`).
+bits an element say which (`elementwise_details/min_max.py`).
 
 At half a FLOP a byte or less all wait for memory (`ops/vector.py` counts both): the kernels only
 have to keep enough 16-byte accesses in flight. The dot product follows Harris, "Optimizing parallel
@@ -16,9 +16,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels._call_cache import cached_launch
-from kernels._checks import floating, number, pair
-from kernels._elementwise import (
+from ._runtime.autograd import needs_grad, once
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import floating, number, pair
+from ._runtime.configs import Configs
+from ._triton.arrival_counter import ticket
+from .elementwise_details.blocks import (
     block_is_full,
     block_offsets,
     length,
@@ -27,10 +30,7 @@ from kernels._elementwise import (
     store_once,
     tiles,
 )
-from kernels._extremum import extremum_bwd, extremum_configs, extremum_fwd
-from kernels._launch import needs_grad, once
-from kernels._ticket import ticket
-from kernels._tuned import Configs
+from .elementwise_details.min_max import extremum_bwd, extremum_configs, extremum_fwd
 
 ACCUMULATES = {"dot": "float32"}
 

@@ -13,15 +13,14 @@ would wait for each other and slow down the tests that compute with PyTorch.
 
 import importlib
 import os
-import pkgutil
 
 import pytest
 import torch
 from hypothesis import settings
 
-import kernels
 from harness.calls import interpreter
 from harness.machine import nvml
+from tests.support import kernel_files
 from tests.support.marks import MARKS
 
 settings.register_profile("patient", deadline=None)
@@ -33,8 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 if not nvml.gpus():
     os.environ["TRITON_INTERPRET"] = "1"
-    for module in pkgutil.iter_modules(kernels.__path__):
-        importlib.import_module(f"kernels.{module.name}")
+    list(kernel_files.modules())
     # The interpreter imports it at its first launch, and must see the variable as well.
     importlib.import_module("triton.experimental.gluon.language")
     del os.environ["TRITON_INTERPRET"]

@@ -81,7 +81,7 @@ def main() -> int:
 
 def _same(old: Mapping, new: Mapping, arguments: argparse.Namespace) -> int:
     """Says whether the build is that of the old tree, and keeps what rests on it if asked to."""
-    from kernels import _tuned
+    from kernels._runtime import configs as _tuned
 
     differences = same.differences(old, new)
     for line in differences:
@@ -110,7 +110,8 @@ def table(file: str, found: Sequence, archs: Sequence[str]) -> list[dict]:
 def _abroad(file: str, arch: str) -> list:
     """Return the last default launch on an architecture for each kernel, op and dtype."""
     from harness.build import compiler, recorder
-    from kernels import _device, _generation
+    from kernels._runtime import device as _device
+    from kernels._runtime import generation as _generation
 
     limits = {"hip": arch.startswith("gfx")}
     if arch in compiler.SHARED_BYTES:

@@ -10,10 +10,10 @@ from triton.runtime.jit import JITFunction
 from harness.calls import inputs, invoke
 from harness.cli import UserError
 from harness.project import registry
-from kernels import _device
-from kernels._call_cache import uncached
-from kernels._launch_guard import shapes_only
-from kernels._tuned import Config, Configs
+from kernels._runtime import device as _device
+from kernels._runtime.call_cache import uncached
+from kernels._runtime.configs import Config, Configs
+from kernels._runtime.launch_guard import shapes_only
 from ops._spec import Case, Op
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.cli import UserError
 from harness.project import registry
-from kernels import _tuned
+from kernels._runtime import configs as _tuned
 
 
 def tunable(stem: str) -> dict[str, _tuned.Configs]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 import torch
 from torch.utils import dlpack
 
-from kernels._call_trace import counted_as_allocation
-from kernels._plan_compiler import public_allocations
+from kernels._runtime.call_trace import counted_as_allocation
+from kernels._runtime.plan_compiler import public_allocations
 
 # Bytes before and after each allocation; more than a tile's row, and a multiple of any alignment.
 BAND = 4096

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.cli import UserError, fresh_seed
 from harness.project import fingerprint
 
-CODE = ("harness/**/*.py", "ops/*.py", "kernels/*.py", "kernels/tuned/*", "baselines/*.py")
+CODE = ("harness/**/*.py", "ops/*.py", "kernels/**/*.py", "kernels/tuned/*", "baselines/*.py")
 TABLES = "TILEWRIGHT_TUNED"
 # Variables that kernels, compilers and libraries look at.
 PREFIXES = ("CUBLAS", "CUDA_", "CUDNN", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")

@@ -135,16 +135,19 @@ def literal(root: Path, path: str, name: str, default: object) -> object:
 
 @functools.cache
 def _imports(root: Path, path: str) -> frozenset[str]:
-    return frozenset(_named_modules(parsed(root, path)))
+    return frozenset(_named_modules(parsed(root, path), Path(path).parent.parts))
 
 
-def _named_modules(tree: ast.Module) -> Iterator[str]:
+def _named_modules(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """package: the names of the folders in which the file lies, for its relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            within = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*within, *filter(None, [node.module])])
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from filter(MODULE_NAME.fullmatch, [node.value])
 

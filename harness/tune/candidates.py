@@ -17,8 +17,8 @@ from harness.build import recorder
 from harness.build.recorder import Launch
 from harness.project import registry
 from harness.tune.search import Place
-from kernels import _device
-from kernels._tuned import Config, Configs
+from kernels._runtime import device as _device
+from kernels._runtime.configs import Config, Configs
 from ops._spec import ITEMSIZE, Op
 
 DIED = "the compiler died"
@@ -31,7 +31,7 @@ def reached(
 
     Of several cases with one key the one that moves the most bytes stands for it, in the first of
     `dtypes`. most: the number of cases of each sweep that count, None for all. limits: those of
-    `kernels._device.planned_for`. A key without a choice is left out.
+    `kernels._runtime.device.planned_for`. A key without a choice is left out.
     """
     found: dict[tuple, tuple[float, Launch, str]] = {}
     with _device.planned_for(**limits):

@@ -13,7 +13,7 @@ from harness import cli, files
 from harness.build.tables import read, tunable
 from harness.cli import UserError
 from harness.machine.environment import ROOT, describe, model
-from kernels import _tuned
+from kernels._runtime import configs as _tuned
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from harness import stats
 from harness.build.tables import text
 from harness.workers.gpu_memory import Memory
 from harness.workers.pool import START_S, Worker
-from kernels._tuned import Config
+from kernels._runtime.configs import Config
 
 # A difference of less counts for nothing, be it ever so certain.
 MARGIN = stats.MARGIN

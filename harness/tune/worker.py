@@ -17,8 +17,9 @@ from harness.build import recorder
 from harness.calls import guards, inputs, invoke, tolerance
 from harness.machine.timer import Timer
 from harness.project import registry
-from kernels import _device, _tuned
-from kernels._tuned import Configs
+from kernels._runtime import configs as _tuned
+from kernels._runtime import device as _device
+from kernels._runtime.configs import Configs
 
 
 class Bench:

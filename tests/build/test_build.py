@@ -100,7 +100,8 @@ def test_the_choices_of_a_table_are_built_beside_the_defaults(tmp_path):
     root = make_tree(tmp_path / "tree")
     wide = {"BLOCK_N": 1024, "num_warps": 8}
     code = (
-        "import json, sys, triton; from kernels import _tuned, toy;"
+        "import json, sys, triton; from kernels import toy;"
+        "from kernels._runtime import configs as _tuned;"
         "entry = {'key': {'n': 4096}, 'config': json.loads(sys.argv[1])};"
         "entry |= {'timed': {}, 'failed': {}};"
         "part = {'source_sha256': _tuned.source_sha256(toy._double_kernel), 'keys': [entry] * 2};"
@@ -129,7 +130,8 @@ def test_a_kernel_of_another_dtype_alone_is_built(tmp_path):
 def test_a_kernel_that_one_architecture_alone_launches_is_built_there(tmp_path):
     there = "if n < 10 and shared_bytes(x.device) > 200_000:"
     large = KERNELS.replace("if n < 10:", there).replace(
-        "from kernels._tuned", "from kernels._device import shared_bytes\nfrom kernels._tuned"
+        "from kernels._runtime.configs",
+        "from kernels._runtime.device import shared_bytes\nfrom kernels._runtime.configs",
     )
     done, table = build(make_tree(tmp_path / "tree", large), "90", "80")
     assert done.returncode == 0, done.stderr

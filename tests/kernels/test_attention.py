@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import _attention_backward, attention
-from kernels._attention_launch import like
+from kernels import attention
+from kernels.attention_details import backward as _attention_backward
+from kernels.attention_details.launch import like
 from tests.support.attention import kept_by, oracle
 from tests.support.values import DEVICE, close, few, randn
 

@@ -6,28 +6,28 @@ them.
 """
 
 import csv
-import importlib
 import itertools
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from pkgutil import iter_modules
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-import kernels
 from harness.calls import inputs, invoke
 from harness.machine import nvml
 from harness.project import registry
 from harness.study import jobs
-from kernels import _call_cache, _call_trace, _cross_entropy
-from kernels._call_cache import CachedLauncher, uncached
-from kernels._call_trace import asked_again
+from kernels._runtime import call_cache as _call_cache
+from kernels._runtime import call_trace as _call_trace
+from kernels._runtime.call_cache import CachedLauncher, uncached
+from kernels._runtime.call_trace import asked_again
+from kernels.cross_entropy_details import row as _cross_entropy
+from tests.support import kernel_files
 from tests.support.fake_gpu import compiled, plain
 from tests.support.fake_host import Host
 
@@ -70,7 +70,7 @@ def host(monkeypatch):
     compiled(monkeypatch)
     # A GPU's counter is looked up in each call, so the host's counter must be as well.
     counter = torch.zeros(1, dtype=torch.int32)
-    for module in modules():
+    for module in kernel_files.modules():
         if hasattr(module, "ticket"):
             monkeypatch.setattr(module, "ticket", asked_again(lambda device: counter))
     # The targets of a loss are not checked on a GPU.
@@ -82,14 +82,10 @@ def host(monkeypatch):
 
 def forget():
     """Forget all plans of all ops: plans for the fake host must not serve later tests."""
-    for value in itertools.chain(*(vars(module).values() for module in modules())):
+    for value in itertools.chain(*(vars(module).values() for module in kernel_files.modules())):
         if isinstance(launcher := getattr(value, "launcher", None), CachedLauncher):
             launcher.plans.clear()
             launcher.seen.clear()
-
-
-def modules():
-    return [importlib.import_module(f"kernels.{x.name}") for x in iter_modules(kernels.__path__)]
 
 
 class Keeping(TorchDispatchMode):
@@ -178,7 +174,7 @@ def test_the_results_have_the_same_bits_with_and_without(name):
 
 
 def test_a_variable_turns_the_cache_off():
-    code = "from kernels import _call_cache, _call_trace; print(_call_trace.suspensions)"
+    code = "from kernels._runtime import call_cache, call_trace; print(call_trace.suspensions)"
     for value, expected in (("0", [_call_cache.MODE]), ("1", []), ("", [])):
         run = subprocess.run(
             [sys.executable, "-c", code],

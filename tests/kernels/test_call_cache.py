@@ -18,10 +18,12 @@ from triton.runtime.jit import JITFunction
 
 from harness.build import recorder
 from harness.calls import guards
-from kernels import _call_cache, _call_trace, _plan_compiler
-from kernels import _internals as internals
-from kernels._call_cache import cached_launch, uncached, unspecialized_key, width
-from kernels._call_trace import asked_again
+from kernels._runtime import call_cache as _call_cache
+from kernels._runtime import call_trace as _call_trace
+from kernels._runtime import internals
+from kernels._runtime import plan_compiler as _plan_compiler
+from kernels._runtime.call_cache import cached_launch, uncached, unspecialized_key, width
+from kernels._runtime.call_trace import asked_again
 from kernels.activation import tanh
 from kernels.vector import add, dot, scale
 from tests.support.fake_host import Host, add_kernel, seeded_kernel

@@ -11,7 +11,7 @@ import torch
 
 from harness.build import recorder
 from harness.project import source_tree
-from kernels import _tuned
+from kernels._runtime import configs as _tuned
 
 ROOT = Path(__file__).parents[2]
 # The rules use these sizes as numbers; other arguments have few values.
@@ -23,8 +23,8 @@ import json, random
 from pathlib import Path
 from harness.build import recorder
 from harness.project import registry, source_tree
-from kernels import _device
-from kernels._tuned import Configs
+from kernels._runtime import device
+from kernels._runtime.configs import Configs
 
 LIMITS = {"sm_count": 132, "shared_bytes": 232448, "hip": False}
 FAMILIES = source_tree.ops(Path())
@@ -47,7 +47,7 @@ def choices(sweeps):
         for configs in recorder.declared(stem):
             configs._known.clear()
     found = []
-    with _device.planned_for(**LIMITS):
+    with device.planned_for(**LIMITS):
         for name, op in OPS.items():
             for case in PROBES[name]:
                 dtype = "bfloat16" if "bfloat16" in op.dtypes else op.dtypes[0]

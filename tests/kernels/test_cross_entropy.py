@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.machine import nvml
-from kernels import _cross_entropy as shared
-from kernels import _linear_loss as tiled
 from kernels import cross_entropy as plain
 from kernels import linear_cross_entropy as linear
 from kernels.cross_entropy import cross_entropy
+from kernels.cross_entropy_details import linear_tiles as tiled
+from kernels.cross_entropy_details import row as shared
 from kernels.linear_cross_entropy import linear_cross_entropy
 from ops.cross_entropy import cross_entropy_reference
 from ops.linear_cross_entropy import linear_cross_entropy_reference

@@ -8,18 +8,16 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import kernels
 from harness.calls import inputs
 from harness.project import registry
 from harness.study import jobs
-from kernels import (
-    _device,
-    _generation,
-    _launch_guard,
-    _linear_loss,
-    _tuned,
-    linear_cross_entropy,
-)
+from kernels import linear_cross_entropy
+from kernels._runtime import configs as _tuned
+from kernels._runtime import device as _device
+from kernels._runtime import generation as _generation
+from kernels._runtime import launch_guard as _launch_guard
+from kernels.cross_entropy_details import linear_tiles as _linear_loss
+from tests.support import kernel_files
 from tests.support.fake_gpu import GPU, compiled, plain
 
 OPS = sorted(jobs.ops(Path(__file__).parents[2]))
@@ -80,8 +78,10 @@ def launching(tree):
 def test_no_kernel_starts_but_within_a_guard():
     """Check in the sources what no call reaches here, such as the backward passes."""
     files = {
-        path.stem: launching(ast.parse(path.read_text(encoding="utf-8")))
-        for path in sorted(Path(kernels.__path__[0]).glob("*.py"))
+        path.relative_to(kernel_files.FOLDER): launching(
+            ast.parse(path.read_text(encoding="utf-8"))
+        )
+        for path in sorted(kernel_files.FOLDER.rglob("*.py"))
     }
     starts = [(stem, name) for stem in files for name in files[stem][0]]
     assert len(starts) > 20
@@ -98,7 +98,7 @@ def test_no_kernel_starts_but_within_a_guard():
                 for caller, mentioned in files[other][2].items()
                 if name in mentioned and (other, caller) != (stem, name)
             ]
-            assert callers, f"kernels/{stem}.py: {name} starts a kernel and nothing guards it"
+            assert callers, f"kernels/{stem}: {name} starts a kernel and nothing guards it"
             queue += callers
 
 

@@ -5,8 +5,11 @@ import ctypes
 import pytest
 import torch
 
-from kernels import _call_trace, _exchange, _multiprocessors, _ticket
-from kernels._device import planned_for
+from kernels._runtime import call_trace as _call_trace
+from kernels._runtime import multiprocessors as _multiprocessors
+from kernels._runtime.device import planned_for
+from kernels._triton import arrival_counter as _ticket
+from kernels._triton import exchange as _exchange
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernels import _linear_hopper as hopper
+from kernels.cross_entropy_details import linear_tiles_hopper as hopper
 from tests.support.hopper_trace import Step, traced
 
 SLOTS = hopper.SLOTS.value

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import _exchange, _softmax_shared
+from kernels._triton import exchange as _exchange
+from kernels.softmax_details import split_rows as _softmax_shared
 from tests.support import ptx
 from tests.support.interleaved import ORDERS, Deadlock, Schedule, interleaved, schedules
 from tests.support.modules import interpreted
@@ -17,7 +18,7 @@ KERNELS = """
 import triton
 import triton.language as tl
 
-from kernels._exchange import parts_together
+from kernels._triton.exchange import parts_together
 
 
 @triton.jit
@@ -94,7 +95,7 @@ def test_a_device_that_holds_less_than_a_group_is_a_deadlock(kernels, schedule):
 
 
 def test_the_order_in_which_programs_start_counts(kernels):
-    """Check the assumption of `_exchange.py` on the start order.
+    """Check the assumption of `_triton/exchange.py` on the start order.
     In another order, a device that holds one group fills up with parts of several groups."""
     ends = set()
     for seed in range(10):
@@ -190,7 +191,7 @@ def executed(text, *inputs, outputs=1, memory=None):
 
 @given(st.lists(st.tuples(*[st.floats(0, 1, width=32)] * 2), min_size=1))
 def test_packing_rounds_to_nine_bits_of_mantissa(pairs):
-    """Compare the instructions of `_softmax_shared.py` with the rounding that the file states."""
+    """Compare the instructions of `split_rows.py` with the rounding that the file states."""
     values = np.array(pairs, np.float32).ravel()
     bits = values.view(np.uint32)
     (packed,) = executed(_softmax_shared.PACK.value, bits[0::2], bits[1::2])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from triton.backends.nvidia.driver import CudaLauncher
 
-from kernels import _internals as internals
+from kernels._runtime import internals
 from kernels.cross_entropy import cross_entropy
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels._launch import needs_grad
+from kernels._runtime.autograd import needs_grad
 
 
 def test_a_backward_pass_is_wanted_where_an_input_asks_for_one():

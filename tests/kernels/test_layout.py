@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels._layout import describable
+from kernels._runtime.layout import describable
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import _checks as checks
 from kernels import matmul
+from kernels._runtime import checks
 from ops.matmul import LEAKY_SLOPE, matmul_reference
 from tests.support.values import DEVICE, close, dtypes, few, randn
 

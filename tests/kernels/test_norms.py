@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.machine import nvml
-from kernels import _norm_backward, _norm_columns
 from kernels import layer_norm as ln
 from kernels import rms_norm as rms
-from kernels._exchange import may_wait
-from kernels._norm_forward import Tile, forward_configs
+from kernels._triton.exchange import may_wait
 from kernels.layer_norm import layer_norm
+from kernels.norm_details import backward as _norm_backward
+from kernels.norm_details import columns as _norm_columns
+from kernels.norm_details.forward import Tile, forward_configs
 from kernels.rms_norm import rms_norm
 from ops.layer_norm import layer_norm_reference
 from ops.rms_norm import rms_norm_reference

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from harness.project import registry
-from kernels import _random, random
+from kernels import random
 from kernels.random import LEVELS, NARROW, dropout, randint
+from kernels.random_details import philox as _random
 from ops import _philox
 from ops import random as problems
 from ops._laws import uneven

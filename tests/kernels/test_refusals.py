@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from kernels._checks import shown
+from kernels._runtime.checks import shown
 from tests.support.op_calls import OPS, call_of
 
 NUMBER = torch.ones(())

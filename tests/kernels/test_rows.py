@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels import _softmax_short
-from kernels._rows import most_whole, split
+from kernels._triton.row_access import most_whole, split
 from kernels.cross_entropy import cross_entropy
 from kernels.softmax import softmax
+from kernels.softmax_details import short_rows as _softmax_short
 from ops.cross_entropy import cross_entropy_reference
 from ops.softmax import softmax_reference
 from tests.support.modules import interpreted
@@ -24,7 +24,7 @@ KERNELS = """
 import triton
 import triton.language as tl
 
-from kernels._rows import edges, inner, whole
+from kernels._triton.row_access import edges, inner, whole
 
 
 @triton.jit

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.machine import nvml
-from kernels import _grid, search
+from kernels import search
 from kernels.search import VALUES, bucketize
+from kernels.search_details import grid as _grid
 from tests.support.examples import many
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"

@@ -1,16 +1,14 @@
 """Check that second derivatives and forward derivatives are right or an error, never a constant."""
 
-import importlib
 import inspect
-import pkgutil
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
-import kernels
-from kernels._launch import _Refusing
+from kernels._runtime.autograd import _Refusing
 from kernels.vector import add, mul
+from tests.support import kernel_files
 from tests.support.op_calls import INDICES, OPS, WITHOUT, call_of
 
 DIFFERENTIABLE = [name for name in OPS if name not in (*INDICES, *WITHOUT)]
@@ -19,8 +17,7 @@ DIFFERENTIABLE = [name for name in OPS if name not in (*INDICES, *WITHOUT)]
 def functions():
     """Return all autograd functions of the kernels, found by walking their modules."""
     found = set()
-    for each in pkgutil.iter_modules(kernels.__path__):
-        module = importlib.import_module(f"kernels.{each.name}")
+    for module in kernel_files.modules():
         for value in vars(module).values():
             if (
                 inspect.isclass(value)

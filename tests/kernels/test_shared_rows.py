@@ -12,16 +12,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.build.recorder import choosing
-from kernels import _exchange, _norm_backward, _softmax_shared, cross_entropy, vector
+from kernels import cross_entropy, vector
 from kernels import layer_norm as layer_norm_family
 from kernels import rms_norm as rms_norm_family
 from kernels import softmax as family
-from kernels._device import planned_for
-from kernels._launch_guard import shapes_only
-from kernels._norm_columns import span_of
+from kernels._runtime.device import planned_for
+from kernels._runtime.launch_guard import shapes_only
+from kernels._triton import exchange as _exchange
 from kernels.layer_norm import layer_norm
+from kernels.norm_details import backward as _norm_backward
+from kernels.norm_details.columns import span_of
 from kernels.rms_norm import rms_norm
 from kernels.softmax import softmax
+from kernels.softmax_details import split_rows as _softmax_shared
 from ops.layer_norm import layer_norm_reference
 from ops.rms_norm import rms_norm_reference
 from ops.softmax import softmax_reference

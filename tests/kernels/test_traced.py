@@ -1,16 +1,14 @@
 """Check without a GPU that torch.compile takes each op as one graph, forward and backward."""
 
-import importlib
 import os
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import triton.language as tl
 
-import kernels
 from harness.study import jobs
+from tests.support import kernel_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,9 +28,9 @@ def test_each_op_is_one_graph():
 def test_strings_of_kernels_are_of_one_line():
     """Inductor (torch 2.11) writes strings into generated source, where a line break ends them."""
     found = 0
-    for each in pkgutil.iter_modules(kernels.__path__):
-        for name, value in vars(importlib.import_module(f"kernels.{each.name}")).items():
+    for module in kernel_files.modules():
+        for name, value in vars(module).items():
             if isinstance(value, tl.constexpr) and isinstance(value.value, str):
-                assert value.value.isprintable(), f"kernels/{each.name}.py: {name}"
+                assert value.value.isprintable(), f"{module.__name__}: {name}"
                 found += 1
     assert found

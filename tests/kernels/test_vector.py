@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.machine import nvml
-from kernels import _ticket, vector
-from kernels._elementwise import BLOCKS, RESIDENT, choose_block, store_policy, suits_block, words_of
+from kernels import vector
+from kernels._triton import arrival_counter as _ticket
+from kernels.elementwise_details.blocks import (
+    BLOCKS,
+    RESIDENT,
+    choose_block,
+    store_policy,
+    suits_block,
+    words_of,
+)
 from ops import vector as problems
 from ops._vector_cases import bits_bytes
 from tests.support.examples import many

@@ -176,6 +176,7 @@ CODE = (
     "harness/room/a.py",
     "ops/a.py",
     "kernels/b.py",
+    "kernels/b_details/a.py",
     "kernels/tuned/h200.json",
     "baselines/c.py",
 )

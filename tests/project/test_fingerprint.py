@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.project import fingerprint, libraries
-from kernels import _tuned
+from kernels._runtime import configs as _tuned
 
 FILES = {
     "ops/toy.py": "from ops import _spec\n",
     "ops/_spec.py": "x = 1\n",
     "ops/else.py": "",
-    "kernels/toy.py": "from kernels import _tile\n",
-    "kernels/_tile.py": "import torch\n",
+    "kernels/toy.py": "from . import toy_details\nfrom .toy_details.rows import f\n",
+    "kernels/toy_details/rows.py": "from .._triton import memory\nf = memory.x\n",
+    "kernels/_triton/memory.py": "from .math import x\n",
+    "kernels/_triton/math.py": "x = 1\n",
     "kernels/_other.py": "",
     "kernels/else.py": "",
     "baselines/rival.py": 'import rival\nfrom baselines._formulas import f\nLIBRARY = "rival"\n',
@@ -25,7 +27,7 @@ FILES = {
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(libraries, "version", {"triton": "3", "rival": "1"}.get)
     return tmp_path
@@ -41,7 +43,9 @@ def both(tree):
         ("ops/toy.py", [True, True]),
         ("ops/_spec.py", [True, True]),
         ("kernels/toy.py", [True, False]),
-        ("kernels/_tile.py", [True, False]),
+        ("kernels/toy_details/rows.py", [True, False]),
+        ("kernels/_triton/memory.py", [True, False]),
+        ("kernels/_triton/math.py", [True, False]),
         ("baselines/rival.py", [False, True]),
         ("baselines/_formulas.py", [False, True]),
         ("kernels/_other.py", [False, False]),

@@ -20,9 +20,10 @@ BLOCK = re.compile(r"`([\w/]+\.(?:py|tex))`:\n\n```\w+\n(.*?)```", re.DOTALL)
 def followed(folder, guide):
     """Copy this tree, add the code of a guide, and return the names of the files it touches."""
     copied(folder)
-    for name in ("tests", "docs", "network"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    ignored = shutil.ignore_patterns("__pycache__")
+    for path in ROOT.glob("[!.]*/"):
+        if path.name not in ("results", "mutants") and not (folder / path.name).exists():
+            shutil.copytree(path, folder / path.name, ignore=ignored)
     # All files at the top are copied, because a test of the whole tree may read any of them.
     for path in ROOT.iterdir():
         if path.is_file() and path.name != ".git" and not (folder / path.name).exists():

@@ -123,6 +123,31 @@ def test_no_parent_imports_torch(module):
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 
+def rooms_of_kernels():
+    """Each room below kernels/ ("" for the families themselves), and the rooms that it imports."""
+    found = {}
+    for path in (ROOT / "kernels").rglob("*.py"):
+        package = path.relative_to(ROOT).parts[:-1]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                above = package[: len(package) - node.level + 1]
+                module = [*above, *filter(None, (node.module or "").split("."))]
+                room = (
+                    module[1] if len(module) > 1 and (ROOT.joinpath(*module[:2])).is_dir() else ""
+                )
+                found.setdefault("".join(package[1:]), set()).add(room)
+    return found
+
+
+def test_code_that_families_of_kernels_share_knows_no_family():
+    found = rooms_of_kernels()
+    details = {name for name in found if name.endswith("_details")}
+    assert set(found) == {"", "_runtime", "_triton", *details}
+    assert found["_runtime"] <= {"_runtime"}
+    assert found["_triton"] <= {"_runtime", "_triton"}
+    assert not [name for name in details if "" in found[name]], "a part of a family imports it"
+
+
 def test_a_room_opens_with_its_purpose_alone():
     for path in (ROOT / "harness").rglob("__init__.py"):
         [purpose] = ast.parse(path.read_text()).body

@@ -1,8 +1,6 @@
 """Imitate a GPU that Triton compiles for and that starts nothing, to test the path to a launch."""
 
 import contextlib
-import importlib
-import pkgutil
 import types
 
 import torch
@@ -10,7 +8,7 @@ from triton.backends.nvidia import driver
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-import kernels
+from tests.support import kernel_files
 
 
 class CudaLauncher(driver.CudaLauncher):
@@ -54,8 +52,7 @@ class GPU:
 def compiled(monkeypatch):
     """Replace the interpreter's kernels by those of a machine with a GPU."""
     made = {}
-    for each in pkgutil.iter_modules(kernels.__path__):
-        module = importlib.import_module(f"kernels.{each.name}")
+    for module in kernel_files.modules():
         for name, value in vars(module).items():
             if isinstance(value, InterpretedFunction):
                 if value not in made:

@@ -7,8 +7,9 @@ import types
 import torch
 from triton.runtime.jit import JITFunction
 
-from kernels import _launch_guard, _plan_compiler
-from kernels._checks import placed
+from kernels._runtime import launch_guard as _launch_guard
+from kernels._runtime import plan_compiler as _plan_compiler
+from kernels._runtime.checks import placed
 from tests.support.fake_gpu import CudaLauncher
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from unittest import mock
 
-from kernels import _linear_hopper as hopper
+from kernels.cross_entropy_details import linear_tiles_hopper as hopper
 
 GROUPS, ROWS, CLASSES, INNER = hopper.GROUPS.value, hopper.ROWS, hopper.CLASSES, hopper.INNER
 

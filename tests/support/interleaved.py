@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
 
-from kernels import _exchange
+from kernels._triton import exchange as _exchange
 from tests.support import ptx
 
 ORDERS = ("in order", "reversed", "random", "successor first", "in turn")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import kernel_files
+
 ROOT = Path(__file__).resolve().parents[2]
 OPS = """
 from ops._spec import Cost, Op, Tensor, case
@@ -18,7 +20,7 @@ OP = Op(
 """
 KERNELS = """
 import torch, triton, triton.language as tl
-from kernels._tuned import Configs
+from kernels._runtime.configs import Configs
 
 
 @triton.jit
@@ -78,8 +80,7 @@ def make_tree(root, kernels=KERNELS, ops=OPS):
     for name in ("ops", "kernels", "baselines"):
         (root / name).mkdir()
         (root / name / "__init__.py").write_text("")
-    for shared in (ROOT / "kernels").glob("_[a-z]*.py"):
-        shutil.copy(shared, root / "kernels")
+    kernel_files.copy_shared(root / "kernels")
     shutil.copy(ROOT / "ops/_spec.py", root / "ops")
     (root / "ops/toy.py").write_text(ops)
     (root / "kernels/toy.py").write_text(kernels)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import kernel_files
+
 ROOT = Path(__file__).resolve().parents[2]
 
 OPS = """
@@ -132,8 +134,7 @@ def tree(tmp_path_factory):
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text)
     # The harness knows the cache of launches.
-    for shared in (ROOT / "kernels").glob("_[a-z]*.py"):
-        shutil.copy(shared, root / "kernels")
+    kernel_files.copy_shared(root / "kernels")
     return root
 
 

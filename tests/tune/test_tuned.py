@@ -11,7 +11,8 @@ import triton
 from harness.build import tables
 from harness.cli import UserError
 from harness.tune import merge
-from kernels import _tuned, softmax
+from kernels import softmax
+from kernels._runtime import configs as _tuned
 from tests.support.modules import loaded
 
 CUDA = torch.device("cuda", 0)

@@ -4,7 +4,7 @@
 rule survey:
     input:
         study.sources("harness/survey.py"),
-        study.glob("kernels/*.py", "baselines/*.py"),
+        study.glob("kernels/**/*.py", "baselines/*.py"),
         snapshot=study.glob("results/recorded/survey.csv"),
         published=study.glob("results/recorded/published.csv"),
     output:

@@ -1,0 +1,358 @@
+"""The backward pass of attention: dq, dk and dv from the recomputed scores.
+
+With P = softmax(S), S = scale q kᵀ + mask, O = P v:
+    dv = Pᵀ dO,  dP = dO vᵀ,  dS = P (dP - delta),  dq = scale dS k,  dk = scale dSᵀ q,
+delta = rowsum(dO O) - dlse, since the derivative of lse is P. With dropout P v and dO vᵀ are taken
+of the entries that it keeps, over their share; delta stays (Dao, "FlashAttention-2", 2023).
+
+FLOPs: 14 D a pair, of which 10 D are needed: the scores and dP are computed by both kernels. That
+is the price of results that depend on no order: each gradient has one owner, which sums in
+registers, and nothing is added in memory. The first kernel also computes delta for the second, so
+that dO and O are not read once more for it.
+
+The kernel of dk and dv holds its scores transposed, [keys, rows]: so Pᵀ and dSᵀ go from the
+accumulator of one product to the factor of the next in registers.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .._runtime.call_cache import cached_launch
+from .._runtime.configs import Configs
+from .._runtime.device import shared_bytes
+from .._triton.math import LOG2E
+from .._triton.memory import store_as
+from ..random_details.philox import boxed
+from .launch import in_rows, like, options_of, strides_of, strides_of_mask
+from .scores import kept_entries, key_range, load_tile, masked_scores, row_range, unit
+
+
+@triton.jit
+def _weights(scores, factor, m, log_l, PRECISE: tl.constexpr):
+    """exp2(factor scores - m - log_l), the weights of rows with these statistics."""
+    if PRECISE:
+        return tl.exp2((scores * factor - m) - log_l)
+    else:
+        return tl.exp2(scores * factor - m)
+
+
+@triton.jit
+def _load_rows(ptrs, inside, outside, MASKED: tl.constexpr, KEPT: tl.constexpr):
+    """A number for each row; `outside` for rows outside, if MASKED; zeros if it is not KEPT."""
+    if not KEPT:
+        return tl.zeros(inside.shape, tl.float32)
+    elif MASKED:
+        return tl.load(ptrs, mask=inside, other=outside)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def _loop_keys(
+    dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, last,
+    stride_ks, stride_vs, stride_mm, stride_mn,
+    SQ, SK, left, right, scale, seed, dropped, inverse, head,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dq with the keys from first to last, not yet scaled. first: a multiple of BLOCK_N."""
+    offs_n = tl.arange(0, BLOCK_N)
+    # A sequence length of one is a compile-time constant, and so is what follows from it.
+    k_ptrs += tl.cast(first, tl.int64) * stride_ks
+    v_ptrs += tl.cast(first, tl.int64) * stride_vs
+    for start in range(first, last, BLOCK_N):
+        inside = start + offs_n < SK
+        k = load_tile(k_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
+        v = load_tile(v_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        scores = masked_scores(
+            scores, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
+            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED,
+        )  # fmt: skip
+        p = _weights(scores, unit(mask_ptr, scale), m, log_l, q.dtype == tl.float32)
+        dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            kept = kept_entries(seed, dropped, head, offs_m, start, SQ, SK, BLOCK_M, BLOCK_N)
+            dp = tl.where(kept, dp * inverse, 0.0)
+        ds = p * (dp - delta)
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
+        v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
+    return dq
+
+
+@triton.jit
+def _loop_rows(
+    dk, dv, k, v, q_ptrs, dout_ptrs, mask_ptr, stats_ptr, delta_ptr, offs_n, wide, first, last,
+    stride_qs, stride_dos, stride_mm, stride_mn,
+    SQ, SK, left, right, scale, seed, dropped, inverse, head, rows, start_n,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dk, not yet scaled, and dv with the rows from first to last. first: a multiple of BLOCK_M."""
+    q_ptrs += tl.cast(first, tl.int64) * stride_qs
+    dout_ptrs += tl.cast(first, tl.int64) * stride_dos
+    PRECISE: tl.constexpr = k.dtype == tl.float32
+    for start in range(first, last, BLOCK_M):
+        offs_m = start + tl.arange(0, BLOCK_M)
+        inside = offs_m < SQ
+        q = load_tile(q_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
+        dout = load_tile(dout_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
+        place = head * SQ + offs_m
+        # A row that is outside has weights of zero.
+        m = _load_rows(stats_ptr + place, inside, float("inf"), MASKED, True)
+        log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, MASKED, PRECISE)
+        delta = _load_rows(delta_ptr + place, inside, 0.0, MASKED, True)
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+        scores = masked_scores(
+            scores, mask_ptr, offs_m[None, :], offs_n[:, None], stride_mm, stride_mn,
+            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED,
+        )  # fmt: skip
+        p = _weights(scores, unit(mask_ptr, scale), m[None, :], log_l[None, :], PRECISE)
+        dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        if DROPOUT:
+            kept = kept_entries(seed, dropped, head, offs_m, start_n, SQ, SK, BLOCK_M, BLOCK_N)
+            kept = tl.trans(kept)
+            dp = tl.where(kept, dp * inverse, 0.0)
+            dropped_p = tl.where(kept, p * inverse, 0.0)
+        else:
+            dropped_p = p
+        dv = tl.dot(dropped_p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+        q_ptrs += tl.cast(stride_qs, tl.int64) * BLOCK_M
+        dout_ptrs += tl.cast(stride_dos, tl.int64) * BLOCK_M
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["seed", "dropped"])
+def _dq_kernel(
+    q_ptr, k_ptr, v_ptr, mask_ptr, out_ptr, dout_ptr, dlse_ptr, stats_ptr, delta_ptr, dq_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
+    stride_dob, stride_doh, stride_dos, stride_dqb, stride_dqh, stride_dqs,
+    stride_mb, stride_mh, stride_mm, stride_mn,
+    H, GROUP, SQ, SK, left, right, scale, seed, dropped, inverse, rows,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dq = scale dS k, and delta = rowsum(dO O) - dlse for the kernel of dk and dv.
+
+    Grid: cdiv(SQ, BLOCK_M) * B * H programs, tiles of one head side by side. A program owns BLOCK_M
+    rows of one head: it reads them of q, out, dout, dlse and stats, walks the keys that they see,
+    and writes them of dq and delta. mask, dlse: may be None. delta: [B, H, SQ]. Other parameters
+    as those of the forward kernel.
+    """
+    # torch.compile hands scalars over in float64.
+    scale, inverse = tl.cast(scale, tl.float32), tl.cast(inverse, tl.float32)
+    PADDED: tl.constexpr = BLOCK_D != D
+    tiles = tl.cdiv(SQ, BLOCK_M)
+    tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    if RIGHT:
+        tile = tiles - 1 - tile
+    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
+    head = head.to(tl.int64)
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    inside, wide = offs_m < SQ, offs_d < D
+    row, key = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[:, None]
+    q_ptrs = q_ptr + b * stride_qb + h * stride_qh + row * stride_qs + offs_d[None, :]
+    out_ptrs = out_ptr + b * stride_ob + h * stride_oh + row * stride_os + offs_d[None, :]
+    dout_ptrs = dout_ptr + b * stride_dob + h * stride_doh + row * stride_dos + offs_d[None, :]
+    k_ptrs = k_ptr + b * stride_kb + h // GROUP * stride_kh + key * stride_ks + offs_d[None, :]
+    v_ptrs = v_ptr + b * stride_vb + h // GROUP * stride_vh + key * stride_vs + offs_d[None, :]
+    if mask_ptr is not None:
+        mask_ptr += b * stride_mb + h * stride_mh
+    place = head * SQ + offs_m
+    out = load_tile(out_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    dout = load_tile(dout_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    if dlse_ptr is not None:
+        delta -= tl.load(dlse_ptr + place, mask=inside, other=0.0)
+    tl.store(delta_ptr + place, delta, mask=inside)
+    q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    # A row that is outside has weights of zero.
+    PRECISE: tl.constexpr = q.dtype == tl.float32
+    m = _load_rows(stats_ptr + place, inside, float("inf"), True, True)[:, None]
+    log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, True, PRECISE)[:, None]
+    delta = delta[:, None]
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    first, whole, cut, last = key_range(
+        tile * BLOCK_M, SK, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N
+    )
+    if LEFT:
+        dq = _loop_keys(
+            dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
+            first, tl.minimum(whole, last), stride_ks, stride_vs, stride_mm, stride_mn,
+            SQ, SK, left, right, scale * LOG2E, seed, dropped, inverse, head,
+            LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    dq = _loop_keys(
+        dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
+        whole, cut, stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, scale * LOG2E, seed, dropped, inverse, head,
+        LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    dq = _loop_keys(
+        dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
+        cut, last, stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, scale * LOG2E, seed, dropped, inverse, head,
+        LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + row * stride_dqs + offs_d[None, :]
+    store_as(dq_ptrs, dq * scale, inside[:, None] & wide[None, :])
+
+
+@triton.jit(do_not_specialize=["seed", "dropped"])
+def _dkdv_kernel(
+    q_ptr, k_ptr, v_ptr, mask_ptr, dout_ptr, stats_ptr, delta_ptr, dk_ptr, dv_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_dob, stride_doh, stride_dos,
+    stride_dkb, stride_dkh, stride_dks, stride_dvb, stride_dvh, stride_dvs,
+    stride_mb, stride_mh, stride_mm, stride_mn,
+    H, GROUP, SQ, SK, left, right, scale, seed, dropped, inverse, rows,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dv = Pᵀ dO and dk = scale dSᵀ q, summed over the query heads of a key head.
+
+    Grid: cdiv(SK, BLOCK_N) * B * H / GROUP programs, tiles of one key head side by side; causal
+    ones start with the keys that most rows see. A program owns BLOCK_N keys of one key head: it
+    reads them of k and v, walks in each of the GROUP query heads the rows that see them, of q,
+    dout, stats and delta, and writes dk and dv. Parameters as those of the forward kernel.
+    """
+    scale, inverse = tl.cast(scale, tl.float32), tl.cast(inverse, tl.float32)
+    PADDED: tl.constexpr = BLOCK_D != D
+    tiles = tl.cdiv(SK, BLOCK_N)
+    tile, key_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    key_heads = H // GROUP
+    b, key_head = (key_head // key_heads).to(tl.int64), (key_head % key_heads).to(tl.int64)
+    offs_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    inside, wide = offs_n < SK, offs_d < D
+    row, key = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[:, None]
+    k_ptrs = k_ptr + b * stride_kb + key_head * stride_kh + key * stride_ks + offs_d[None, :]
+    v_ptrs = v_ptr + b * stride_vb + key_head * stride_vh + key * stride_vs + offs_d[None, :]
+    q_ptrs = q_ptr + b * stride_qb + row * stride_qs + offs_d[None, :]
+    dout_ptrs = dout_ptr + b * stride_dob + row * stride_dos + offs_d[None, :]
+    if mask_ptr is not None:
+        mask_ptr += b * stride_mb
+    k = load_tile(k_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    v = load_tile(v_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    first, whole, cut, last = row_range(
+        tile * BLOCK_N, SQ, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N
+    )
+    for member in range(GROUP):
+        h = key_head * GROUP + member
+        head = b * H + h
+        head_q_ptrs, head_dout_ptrs = q_ptrs + h * stride_qh, dout_ptrs + h * stride_doh
+        head_mask_ptr = mask_ptr
+        if mask_ptr is not None:
+            head_mask_ptr += h * stride_mh
+        if RIGHT:
+            dk, dv = _loop_rows(
+                dk, dv, k, v, head_q_ptrs, head_dout_ptrs, head_mask_ptr, stats_ptr, delta_ptr,
+                offs_n, wide, first, tl.minimum(whole, last),
+                stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, scale * LOG2E,
+                seed, dropped, inverse, head, rows, tile * BLOCK_N,
+                LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+        dk, dv = _loop_rows(
+            dk, dv, k, v, head_q_ptrs, head_dout_ptrs, head_mask_ptr, stats_ptr, delta_ptr,
+            offs_n, wide, whole, cut,
+            stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, scale * LOG2E,
+            seed, dropped, inverse, head, rows, tile * BLOCK_N,
+            LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        dk, dv = _loop_rows(
+            dk, dv, k, v, head_q_ptrs, head_dout_ptrs, head_mask_ptr, stats_ptr, delta_ptr,
+            offs_n, wide, cut, last,
+            stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, scale * LOG2E,
+            seed, dropped, inverse, head, rows, tile * BLOCK_N,
+            LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    keep = inside[:, None] & wide[None, :]
+    dk_ptrs = dk_ptr + b * stride_dkb + key_head * stride_dkh + key * stride_dks + offs_d[None, :]
+    dv_ptrs = dv_ptr + b * stride_dvb + key_head * stride_dvh + key * stride_dvs + offs_d[None, :]
+    store_as(dk_ptrs, dk * scale, keep)
+    store_as(dv_ptrs, dv, keep)
+
+
+def attention_bwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    stats: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seed: int | torch.Tensor,
+    scale: float,
+    dropped: int,
+    left: int | None,
+    right: int | None,
+    keys: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return dq, dk and dv; the latter two are None unless `keys`.
+
+    q, k, v, mask, seed, scale, dropped, left, right: as `attention_fwd` was given them; out, stats:
+    as it returned them. dout, dlse: the gradients of its results.
+    """
+    q, k, v, dout = map(in_rows, (q, k, v, dout))
+    b, h, sq, d = q.shape
+    heads, sk = k.shape[1:3]
+    dq, dk, dv = like(q), like(k) if keys else None, like(v) if keys else None
+    delta = torch.empty((b, h, sq), dtype=torch.float32, device=q.device)
+    given = {"d": d, "itemsize": q.element_size(), "shared": shared_bytes(q.device)}
+    shared = {
+        "q_ptr": q, "k_ptr": k, "v_ptr": v, "mask_ptr": mask, "dout_ptr": dout, "stats_ptr": stats,
+        "delta_ptr": delta, "scale": scale, "seed": boxed(seed, q.device), "rows": b * h * sq,
+        **strides_of(q=q, k=k, v=v, do=dout), **strides_of_mask(mask, (b, h, sq, sk)),
+        **options_of(q, k, left, right, dropped),
+    }  # fmt: skip
+    if dq.numel():
+        config = DQ.pick(q.device, **given)
+        _dq_kernel[(triton.cdiv(sq, config["BLOCK_M"]) * b * h,)](
+            out_ptr=out, dlse_ptr=None if dlse is None else dlse.contiguous(), dq_ptr=dq,
+            **shared, **strides_of(o=out, dq=dq), **config,
+        )  # fmt: skip
+    if keys and dk.numel():
+        config = DKDV.pick(q.device, **given)
+        _dkdv_kernel[(triton.cdiv(sk, config["BLOCK_N"]) * b * heads,)](
+            dk_ptr=dk, dv_ptr=dv, **shared, **strides_of(dk=dk, dv=dv), **config
+        )
+    return dq, dk, dv
+
+
+def _tile(m, n, warps, stages):
+    return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
+
+
+DQ_CONFIGS = (
+    _tile(128, 64, 8, 2), _tile(128, 64, 8, 3), _tile(64, 64, 4, 2), _tile(64, 64, 4, 3),
+    _tile(128, 32, 4, 2), _tile(64, 32, 4, 2), _tile(128, 128, 8, 2),
+    _tile(32, 32, 4, 1), _tile(16, 16, 4, 1),
+)  # fmt: skip
+DKDV_CONFIGS = (
+    _tile(64, 128, 8, 2), _tile(64, 128, 8, 3), _tile(64, 64, 4, 2), _tile(64, 64, 4, 3),
+    _tile(32, 128, 4, 2), _tile(32, 64, 4, 2), _tile(128, 128, 8, 2),
+    _tile(32, 32, 4, 1), _tile(16, 16, 4, 1),
+)  # fmt: skip
+
+
+def _choose_dq(d, itemsize, shared):
+    return DQ_CONFIGS[0] if itemsize == 2 else DQ_CONFIGS[-2]
+
+
+def _choose_dkdv(d, itemsize, shared):
+    return DKDV_CONFIGS[0] if itemsize == 2 else DKDV_CONFIGS[-2]
+
+
+DQ = Configs(_dq_kernel, DQ_CONFIGS, _choose_dq)
+DKDV = Configs(_dkdv_kernel, DKDV_CONFIGS, _choose_dkdv)
+
+attention_bwd = cached_launch(attention_bwd)

@@ -1,0 +1,199 @@
+"""Device functions that the kernels of attention share.
+
+They say which keys a row sees, apply the mask, draw the bits of dropout, and walk the keys of the
+forward pass. Offsets of rows and of
+keys come with two dimensions, so a tile may be [rows, keys] or its transpose.
+
+Row i stands at position p = i + Sk - Sq of the keys: the last row stands at the last key. A bounded
+row sees the keys from i + left to i + right; so `left` is Sk - Sq less the window's left size, and
+`right` is Sk - Sq plus its right size, which is zero if the attention is causal.
+"""
+
+import triton
+import triton.language as tl
+
+from .._triton.math import LOG2E
+from ..random_details.philox import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, STEP_0, STEP_1, number
+
+# Elements that one call of the generator serves: each takes half a word of four.
+PER_CALL = tl.constexpr(8)
+# Values of a tile below the one are multiplied by the other: both are powers of two.
+TINY, LIFT = tl.constexpr(2.0**-60), tl.constexpr(2.0**60)
+
+
+@triton.jit
+def load_tile(ptrs, inside, wide, MASKED: tl.constexpr, PADDED: tl.constexpr):
+    """A tile of q, k, v or a gradient, zero outside.
+
+    inside: rows within the sequence, asked if MASKED. wide: columns within the head, asked if
+    PADDED.
+    """
+    if MASKED and PADDED:
+        return tl.load(ptrs, mask=inside & wide, other=0.0)
+    elif MASKED:
+        return tl.load(ptrs, mask=inside, other=0.0)
+    elif PADDED:
+        return tl.load(ptrs, mask=wide, other=0.0)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def key_range(
+    start_m, SK, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The keys that a tile of rows from start_m on sees: first, whole, cut, last.
+
+    All its rows see the keys from whole to cut. Keys from first to whole and from cut to last need
+    a mask. All but last are multiples of BLOCK_N.
+    """
+    first, last = 0, SK
+    cut = SK
+    if RIGHT:
+        last = tl.maximum(0, tl.minimum(SK, start_m + BLOCK_M + right))
+        cut = tl.maximum(0, tl.minimum(SK, start_m + 1 + right))
+    whole = first
+    if LEFT:
+        first = tl.maximum(0, start_m + left) // BLOCK_N * BLOCK_N
+        whole = tl.cdiv(tl.maximum(0, start_m + BLOCK_M - 1 + left), BLOCK_N) * BLOCK_N
+        # A window narrower than the tile has no key that all rows see.
+        whole = tl.minimum(whole, tl.cdiv(last, BLOCK_N) * BLOCK_N)
+        whole = tl.maximum(first, whole)
+    cut = tl.maximum(whole, cut // BLOCK_N * BLOCK_N)
+    return first, whole, cut, last
+
+
+@triton.jit
+def row_range(
+    start_n, SQ, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The rows that see a tile of keys from start_n on: first, whole, cut, last.
+
+    As `key_range` with rows and keys in each other's place; all but last are multiples of BLOCK_M.
+    """
+    first, last = 0, SQ
+    cut = SQ
+    if LEFT:
+        last = tl.maximum(0, tl.minimum(SQ, start_n + BLOCK_N - left))
+        cut = tl.maximum(0, tl.minimum(SQ, start_n + 1 - left))
+    whole = first
+    if RIGHT:
+        first = tl.maximum(0, start_n - right) // BLOCK_M * BLOCK_M
+        whole = tl.cdiv(tl.maximum(0, start_n + BLOCK_N - 1 - right), BLOCK_M) * BLOCK_M
+        whole = tl.minimum(whole, tl.cdiv(last, BLOCK_M) * BLOCK_M)
+        whole = tl.maximum(first, whole)
+    cut = tl.maximum(whole, cut // BLOCK_M * BLOCK_M)
+    return first, whole, cut, last
+
+
+@triton.jit
+def masked_scores(
+    scores, mask_ptr, rows, keys, stride_mm, stride_mn, SQ, SK, left, right, scale,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Scores with the mask added, and minus infinity for keys that a row does not see.
+
+    scores: products of rows and keys. mask_ptr: of this head, or None. scale: in base 2, and
+    applied only where there is a mask: `unit` says what remains to be applied.
+    """
+    if mask_ptr is not None:
+        ptrs = mask_ptr + rows.to(tl.int64) * stride_mm + keys.to(tl.int64) * stride_mn
+        mask = tl.load(ptrs, mask=(rows < SQ) & (keys < SK), other=0)
+        if mask.dtype.is_floating():
+            scores = scores * scale + mask.to(tl.float32) * LOG2E
+        else:
+            scores = tl.where(mask != 0, scores * scale, -float("inf"))
+    if MASKED:
+        keep = keys < SK
+        if RIGHT:
+            keep = keep & (keys <= rows + right)
+        if LEFT:
+            keep = keep & (keys >= rows + left)
+        scores = tl.where(keep, scores, -float("inf"))
+    return scores
+
+
+@triton.jit
+def unit(mask_ptr, scale):
+    """The factor that takes what `masked_scores` returns to base 2."""
+    if mask_ptr is None:
+        return scale
+    else:
+        return 1.0
+
+
+@triton.jit
+def kept_entries(
+    seed, dropped, head, offs_m, start_n, SQ, SK,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Whether dropout keeps an entry: [BLOCK_M, BLOCK_N], from row offs_m[0] and key start_n on.
+
+    head: batch * H + head, int64. Each row of scores takes ceil(SK / 8) calls of the stream of the
+    seed, so an entry has its bits by its place alone. An entry is kept if its half word is at least
+    `dropped`.
+    """
+    calls = (head * SQ + offs_m.to(tl.int64)) * tl.cdiv(SK, PER_CALL)
+    calls = calls[:, None] + start_n // PER_CALL + tl.arange(0, BLOCK_N // PER_CALL)[None, :]
+    seed = number(seed)
+    k0, k1 = (seed & 0xFFFFFFFF).to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0, c1 = (calls & 0xFFFFFFFF).to(tl.uint32), (calls >> 32).to(tl.uint32)
+    c2 = tl.zeros((BLOCK_M, BLOCK_N // PER_CALL), tl.uint32)
+    c3 = c2
+    for _ in tl.static_range(ROUNDS):
+        p0, p1 = c0.to(tl.uint64) * MULTIPLIER_0, c2.to(tl.uint64) * MULTIPLIER_1
+        c0, c1 = (p1 >> 32).to(tl.uint32) ^ c1 ^ k0, p1.to(tl.uint32)
+        c2, c3 = (p0 >> 32).to(tl.uint32) ^ c3 ^ k1, p0.to(tl.uint32)
+        k0, k1 = k0 + STEP_0, k1 + STEP_1
+    words = tl.join(tl.join(c0, c2), tl.join(c1, c3))
+    # At the top of a word, what is below 16 bits decides nothing. Zero less one is the greatest.
+    bound = (tl.cast(dropped, tl.uint32) << 16) - 1
+    return tl.join(words << 16, words).reshape(BLOCK_M, BLOCK_N) > bound
+
+
+@triton.jit
+def attend_keys(
+    acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, last,
+    stride_ks, stride_vs, stride_mm, stride_mn,
+    SQ, SK, left, right, scale, seed, dropped, head,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Take the keys from first to last into acc, l and m. first: a multiple of BLOCK_N."""
+    offs_n = tl.arange(0, BLOCK_N)
+    # A sequence length of one is a compile-time constant, and so is what follows from it.
+    k_ptrs += tl.cast(first, tl.int64) * stride_ks
+    v_ptrs += tl.cast(first, tl.int64) * stride_vs
+    factor = unit(mask_ptr, scale)
+    for start in range(first, last, BLOCK_N):
+        inside = start + offs_n < SK
+        k = load_tile(k_ptrs, inside[None, :], wide[:, None], MASKED, PADDED)
+        scores = tl.dot(q, k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        scores = masked_scores(
+            scores, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
+            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED,
+        )  # fmt: skip
+        m_new = tl.maximum(m, tl.max(scores, 1) * factor)
+        # A row that has only seen minus infinity must not subtract it from itself.
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = tl.exp2(scores * factor - base[:, None])
+        shrink = tl.exp2(m - base)
+        l = l * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        if DROPOUT:
+            kept = kept_entries(seed, dropped, head, offs_m, start, SQ, SK, BLOCK_M, BLOCK_N)
+            p = tl.where(kept, p, 0.0)
+        v = load_tile(v_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
+        if v.dtype == tl.float32:
+            # A float32 product is made of parts of its factors, which are subnormal, and lost on
+            # the tensor cores, long before the factors are.
+            lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
+            acc += tl.dot(p, v * lift, input_precision=PRECISION) / lift
+        else:
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        m = m_new
+        k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
+        v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
+    return acc, l, m

@@ -1,0 +1,130 @@
+"""maximum and minimum, whose gradients follow from two bits an element.
+
+The gradient goes to the input that was taken, half of it to each of two equals, and all of it to
+both where either is NaN, as in PyTorch. Two flags tell these apart: x lies beyond y or cannot be
+compared with it, and y beyond x likewise. Neither is set of equals, both are where one is NaN. A
+forward pass that a backward pass may follow packs them, eight elements in 16 bits, and the backward
+pass reads them in place of x and y, which are not kept.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .._runtime.call_cache import cached_launch
+from .._runtime.checks import pair
+from .._runtime.configs import Configs
+from .blocks import (
+    WORD,
+    block_is_full,
+    block_offsets,
+    length,
+    packed,
+    store_once,
+    tiles,
+    unpacked,
+    word_offsets,
+    words_of,
+)
+
+
+@triton.jit
+def _forward_block(
+    x_ptr, y_ptr, out_ptr, flags_ptr, N,
+    FULL: tl.constexpr, OP: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    offs = block_offsets(BLOCK_N)
+    mask = None if FULL else offs < N
+    x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
+    y = tl.load(y_ptr + offs, mask=mask).to(tl.float32)
+    if OP == "maximum":
+        out = tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+        x_beyond, y_beyond = (x <= y) == 0, (y <= x) == 0
+    else:
+        out = tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+        x_beyond, y_beyond = (x >= y) == 0, (y >= x) == 0
+    store_once(out_ptr + offs, out, mask)
+    if flags_ptr is not None:
+        words = word_offsets(BLOCK_N)
+        flags = packed(x_beyond, BLOCK_N) | (packed(y_beyond, BLOCK_N) << WORD)
+        tl.store(flags_ptr + words, flags.to(tl.int16), mask=None if FULL else words * WORD < N)
+
+
+@triton.jit
+def _extremum_kernel(
+    x_ptr, y_ptr, out_ptr, flags_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    if N is None or block_is_full(N, BLOCK_N):
+        _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, True, OP, BLOCK_N)
+    else:
+        _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, False, OP, BLOCK_N)
+
+
+@triton.jit
+def _backward_block(
+    flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, FULL: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    offs, words = block_offsets(BLOCK_N), word_offsets(BLOCK_N)
+    mask = None if FULL else offs < N
+    flags = tl.load(flags_ptr + words, mask=None if FULL else words * WORD < N)
+    grad = tl.load(grad_ptr + offs, mask=mask).to(tl.float32)
+    x_beyond, y_beyond = unpacked(flags, BLOCK_N), unpacked(flags >> WORD, BLOCK_N)
+    if dx_ptr is not None:
+        dx = tl.where(x_beyond, grad, tl.where(y_beyond, 0.0, 0.5 * grad))
+        store_once(dx_ptr + offs, dx, mask)
+    if dy_ptr is not None:
+        dy = tl.where(y_beyond, grad, tl.where(x_beyond, 0.0, 0.5 * grad))
+        store_once(dy_ptr + offs, dy, mask)
+
+
+@triton.jit
+def _share_kernel(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, BLOCK_N: tl.constexpr):
+    if N is None or block_is_full(N, BLOCK_N):
+        _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, True, BLOCK_N)
+    else:
+        _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, False, BLOCK_N)
+
+
+def extremum_configs(family: str) -> tuple[Configs, Configs]:
+    """Those of the forward and of the backward pass, of a kernel file by its stem."""
+    return tiles(_extremum_kernel, family), tiles(_share_kernel, family)
+
+
+def extremum_fwd(
+    configs: Configs, op: str, x: torch.Tensor, y: torch.Tensor, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The result of "maximum" or "minimum", and the flags that `extremum_bwd` asks for.
+
+    flags: int16, a word for each eight elements; None unless they are to be kept. ValueError or
+    TypeError where x and y do not belong together.
+    """
+    pair(x, y)
+    x, y = x.contiguous(), y.contiguous()
+    out, n = torch.empty_like(x), x.numel()
+    flags = x.new_empty(words_of(n), dtype=torch.int16) if keep else None
+    if n:
+        config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
+        _extremum_kernel[(-(-n // config["BLOCK_N"]),)](
+            x_ptr=x, y_ptr=y, out_ptr=out, flags_ptr=flags, N=length(n, config), OP=op, **config,
+        )  # fmt: skip
+    return out, flags
+
+
+def extremum_bwd(
+    configs: Configs, flags: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """dx and dy, each None where it is not wanted."""
+    grad = grad.contiguous()
+    dx = torch.empty_like(grad) if wanted[0] else None
+    dy = torch.empty_like(grad) if wanted[1] else None
+    n = grad.numel()
+    if n:
+        config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
+        _share_kernel[(-(-n // config["BLOCK_N"]),)](
+            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), **config,
+        )  # fmt: skip
+    return dx, dy
+
+
+extremum_fwd = cached_launch(extremum_fwd)
+extremum_bwd = cached_launch(extremum_bwd)

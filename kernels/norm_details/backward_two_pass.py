@@ -1,0 +1,123 @@
+"""Kernels of the backward pass of layer norm and RMS norm that read x and dy twice.
+
+The formulas are those of `norm_details/backward.py`. If a row cannot be held, one kernel takes
+mean(g xhat) and mean(g) of all rows, and a second one computes dx, dw and db tile by tile: 10 bytes
+an element of 16 bits, where 6 are needed.
+"""
+
+import triton
+import triton.language as tl
+
+from .._triton.memory import load_f32, store_as
+
+# Programs that share the columns of a row where sums along it are taken.
+SPLITS = 8
+# Programs for each multiprocessor that share the columns and the rows.
+TILE_PROGRAMS = 8
+TILE_CANDIDATES = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
+    for rows, columns in ((4, 512), (8, 256), (8, 512), (16, 256))
+    for stages in (1, 3)
+)
+# The fastest of them for a layer norm, and for an RMS norm, whose sums take fewer registers.
+TILE, RMS_TILE = (
+    {"BLOCK_M": 8, "BLOCK_N": columns, "STAGES": stages, "num_warps": 4}
+    for columns, stages in ((256, 3), (512, 1))
+)
+
+
+@triton.jit
+def _norm_backward_sums_kernel(
+    x_ptr, dy_ptr, weight_ptr, stats_ptr, sums_ptr, stride_xm, stride_dym, M, N,
+    IS_LAYER_NORM: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Parts of the sums along rows: g xhat, and g of a layer norm, with g = w dy.
+
+    Grid: cdiv(M, BLOCK_M), SPLITS. A program owns BLOCK_M rows in a SPLITS-th of the columns, in
+    blocks of BLOCK_N. Reads x, dy [M, N], w [N] and stats (rstd [M], then mean [M] of a layer
+    norm). Writes sums, float32 [1 or 2, M, SPLITS]. EVEN: N is a multiple of BLOCK_N.
+    """
+    split_id = tl.program_id(1)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < M
+    rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
+    c1 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    c2 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if IS_LAYER_NORM:
+        mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
+    span = tl.cdiv(tl.cdiv(N, BLOCK_N), SPLITS) * BLOCK_N
+    last = tl.minimum((split_id + 1) * span, N)
+    for start in tl.range(split_id * span, last, BLOCK_N, num_stages=STAGES):
+        offs_n = start + tl.arange(0, BLOCK_N)
+        mask_n = (offs_n < N) | EVEN
+        mask = mask_m[:, None] & mask_n[None, :]
+        x = load_f32(x_ptr + offs_m[:, None] * stride_xm + offs_n[None, :], mask)
+        g = load_f32(dy_ptr + offs_m[:, None] * stride_dym + offs_n[None, :], mask)
+        if weight_ptr is not None:
+            g = load_f32(weight_ptr + offs_n, mask_n)[None, :] * g
+        if IS_LAYER_NORM:
+            x -= mean
+            c2 += g
+        c1 += g * (x * rstd)
+    tl.store(sums_ptr + offs_m * SPLITS + split_id, tl.sum(c1, 1), mask=mask_m)
+    if IS_LAYER_NORM:
+        offs = (M + offs_m) * SPLITS + split_id
+        tl.store(sums_ptr + offs, tl.sum(c2, 1), mask=mask_m)
+
+
+@triton.jit
+def _norm_backward_tile_kernel(
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, sums_ptr, dx_ptr, parts_ptr,
+    stride_xm, stride_dym, stride_dsm, M, N,
+    IS_LAYER_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dx by the sums along its rows, and parts of dw and db; formulas as in `backward.py`.
+
+    Grid: cdiv(N, BLOCK_N), programs. A program owns BLOCK_N columns of a range of rows, BLOCK_M
+    rows at a time. Reads x, dy (and ds) [M, N], w [N], stats, and sums as
+    `_norm_backward_sums_kernel` wrote them. Writes dx [M, N], and parts, float32: dw [programs, N]
+    if there is a weight, then db [programs, N] if HAS_BIAS. EVEN: N is a multiple of BLOCK_N.
+    """
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask_n = (offs_n < N) | EVEN
+    splits = tl.arange(0, SPLITS)
+    if weight_ptr is not None:
+        weight = load_f32(weight_ptr + offs_n, mask_n)[None, :]
+    dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    share = tl.cdiv(tl.cdiv(M, BLOCK_M), tl.num_programs(1)) * BLOCK_M
+    begin = tl.program_id(1).to(tl.int64) * share
+    end = tl.minimum(begin + share, M)
+    for start in tl.range(begin, end, BLOCK_M, num_stages=STAGES):
+        offs_m = start + tl.arange(0, BLOCK_M)
+        rows = offs_m[:, None]
+        mask_m = offs_m < end
+        mask = mask_m[:, None] & mask_n[None, :]
+        x = load_f32(x_ptr + rows * stride_xm + offs_n[None, :], mask)
+        dy = load_f32(dy_ptr + rows * stride_dym + offs_n[None, :], mask)
+        rstd = tl.load(stats_ptr + offs_m, mask=mask_m, other=0.0)[:, None]
+        sums = sums_ptr + rows * SPLITS + splits[None, :]
+        c1 = tl.sum(tl.load(sums, mask=mask_m[:, None], other=0.0), 1)[:, None] / N
+        if IS_LAYER_NORM:
+            x -= tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
+        if HAS_BIAS:
+            db += dy
+        xhat = x * rstd
+        dx = dy - xhat * c1 if weight_ptr is None else weight * dy - xhat * c1
+        if IS_LAYER_NORM:
+            sums += M * SPLITS
+            dx -= tl.sum(tl.load(sums, mask=mask_m[:, None], other=0.0), 1)[:, None] / N
+        dx *= rstd
+        if ds_ptr is not None:
+            dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
+        store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
+        if weight_ptr is not None:
+            dw += dy * xhat
+    part = tl.program_id(1).to(tl.int64)
+    if weight_ptr is not None:
+        tl.store(parts_ptr + part * N + offs_n, tl.sum(dw, 0), mask=mask_n)
+        part += tl.num_programs(1)
+    if HAS_BIAS:
+        tl.store(parts_ptr + part * N + offs_n, tl.sum(db, 0), mask=mask_n)

@@ -1,0 +1,131 @@
+"""Softmax of short rows that begin at any element: a warp takes several, each as scalars know it.
+
+Rows of a few hundred elements share a program, or its start would take longer than they do. As a
+tile of rows they would have their edges (`_triton/row_access.py`) in a tile of another layout,
+whose sums and maxima pass through shared memory. Here each row is a tile of its own, a line of
+which one thread has. The first threads have an element of the edges each, so a row is reduced once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .._runtime.layout import ACCESS_BYTES
+from .._triton.math import LOG2E
+from .._triton.memory import store_as
+from .._triton.row_access import edges_of, inner, most_whole, whole
+from .rows import finite_or_zero, share_of, weights_of
+
+# The longest rows that share a program, and what a program takes of a tensor.
+SHORT_BYTES, PROGRAM_BYTES = 1024, 2048
+# A thread for each element of the edges, in one warp.
+LEAST_LANES = 32
+
+
+@triton.jit
+def _columns(LANES: tl.constexpr, ACCESS: tl.constexpr):
+    return tl.arange(0, LANES)[:, None] * ACCESS + tl.arange(0, ACCESS)[None, :]
+
+
+@triton.jit
+def _forward_short_kernel(
+    x_ptr, y_ptr, stride_xm, M, N, scale,
+    ROWS: tl.constexpr, LANES: tl.constexpr, ACCESS: tl.constexpr,
+):  # fmt: skip
+    """y = exp(scale x - max scale x) / sum exp(scale x - max scale x) of rows of N elements.
+
+    Grid: a program for ROWS rows. Reads x, whose rows lie stride_xm apart; writes y, whose rows lie
+    N apart. scale: positive and normal. LANES ACCESS >= N.
+    """
+    slope = tl.cast(scale, tl.float32) * LOG2E
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    columns = _columns(LANES, ACCESS)
+    xs, ends = (), ()
+    for i in tl.static_range(ROWS):
+        x_row = x_ptr + (first + i) * stride_xm
+        lead, width = whole(x_row, N)
+        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        mask = (columns < width) & (first + i < M)
+        ends += (tl.load(x_row + places, mask=there & (first + i < M), other=-float("inf")),)
+        xs += (tl.load(inner(x_row, lead) + columns, mask=mask, other=-float("inf")),)
+    for i in tl.static_range(ROWS):
+        lead, width = whole(x_ptr + (first + i) * stride_xm, N)
+        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        top = tl.maximum(tl.max(xs[i].to(tl.float32), 1), ends[i].to(tl.float32))
+        highest = finite_or_zero(tl.max(top, 0))
+        weights, at_ends = weights_of(xs[i], highest, slope), weights_of(ends[i], highest, slope)
+        share = share_of(tl.sum(tl.sum(weights, 1) + at_ends, 0), y_ptr.dtype.element_ty)
+        y_row = y_ptr + (first + i) * N
+        store_as(y_row + places, at_ends * share, there & (first + i < M))
+        mask = (columns < width) & (first + i < M)
+        store_as(inner(y_row, lead) + columns, weights * share, mask)
+
+
+@triton.jit
+def _backward_short_kernel(
+    y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, M, N, scale,
+    ROWS: tl.constexpr, LANES: tl.constexpr, ACCESS: tl.constexpr,
+):  # fmt: skip
+    """dx = scale y (dy - sum y dy) of rows of N elements.
+
+    Grid and constants: as forward. Reads y and dy, whose rows lie stride_ym and stride_dym apart;
+    writes dx, whose rows lie N apart.
+    """
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    columns = _columns(LANES, ACCESS)
+    ys, dys, y_ends, dy_ends = (), (), (), ()
+    for i in tl.static_range(ROWS):
+        y_row, dy_row = y_ptr + (first + i) * stride_ym, dy_ptr + (first + i) * stride_dym
+        lead, width = whole(y_row, N)
+        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        there &= first + i < M
+        mask = (columns < width) & (first + i < M)
+        y_ends += (tl.load(y_row + places, mask=there, other=0.0),)
+        dy_ends += (tl.load(dy_row + places, mask=there, other=0.0),)
+        ys += (tl.load(inner(y_row, lead) + columns, mask=mask, other=0.0),)
+        dys += (tl.load(inner(dy_row, lead) + columns, mask=mask, other=0.0),)
+    for i in tl.static_range(ROWS):
+        lead, width = whole(y_ptr + (first + i) * stride_ym, N)
+        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        y, dy = ys[i].to(tl.float32), dys[i].to(tl.float32)
+        y_end, dy_end = y_ends[i].to(tl.float32), dy_ends[i].to(tl.float32)
+        weighted = tl.sum(tl.sum(y * dy, 1) + y_end * dy_end, 0)
+        dx_row = dx_ptr + (first + i) * N
+        at_end = y_end * (dy_end - weighted) * scale
+        store_as(dx_row + places, at_end, there & (first + i < M))
+        mask = (columns < width) & (first + i < M)
+        store_as(inner(dx_row, lead) + columns, y * (dy - weighted) * scale, mask)
+
+
+def short(n: int, itemsize: int) -> bool:
+    """Whether rows of n elements share a program."""
+    return most_whole(n, itemsize) * itemsize <= SHORT_BYTES
+
+
+def _sizes(n: int, itemsize: int) -> dict[str, int]:
+    access = ACCESS_BYTES // itemsize
+    lanes = max(LEAST_LANES, triton.next_power_of_2(most_whole(n, itemsize) // access))
+    rows = PROGRAM_BYTES // (lanes * ACCESS_BYTES)
+    return {"ROWS": rows, "LANES": lanes, "ACCESS": access, "num_warps": 1}
+
+
+def forward_short(x: torch.Tensor, y: torch.Tensor, stride: int, scale: float) -> None:
+    """y = softmax(scale x) of rows [..., N] that lie `stride` elements apart; scale positive."""
+    n = x.shape[-1]
+    m, sizes = y.numel() // n, _sizes(n, x.element_size())
+    _forward_short_kernel[(-(-m // sizes["ROWS"]),)](
+        x_ptr=x, y_ptr=y, stride_xm=stride, M=m,
+        N=n, scale=scale, **sizes,
+    )  # fmt: skip
+
+
+def backward_short(
+    y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, strides: tuple[int, int], scale: float
+) -> None:
+    """dx = scale y (dy - sum y dy) of rows [..., N]; those of y and dy lie `strides` apart."""
+    n = y.shape[-1]
+    m, sizes = dx.numel() // n, _sizes(n, y.element_size())
+    _backward_short_kernel[(-(-m // sizes["ROWS"]),)](
+        y_ptr=y, dy_ptr=dy, dx_ptr=dx,
+        stride_ym=strides[0], stride_dym=strides[1], M=m, N=n, scale=scale, **sizes,
+    )  # fmt: skip
