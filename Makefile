@@ -81,7 +81,7 @@ cluster: $(READY)
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/cluster.txt
 
 slurm-test: cluster
-	$(BIN)/python -m pytest -ra tests/cluster
+	SLURM_SMOKE=1 $(BIN)/python -m pytest -ra tests/cluster
 
 record: $(READY)
 	$(BIN)/python -m harness.results.record --run results/study --into $(or $(INTO),$(error say where: make record INTO=results/recorded/<machine>))

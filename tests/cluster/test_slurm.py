@@ -69,10 +69,10 @@ def submit(tree, cluster, *words, **more):
         )
 
 
-def finished(study, tree):
+def finished(study, tree, patience_s=PATIENCE_S):
     """The exit code and the words of a study that ends; it is killed if it does not."""
     try:
-        return study.wait(PATIENCE_S), (tree / "said").read_text()
+        return study.wait(patience_s), (tree / "said").read_text()
     finally:
         if study.poll() is None:
             os.killpg(study.pid, signal.SIGKILL)
@@ -139,6 +139,18 @@ def test_a_node_that_dies_fails_its_job_and_the_same_command_goes_on(cluster, tr
     assert code == 0, said
     assert (tree / "results/small/build/vector.json").is_file()
     assert (tree / "results/small/raw/dot.csv").stat().st_mtime_ns == before
+
+
+@needs_slurm
+@pytest.mark.skipif("SLURM_SMOKE" not in os.environ, reason="takes 20 minutes: make slurm-test")
+def test_the_small_study_reaches_the_paper(cluster, tree):
+    shutil.copy(ROOT / "config/smoke.yaml", tree / "small.yaml")
+    study = submit(tree, cluster, "--seconds-between-status-checks", "5")
+    code, said = finished(study, tree, patience_s=3600)
+    assert code == 0, said
+    assert (tree / "results/smoke/report.html").is_file()
+    assert shutil.which("latexmk") is None or (tree / "results/smoke/paper.pdf").is_file()
+    assert len(cluster.jobs()) > 100
 
 
 def wait(script, seconds, unless=Path("none")):
