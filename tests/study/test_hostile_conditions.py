@@ -91,7 +91,7 @@ def test_a_path_with_blanks_and_other_letters_is_no_hindrance(recorded):
     assert (recorded / RAW).is_file() and (recorded / SURVEY).is_file()
 
 
-@pytest.mark.skipif(not shutil.which("latexmk"), reason="needs latexmk")
+@pytest.mark.latex
 def test_a_paper_is_typeset_below_such_a_path(tmp_path):
     place = tmp_path / "проба für é"
     for name in ("paper", "run"):
