@@ -36,7 +36,7 @@ EMPTY = "no rows for this figure"
 
 
 class PaperError(Exception):
-    """What is wrong, where, and what to do, in one or two lines."""
+    """An error in one or two lines: the fault, its place, the remedy."""
 
 
 def run(main: Callable[[argparse.Namespace], None], description: str) -> None:

@@ -1,4 +1,4 @@
-"""What has no time or no right result, and why: for the tables and for the report."""
+"""List the cells without a time or a right result, with the reason, for tables and report."""
 
 import re
 from pathlib import Path

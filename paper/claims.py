@@ -5,7 +5,7 @@ for each column; `at_least`: the least value of each column; `largest`: keep the
 column is largest), a `column`, how its values become one (`aggregate`) and a `format`. `per` names
 a column to divide by, row by row; `gap: true` takes how far each value lies from one. `within`
 names an aggregate that first reduces the rows of one cell to one value; `below` keeps the values
-below a number. Where a claim does not name a column of `_data.USUAL`, the value there is meant. A
+below a number. If a claim does not name a column of `_data.USUAL`, the value there is meant. A
 key that no row supports is left out, with a comment.
 """
 

@@ -5,7 +5,7 @@ each as uncertain as its own blocks. How far two runs of the same code differ be
 from a control, a baseline whose version is the same in both: its gaps in the cells nearest in time
 are one more variance, and its own gap in a cell joins the noise floors of the two A/A twins.
 
-That needs one GPU model. Between two, times say nothing of the code; then the ratios to each
+This needs one GPU model. Between two, times say nothing of the code; then the ratios to each
 baseline are compared instead, which are paired within each run.
 """
 

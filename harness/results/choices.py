@@ -1,4 +1,4 @@
-"""Where a library that tunes itself keeps what it has chosen: a folder for each op and library.
+"""Place the choices of a library that tunes itself: a folder for each op and library.
 
 By default such a library keeps its choices in a folder of the user. There may lie choices that were
 made on another board, in another run, or while other programs used the GPU. So each library that
@@ -9,13 +9,13 @@ it on one board, verification reads a copy of it, and measuring uses it.
 import shutil
 from pathlib import Path
 
-# Of Inductor, of Triton's autotuner (where KEEP has it keep anything), and of QuACK.
+# Inductor, Triton's autotuner (if KEEP has it keep anything), and QuACK.
 FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "QUACK_CACHE_DIR": "quack",
 }
-# What Triton's tuner has chosen it keeps if it is told to. That of Triton 3.6 keeps nothing of
+# Triton's tuner keeps its choices if it is told to. That of Triton 3.6 keeps nothing of
 # configurations with a hook, as those of xFormers.
 KEEP = {"TRITON_CACHE_AUTOTUNING": "1"}
 

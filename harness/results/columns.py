@@ -99,7 +99,7 @@ def _flag(name: str, meaning: str) -> Column:
     return Column(name, FLAG, meaning)
 
 
-# What several files have in common.
+# Columns that several files have.
 OP = _text("op", "operation: the name of the public function", filled=True)
 FAMILY = _text("family", "stem of the kernel file of the operation", filled=True)
 CASE = _text("case", "sizes, flags, layout and values of the problem", filled=True)
@@ -498,7 +498,7 @@ SURVEY = Table(
     ),
 )
 
-# What `harness.summarize` writes into the folder of a run, in this order.
+# The files that `harness.summarize` writes into the folder of a run, in this order.
 SUMMARIES = (
     *(SUMMARY, VERDICTS, CLAIMS, RATES, VERIFICATION, CAPABILITIES, GAPS, LEDGER, SANITIZER),
     *(RESOURCES, IR, RUNS, TUNING, ENVIRONMENT, SHOWN_CEILINGS, DATASHEETS, OVERHEAD),

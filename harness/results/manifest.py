@@ -1,4 +1,4 @@
-"""What a recorded run consists of: `manifest.json`, the SHA-256 digest of each of its files.
+"""List the files of a recorded run: `manifest.json`, the SHA-256 digest of each of its files.
 
 A file that was edited, lost or added since the run was recorded is named before anything is read
 from it.

@@ -89,7 +89,7 @@ def lacking(
 ) -> Iterator[str]:
     """Words for what a measured raw CSV has times of and a measurement of these leaves out.
 
-    A cell without a time is no loss. Of a file that cannot be read nothing is known.
+    A cell without a time is no loss. Nothing is known of a file that cannot be read.
     """
     if not is_held(path):
         return

@@ -1,8 +1,8 @@
 """Copies the ops that a run measured, with their verification, to where git keeps them.
 
 `python -m harness.results.record --run results/study --into results/recorded/h200`; an op is
-replaced whole: CSV, sidecar and reports of all its implementations come from one run. What the
-sanitizer said of a kernel file goes along, if the run asked it. `manifest.json` holds the digest of
+replaced whole: CSV, sidecar and reports of all its implementations come from one run. The
+sanitizer's report on a kernel file goes along, if there is one. `manifest.json` holds the digest of
 each file; `--seal` writes it for what lies in a recorded folder.
 """
 

@@ -34,7 +34,7 @@ def _offered(op: str, impl: str) -> bool:
 
 
 def folders(folder: Path, recorded: Path, sidecars: Mapping[str, dict]) -> Iterator[Path]:
-    """Where the reports of the ops lie: those of this machine, those beside replayed times."""
+    """Yield the folders with reports of the ops: those of this machine, then the recorded ones."""
     yield from (folder / "verify" / op for op in sidecars)
     for op, sidecar in sidecars.items():
         if sidecar["mode"] == "replayed":

@@ -1,8 +1,8 @@
 """Reads JSON files that cross the border of a process or a run, and checks them by their schemas.
 
-A file of `schemas/` describes one format; docs/formats.md shows it. What a reader uses is required
-there. Other keys may be absent or new: records of former runs stay readable. A broken file is a
-UserError that names the file, the place in it, the value and what was expected.
+A file of `schemas/` describes one format; docs/formats.md shows it. The keys that a reader uses are
+required there. Other keys may be absent or new: records of former runs stay readable. A broken file
+is a UserError that names the file, the place in it, the value and what was expected.
 """
 
 import functools
@@ -96,7 +96,7 @@ def _place(path: Iterable[str | int]) -> str:
 
 
 def _expected(schema: dict) -> str:
-    """What a value may be, in words."""
+    """The values that fit, in words."""
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
     types = schema.get("type", [])

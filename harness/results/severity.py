@@ -11,7 +11,7 @@ SEVERITY = ("ok", "unsupported", "withdrawn", "unreached", "oom", "inaccurate", 
 def worst(cells: Sequence[Mapping]) -> Mapping:
     """The first cell of the worst status and, within it, of the largest error.
 
-    What tells nothing of how an implementation computes counts only where no other cell does.
+    A cell that tells nothing of how an implementation computes counts only if no other one does.
     cells: at least one.
     """
     telling = [cell for cell in cells if cell["status"] not in status.SILENT]

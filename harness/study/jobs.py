@@ -182,7 +182,7 @@ class Study:
     def shown(self) -> list[str]:
         """The ops whose times this run has: of a replay those that the recorded run holds.
 
-        Where it holds none, and of ops that are asked for by name, each replay says what it misses.
+        If it holds none, and for ops that are asked for by name, each replay says what it misses.
         """
         if self.measures or self.config["ops"] != "all":
             return list(self.ops)
@@ -337,7 +337,7 @@ class Study:
         return [str(path.relative_to(self.root)) for path in paths]
 
     def tuning(self, wildcards) -> str:
-        """What changes where other configurations of ours bind: the mode, and what it replays."""
+        """The inputs that change if other configurations of ours bind: the mode and the files."""
         if wildcards.get("impl", OURS) != OURS:
             return ""
         mode = self.config["tuning"]
@@ -350,9 +350,9 @@ class Study:
     def reports(self, op: str) -> list[str]:
         """The reports that this run makes of an op: of all whose times it takes.
 
-        Beside replayed times, of ours and of the reference implementation only. What the rivals
-        run on a GPU was verified there, and its reports are recorded; without one they run other
-        code or none.
+        If the times are replayed, only ours and the reference implementation are verified. The code
+        that the rivals run on a GPU was verified there, and its reports are recorded. Without one
+        they run other code or none.
         """
         impls = self.impls(op)
         if not self.measures:
@@ -392,7 +392,7 @@ class Study:
         return next((gpu.uuid for gpu in gpus()), "")
 
     def autotuned(self, wildcards) -> list[str]:
-        """What the libraries that tune themselves for the op say of it."""
+        """The reports of the libraries that tune themselves for the op."""
         baselines = self_tuned(self.root, wildcards.op, self.rivals[wildcards.op])
         return [f"{self.run}/autotune/{wildcards.op}/{impl}.json" for impl in baselines]
 
@@ -405,7 +405,7 @@ class Study:
         )
 
     def sanitized(self, wildcards) -> list[str]:
-        """What the sanitizer said of the kernel files, in this run or as recorded, where it did."""
+        """The sanitizer's reports on the kernel files, of this run and as recorded."""
         paths = (f"sanitize/{family}.json" for family in self.families)
         here = (f"{self.run}/{path}" for path in paths)
         return [p for p in here if (self.root / p).is_file()] + self._recorded(

@@ -1,4 +1,4 @@
-"""What each implementation can do, from what verification saw: rows of CSV files, and of the docs.
+"""Show the capabilities of each implementation, as verified: rows of CSV files, and of the docs.
 
 `python -m harness.summarize.capabilities --recorded results/recorded/h200 --out
 docs/capabilities.md` renews the page.
@@ -268,7 +268,7 @@ def _gap_table(lacking: Iterable[Mapping]) -> str:
 
 
 def _kind(reason: str) -> str:
-    """What reasons have in common that differ in sizes and dtypes alone, or far behind."""
+    """The part of a reason that is the same in reasons that differ in sizes, or only far behind."""
     return re.sub(r"[\d.]+(?:e[+-]\d+)?", "#", reason)[:ALIKE]
 
 

@@ -29,7 +29,7 @@ class Offset(NamedTuple):
     tails: float
 
     def joined(self, other: "Offset") -> "Offset":
-        """That of a difference which has both offsets."""
+        """Return the offset of a difference that has both offsets."""
         variances = np.array([self.variance, other.variance])
         pooled = (
             float(stats.pooled(variances, np.array(pair)))
@@ -67,7 +67,7 @@ class Offsets:
         self._tails = float(tails(self._gaps, others)) if len(gaps) > 1 else stats.FEW_TAILS
 
     def at(self, length_us: float) -> Offset:
-        """That of the gap between two processes, for calls of so many microseconds."""
+        """Return the offset of the gap between two processes, for calls of so many microseconds."""
         if not self._places.size:
             return NONE
         near = neighbours(np.log([length_us]), self._places)
@@ -78,12 +78,12 @@ class Offsets:
         return Offset(self._found[key], float(near.size), self._tails)
 
     def alone(self, length_us: float, processes: int = 1) -> Offset:
-        """That of the mean of so many processes: of one, half of the variance of a gap."""
+        """Return the offset of the mean of so many processes: for one, half that of a gap."""
         gap = self.at(length_us)
         return gap._replace(variance=gap.variance / 2 / processes)
 
     def between(self, length_us: float, ours: int, theirs: int) -> Offset:
-        """That of the gap between the means of so many processes each."""
+        """Return the offset of the gap between the means of so many processes each."""
         gap = self.at(length_us)
         return gap._replace(variance=gap.variance * (1 / ours + 1 / theirs) / 2)
 
@@ -91,8 +91,8 @@ class Offsets:
 def neighbours(places: np.ndarray, among: np.ndarray, others: bool = False) -> np.ndarray:
     """The indices of the NEIGHBOURS gaps `among` that lie nearest to each place, (places, count).
 
-    others: the i-th gap is not among the neighbours of the i-th place. Of gaps at the same distance
-    the first counts.
+    others: the i-th gap is not among the neighbours of the i-th place. The first of several gaps at
+    the same distance counts.
     """
     distances = np.abs(places[:, None] - among[None, :])
     if others:
@@ -115,7 +115,7 @@ def tails(gaps: Estimate, others: np.ndarray) -> np.ndarray:
 
 
 def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
-    """What is to be said of each member of a family, in columns of a table.
+    """Judge each member of a family; return the columns of a table.
 
     A member is the mean over some cells. Its noise floor is the widest of its gaps, taken over the
     same cells. `ratio`, `ci_lo`, `ci_hi` hold the exponential, with its interval by Student's t.
@@ -140,7 +140,7 @@ def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
 
 
 def against_best(members: Sequence[Sequence[Difference]]) -> dict:
-    """What is to be said of the least of several true differences, in columns of a table.
+    """Judge the least of several true differences; return the columns of a table.
 
     members: a rival each, over its cells. `closest` is the index of the one with the least ratio;
     `claims.best_rows` says how p and verdict follow. No family is corrected for.

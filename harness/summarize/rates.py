@@ -170,8 +170,8 @@ class Study:
 
 
 def _shares(found: np.ndarray) -> dict[str, float]:
-    """Of families, (..., members), the share in which any member has a verdict; and of members
-    that of which ours is found better.
+    """Return the share of families in which any member has a verdict, and the share of members in
+    which ours is found better. found: verdicts, [..., members].
     """
     names = {"better": "better", "worse": "worse", "same": "no difference"}
     shares = {key: _share((found == name).any(axis=-1)) for key, name in names.items()}

@@ -14,8 +14,8 @@ from harness.results.reports import REMEDY, ROOT
 def changed(reports: Iterable[Mapping], sidecars: Mapping[str, dict]) -> set[str]:
     """The ops whose code may not be what was timed.
 
-    Of replayed times two reports on ours must name the same code: that of the recorded run and that
-    of this machine. A report or a digest that is absent shows nothing, so the op counts.
+    Two reports on ours must name the same code if times are replayed: that of the recorded run
+    and that of this machine. A report or a digest that is absent shows nothing, so the op counts.
     """
     codes: dict[str, list] = {op: [] for op in sidecars}
     for report in reports:
@@ -34,7 +34,7 @@ def verification(reports: Iterable[Mapping], families: Mapping[str, str]) -> Ite
 
     `cells` and `passed` count all that an implementation offers, `hostile` and `hostile_passed` the
     hostile ones among them. Status, reason and the worst ratio are of the ordinary cells: nothing
-    is held against a library for what few programs ask for. Of ours they are of all cells.
+    is held against a library for what few programs ask for. For ours they are of all cells.
     """
     for report in reports:
         offered = [cell for cell in report["cells"] if cell["status"] not in status.SILENT]

@@ -106,7 +106,7 @@ def group(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, Cell]]:
 def parts(keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
     """HEADLINE or TRAINING for each cell of a study, by the values of KEY.
 
-    A call of the pass `both` launches what `forward` and `backward` launch. Where an op has all
+    A call of the pass `both` launches what `forward` and `backward` launch. If an op has all
     three, a mean over the three weighs the op twice, so its `both` is TRAINING and stands in
     families of its own. An op that has no `backward`, as a loss, shows its gradients in `both`
     alone: there it is HEADLINE. A backward cell counts here whether it has a time or not.

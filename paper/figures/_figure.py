@@ -1,4 +1,4 @@
-"""What the figures share: style, one colour for each implementation, panels of rate over size.
+"""Give figures their common parts: style, colours of implementations, panels of rate over size.
 
 Seaborn draws the panels, curves, intervals and cells. Matplotlib draws what seaborn has no mark
 for: signs at the edge of a panel, in parts of its height, and a legend over several plots.
@@ -26,7 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-# What a user or a machine prefers must not show in a figure of the paper.
+# Preferences of a user or a machine must not show in a figure of the paper.
 mpl.rcdefaults()
 mpl.style.use(Path(__file__).parents[1] / "tilewright.mplstyle")
 so.Plot.config.theme.update(mpl.rcParams)
@@ -36,13 +36,13 @@ OURS_COLOUR, DARK = "#c8102e", "#333333"
 BASELINES = list(mpl.rcParams["axes.prop_cycle"])
 HOLLOW = {"markerfacecolor": "white", "markeredgewidth": 0.8, "linestyle": (0, (4, 1.5))}
 PANEL_INCHES = 1.05
-# Of more curves than this a panel is higher.
+# A panel of more curves than this is higher.
 MANY = 8
 LEGEND_COLUMNS = 5
 # Inches that a letter of the legend takes, and a mark with the gaps around it.
 LETTER, MARK = 0.057, 0.41
 LIGHT = {"color": DARK, "linestyle": "--", "linewidth": 0.8}
-# What events timed: a ring around its mark, since the host's work is in it.
+# A time by events has a ring around its mark, because the host's work is in it.
 RING, RING_SIZE, RING_WIDTH = "o", 7.5, 0.6
 BY_EVENTS = "timed by events, host included"
 
@@ -50,7 +50,7 @@ BY_EVENTS = "timed by events, host included"
 def looks(impls: Iterable[str]) -> dict[str, dict]:
     """Colour and marker of each implementation, from its name; a taken one gives way to the next.
 
-    Where all are taken they come once more, with hollow markers and dashed lines. Hand it all
+    If all are taken, they come once more, with hollow markers and dashed lines. Hand it all
     implementations of a run, so that all figures of the run agree.
     """
     found, taken, face = {}, set(), {}

@@ -1,4 +1,4 @@
-"""What each implementation can do: a field for each op, pass and dtype, as verification saw it.
+"""Draw the capabilities of each implementation: a field for each op, pass and dtype.
 
 The colours are of ordinary cases. Two columns say how many of these were reached, and how many
 hostile inputs passed.
@@ -24,12 +24,12 @@ LOOKS = {
     "library or GPU absent": ("#ffffff", "\u25cb"),
 }
 OK, PARTLY, REACHED, WRONG, DECLINED, ABSENT = LOOKS
-# Of ordinary cases and of hostile ones: cells in all, reached, passed and declined.
+# For ordinary cases and for hostile ones: cells in all, reached, passed and declined.
 ORDINARY = ("of", "cells", "passed", "declined")
 HOSTILE = ("hostile_of", "hostile", "hostile_passed", "hostile_declined")
 # In inches; the legend needs the least width.
 ROW, COLUMN, LEFT, LEAST = 0.235, 0.235, 2.6, 5.2
-# Where the two columns at the right end, in points behind the last op.
+# The ends of the two columns at the right, in points behind the last op.
 RIGHT = (28, 66)
 
 

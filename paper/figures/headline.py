@@ -64,7 +64,7 @@ def _titles(cells):
 
 
 def _borders(families):
-    """Where one family ends and the next begins; the first line is that of all cells."""
+    """Place a line between one family and the next; the first line is that of all cells."""
     names = ["", *families]
     return [line - 0.5 for line in range(1, len(names)) if names[line] != names[line - 1]]
 

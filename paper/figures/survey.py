@@ -5,7 +5,7 @@ import seaborn.objects as so
 from _data import OURS, kernels, run
 from matplotlib import pyplot as plt
 
-# Of the largest dot, in square points.
+# Area of the largest dot, in square points.
 AREA = 260
 LIBRARY_COLOUR, SHADE = "#56799a", "#f6e3e6"
 

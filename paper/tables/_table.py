@@ -1,4 +1,4 @@
-"""What the tables share: text made safe for LaTeX, and fragments of booktabs tables."""
+"""Give tables their common parts: text made safe for LaTeX, and fragments of booktabs tables."""
 
 import math
 import re
@@ -55,7 +55,7 @@ def prose(value: object) -> str:
 
 
 def reason(text: str, length: int) -> str:
-    """What a library said, up to so many letters."""
+    """Return the words of a library, up to so many letters."""
     return prose(cut(text, length))
 
 

@@ -64,7 +64,7 @@ def cells(folder):
     """The cells of ours, with each quantity of ours and, as `best_…`, of the fastest baseline."""
     rows = summary(folder)
     rows = rows[rows["set"] == "grid"].set_index(CELL)
-    # What events timed is compared with no time of a graph; what it cost the host is.
+    # A time by events is compared with no time of a graph; the host's time of such a call is.
     by_events = (rows["timed_by"] == EVENTS) & (rows["impl"] != OURS)
     rows["device_us"] = rows["device_us"].mask(by_events)
     valid = rows["status"].isin(TIMED) & rows["device_us"].notna()
@@ -80,7 +80,7 @@ def cells(folder):
     own, other = (_quantities(frame, eager, limits, moved) for frame in (ours, best))
     own["peer_ratio"] = best["device_us"] / ours["device_us"]
     found = own.join(other.add_prefix("best_")).reset_index()
-    # Of six digits each, so that 64 MiB may come out as a little less.
+    # Both have six digits, so that 64 MiB may come out as a little less.
     found["mib"] = (moved.to_numpy() / MIB).round(2)
     family = rows[rows["impl"] == OURS]["family"].to_numpy()
     best = best["impl"].fillna("").to_numpy()

@@ -1,4 +1,4 @@
-r"""What ops add in which nobody but PyTorch and the tutorials competes: `\alonesentence`.
+r"""Tell the share of the ops that only PyTorch and the tutorials have: `\alonesentence`.
 
 An op that no other library has is an easy one to lead in, and may lift the mean over all cells.
 """

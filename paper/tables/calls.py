@@ -1,4 +1,4 @@
-"""What a call costs the host, at the cells that the targets name for it, beside the libraries'."""
+"""List the host time of a call in the cells that the targets name, and that of the libraries."""
 
 import _table
 import pandas as pd

@@ -1,4 +1,4 @@
-r"""What is claimed of each op: against the best rival, `\bestsentence` in words and `\besttable`;
+r"""List the claims on each op: against the best rival, `\bestsentence` in words and `\besttable`;
 against each baseline, `\claimstable`.
 """
 

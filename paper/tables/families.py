@@ -51,7 +51,7 @@ def main(arguments):
 
 
 def _measured(direction, against, timed):
-    """What a pass shows: where ours stands to the fastest baselines, eager PyTorch, the floor."""
+    """Tell how ours stands to the fastest baselines, eager PyTorch and the floor in a pass."""
     against = against[against["pass"] == direction].sort_values("ratio")
     fastest = against.drop_duplicates(CELL)
     title, light = PASSES[direction], timed["pct_sol"]
@@ -95,7 +95,7 @@ def _by_baseline(against):
 
 
 def _side(mean, found):
-    """Who is ahead: both the mean and the number of cells with that verdict have to say so."""
+    """Tell which is ahead: the mean and the number of cells with that verdict have to agree."""
     lead = found.get("better", 0) - found.get("worse", 0)
     if abs(mean - 1) <= LEVEL:
         return "ours is level with the fastest baseline of each cell on the whole"

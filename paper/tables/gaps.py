@@ -1,4 +1,4 @@
-"""What implementations decline or get wrong, in how many cells, and the reason that they gave.
+"""List the cells that implementations decline or get wrong: how many, and the reason they gave.
 
 Ordinary cases come first; hostile inputs have a part of their own.
 """

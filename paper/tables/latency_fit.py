@@ -1,6 +1,6 @@
-"""What a call takes beside the rate of the memory: the line through its smallest and largest cell.
+"""Tell the time of a call beyond the memory's: the line through its smallest and largest cell.
 
-Of the targets that speak of all cells from some traffic on: there the size alone tells them apart.
+It is drawn for targets on all cells from some traffic on: there only their size differs.
 """
 
 import _table

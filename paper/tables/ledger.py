@@ -1,4 +1,4 @@
-"""What else the time of each implementation contains, by op and pass: as observed in one call."""
+"""List what else the time of each implementation contains, as observed in one call."""
 
 import _table
 from _data import natural, rank, read, run, settled
@@ -27,7 +27,7 @@ def main(arguments):
     place = rank(arguments.run)
     found["place"] = found["family"].map(place).fillna(len(place))
     found["rank"] = found["dtype"].map(DTYPES.index)
-    # What was written over may by chance have been what is written: seen once is enough.
+    # The bytes written may by chance be those that were there: one change seen is enough.
     calls = found.groupby(["op", "pass", "impl"])
     found["in_place"] = calls["overwritten_bytes"].transform("max") > 0
     found["seen"] = found["launches"].isna() & found["copies"].isna()

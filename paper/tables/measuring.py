@@ -1,4 +1,4 @@
-"""What measuring took by op, and the A/A gap: how far two processes that run ours lie apart."""
+"""List the time that measuring took by op, and the gap of two processes that run ours."""
 
 import math
 

@@ -1,4 +1,4 @@
-r"""Where the numbers come from: `\provenance` for the first page, `\measuredon` for the date.
+r"""Name the source of the numbers: `\provenance` for the first page, `\measuredon` for the date.
 
 A sentence says whether the times were measured for this document; a table has a row for each run.
 """

@@ -1,4 +1,4 @@
-"""What compute-sanitizer said of our kernels: cases run and findings, by kernel file and tool."""
+"""List the cases and findings of compute-sanitizer on our kernels, by kernel file and tool."""
 
 import _table
 from _data import rank, read, run

@@ -1,6 +1,6 @@
-"""What each kernel was to reach, what it reached, and the fastest baseline of the same run.
+"""List the target of each kernel, its result, and the fastest baseline of the same run.
 
-Of several cells that a row of targets.csv takes, the one furthest from the bound is shown.
+If a row of targets.csv takes several cells, the one furthest from the bound is shown.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What was verified: cells passed, and the worst error as a share of the bound allowed to it."""
+"""List the results of verification: cells passed, and the worst error as a share of its bound."""
 
 import _table
 from _data import rank, read, run
@@ -43,7 +43,7 @@ def main(arguments):
 def _absent(reports):
     """A sentence for each way of offering nothing at all: implementations by their reason."""
     absent = reports[reports["cells"] == 0]
-    # What declines every case gives the reason of one of them, after its name.
+    # An implementation that declines every case gives the reason of one, after its name.
     reasons = absent["reason"].str.replace(r"^\S+ \w+ \w+: ", "", regex=True)
     sentences = []
     for (status, place), found in absent.groupby(["status", "place"], sort=True):
