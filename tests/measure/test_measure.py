@@ -201,7 +201,7 @@ def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
     [
         (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_text(path.read_text()[:-5]), "not readable as JSON"),
-        (lambda path: path.write_text("{}"), "has no 'cells'"),
+        (lambda path: path.write_text("{}"), "has no 'op'"),
     ],
 )
 def test_a_bad_report_is_named(tmp_path, spoil, problem):

@@ -88,7 +88,7 @@ def test_a_rival_that_is_gone_leaves_no_report(run, tmp_path):
         ({"mode": "replayed"}, "was replayed, not measured"),
         ({"dirty": True}, "uncommitted code"),
         ({"rows": 9}, "says 9"),
-        ({"csv_sha256": "0"}, "SHA-256"),
+        ({"csv_sha256": "0" * 64}, "SHA-256"),
     ],
 )
 def test_a_run_that_must_not_be_recorded_is_refused(run, tmp_path, changes, problem):
@@ -149,7 +149,7 @@ def test_recording_an_op_vouches_for_no_other(run, recorded):
 
 def test_a_report_without_its_fields_is_not_recorded(run, tmp_path):
     (run / "verify/softmax/ours.json").write_text("{}")
-    with pytest.raises(UserError, match=r"ours\.json: has no 'cells'; verify it again"):
+    with pytest.raises(UserError, match=r"ours\.json: has no 'op'; verify it again"):
         record.record(run, tmp_path / "recorded", allow_dirty=False)
 
 

@@ -508,5 +508,5 @@ def test_no_replay_is_shown_without_the_evidence_of_its_record(tmp_path, change,
 def test_a_report_of_this_machine_that_says_nothing_is_named(tmp_path):
     synthetic.write_run(tmp_path, ("dot",))
     (tmp_path / "verify/dot/ours.json").write_text("{}")
-    with pytest.raises(UserError, match=r"ours\.json: has no 'cells'; remove it and run"):
+    with pytest.raises(UserError, match=r"ours\.json: has no 'op'; remove it and run"):
         summarize(tmp_path, tmp_path / "recorded")
