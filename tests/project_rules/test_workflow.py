@@ -241,13 +241,15 @@ def test_shared_code_of_kernels_is_a_source(finished):
 
 
 SUMMARY = """
-import re
 import sys
 from pathlib import Path
 
+from harness.results import columns
+
 run = Path(sys.argv[sys.argv.index("--run") + 1])
-for name in re.findall(r'"<run>/(\\w+.csv)"', Path("workflow/rules/summarize.smk").read_text()):
-    (run / name).touch()
+(run / "columns.json").touch()
+for table in columns.SUMMARIES:
+    (run / f"{table.name}.csv").touch()
 print("measuring took 100 s, overhead 20 %")
 """
 
