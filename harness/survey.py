@@ -19,11 +19,12 @@ from typing import NamedTuple
 
 from harness.cli import UserError, run
 from harness.files import whole_file
+from harness.project import libraries
+from harness.project.implementations import OURS
 from harness.results.columns import SURVEY
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = SURVEY.header
-OURS = "ours"
 # What is compiled by name, whatever module the name was imported from.
 USUAL = {
     "triton.jit": "triton",
@@ -65,7 +66,7 @@ def main() -> None:
     for path in arguments.snapshot or ():
         earlier |= read_snapshot(Path(path))
     rows = ours(ROOT)
-    for library in libraries(ROOT / "baselines"):
+    for library in libraries.every(ROOT):
         rows += survey(library) or earlier.get(library, [])
     for path in arguments.published or ():
         held = read_snapshot(Path(path)).values()
@@ -78,16 +79,6 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     print(f"survey: {len(rows)} kernels of {len({row['library'] for row in rows})} libraries")
-
-
-def libraries(folder: Path) -> list[str]:
-    """Triton, and the distributions that the baselines in `folder` name as their LIBRARY."""
-    names = {"triton"}
-    for path in folder.glob("[!_]*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and any(_dotted(t) == "LIBRARY" for t in node.targets):
-                names.add(ast.literal_eval(node.value))
-    return sorted(names)
 
 
 def read_snapshot(path: Path) -> dict[str, list[dict]]:

@@ -11,6 +11,7 @@ import pytest
 
 from harness import survey
 from harness.cli import UserError
+from harness.project import libraries
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = """
@@ -147,10 +148,12 @@ def test_kernels_among_tests_are_marked():
 
 
 def test_libraries_are_those_of_the_baselines(tmp_path):
-    (tmp_path / "one.py").write_text('import absent\nLIBRARY = "some-library"\n')
-    (tmp_path / "two.py").write_text('LIBRARY = "some-library"\n')
-    (tmp_path / "_shared.py").write_text('LIBRARY = "hidden"\n')
-    assert survey.libraries(tmp_path) == ["some-library", "triton"]
+    folder = tmp_path / "baselines"
+    folder.mkdir()
+    (folder / "one.py").write_text('import absent\nLIBRARY = "some-library"\n')
+    (folder / "two.py").write_text('LIBRARY = "some-library"\n')
+    (folder / "_shared.py").write_text('LIBRARY = "hidden"\n')
+    assert libraries.every(tmp_path) == ["some-library", "torch", "triton"]
 
 
 def test_an_absent_library_has_no_rows():
@@ -186,7 +189,7 @@ def test_the_snapshot_stands_in_for_what_is_not_installed(tmp_path, monkeypatch,
     snapshot, out = tmp_path / "snapshot.csv", tmp_path / "survey.csv"
     old = {"source": "installed", "date": "2001-02-03", "kernel": "old"}
     write(snapshot, *({"library": name} | old for name in ("absent", "triton", "ours", "unnamed")))
-    monkeypatch.setattr(survey, "libraries", lambda folder: ["absent", "triton"])
+    monkeypatch.setattr(libraries, "every", lambda root: ["absent", "triton"])
     monkeypatch.setattr("sys.argv", ["survey", "--out", str(out), "--snapshot", str(snapshot)])
     survey.main()
     rows = list(csv.DictReader(out.open()))
@@ -208,7 +211,7 @@ def test_a_snapshot_of_other_columns_is_refused(tmp_path):
 
 def test_the_committed_snapshot_holds_every_library_of_the_baselines():
     held = survey.read_snapshot(ROOT / "results" / "recorded" / "survey.csv")
-    assert set(survey.libraries(ROOT / "baselines")) <= set(held)
+    assert set(libraries.every(ROOT)) <= set(held)
 
 
 def test_the_command_writes_the_kernels_of_this_environment(tmp_path):
@@ -229,7 +232,7 @@ def test_the_command_writes_the_kernels_of_this_environment(tmp_path):
 
 def test_a_library_in_no_package_stands_as_published(tmp_path, monkeypatch):
     out = tmp_path / "survey.csv"
-    monkeypatch.setattr(survey, "libraries", lambda folder: [])
+    monkeypatch.setattr(libraries, "every", lambda root: [])
     held = ROOT / "results" / "recorded" / "published.csv"
     monkeypatch.setattr("sys.argv", ["survey", "--out", str(out), "--published", str(held)])
     survey.main()

@@ -17,7 +17,7 @@ from harness.cli import UserError, run
 from harness.files import write_json, write_text
 from harness.machine import environment
 from harness.project import fingerprint
-from harness.project.registry import OURS
+from harness.project.implementations import OURS
 
 # The architecture for which other than default configurations are compiled, and whose IR is kept.
 HOME = "90"

@@ -10,6 +10,7 @@ from triton.runtime.jit import JITFunction
 from harness.calls import inputs, invoke
 from harness.cli import UserError
 from harness.project import registry
+from harness.project.implementations import OURS
 from kernels._runtime import device as _device
 from kernels._runtime.call_cache import uncached
 from kernels._runtime.configs import Config, Configs
@@ -102,7 +103,7 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
     backward: whether that pass is wanted.
     """
     tensors = inputs.make(op, case, dtype, 0, "meta")
-    function, seeds = registry.function(op.name, registry.OURS), None
+    function, seeds = registry.function(op.name, OURS), None
     if backward and op.differentiable:
         shapes = invoke.run(op, op.reference, case, tensors).values()
         seeds = inputs.gradients(tuple(shapes), 0)

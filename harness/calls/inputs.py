@@ -22,7 +22,7 @@ LARGE = 100.0
 SPIKE, BESIDE_SPIKE = 1e3, 1e-2
 SHARE_OF_INF = SHARE_OF_SENTINEL = 0.25
 # Kinds of values that a tensor declared tame does not take.
-WILD = ("inf", "infinities", "denormal")
+EXTREME = ("inf", "infinities", "denormal")
 # Where the tables of a cell begin is below it, as a position of a token is.
 MOST_START = 2**16
 
@@ -76,7 +76,7 @@ def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: st
         if list(values.shape) != shape:
             raise ValueError(f"{name}: its table is {tuple(values.shape)}, expected {shape}")
     elif element.is_floating_point:
-        kind = "" if spec.tame and case.values in WILD else case.values
+        kind = "" if spec.tame and case.values in EXTREME else case.values
         values = _floating(shape, kind, spec.scale_of(case), key, device, element)
     else:
         least = min(case.sizes.values(), default=1)

@@ -11,7 +11,7 @@ import torch
 from harness.calls import guards
 
 
-class Kept:
+class InputSnapshot:
     """A copy of all bytes under some tensors; those that lie in one storage count once."""
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()):
@@ -33,14 +33,14 @@ class Kept:
         """Whether any byte is another than it was."""
         return any(not torch.equal(*pair) for pair in self._pairs.values())
 
-    def narrow(self) -> None:
+    def drop_unchanged(self) -> None:
         """Drops the copies of what is still as it was."""
         self._pairs = {start: pair for start, pair in self._pairs.items() if not torch.equal(*pair)}
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         for memory, copy in self._pairs.values():
             memory.copy_(copy)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
+    def covers(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in memory of which there is a copy."""
         return guards.start(tensor) in self._pairs

@@ -38,6 +38,8 @@ FLOOR = {
 ZERO = 1e-11
 # Elements compared at a time: float64 copies of a whole tensor of the sweep would not fit.
 CHUNK = 2**24
+# An integer dtype of each size in bytes, to compare bits.
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Distance:
     rms: float
 
 
-def further(one: Distance, other: Distance) -> Distance:
+def elementwise_max(one: Distance, other: Distance) -> Distance:
     """The larger of two, in either norm."""
     return Distance(max(one.max, other.max), max(one.rms, other.rms))
 
@@ -89,12 +91,12 @@ def judge(
     eager: Distance | None,
     dtype: torch.dtype,
     sensitivity: Distance | None = None,
-    beside: Distance | None = None,
+    to_eager: Distance | None = None,
 ) -> Verdict:
-    """Holds a distance from the oracle against what eager's distance and the dtype allow.
+    """Compare a distance from the oracle with the bound that eager's distance and the dtype set.
 
-    sensitivity: how far the oracle moves when its inputs are rounded; beside: how far the result is
-    from eager's; see the module for both.
+    sensitivity: the distance by which the oracle moves if its inputs are rounded. to_eager: the
+    distance of the result from eager's. The module says when each of them counts.
     """
     floor = FLOOR.get(dtype, 0.0)
     # Where eager itself overflows it allows nothing: the floor counts as its distance.
@@ -102,7 +104,7 @@ def judge(
     allowed = [eager if known else Distance(floor, floor)]
     if sensitivity is not None and math.isfinite(sensitivity.max):
         allowed.append(sensitivity)
-    near = beside is not None and beside.max <= CAP and beside.rms <= CAP
+    near = to_eager is not None and to_eager.max <= CAP and to_eager.rms <= CAP
     most = math.inf if near else CAP
     bound = Distance(
         min(most, FACTOR * max(each.max for each in allowed) + floor),
@@ -142,6 +144,14 @@ def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Dista
     if largest.max().item() > ZERO * scale:
         unit, norm = largest.max().item(), math.sqrt(truth_square.sum().item())
     return Distance(worst.max().item() / unit, math.sqrt(square.sum().item()) / norm)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two tensors have the same shape, dtype and bits, in any layout."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    kind = INTEGERS[a.element_size()]
+    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 def _compare(x: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:

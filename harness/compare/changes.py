@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness import stats
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import OURS, TWIN
 from harness.stats import Estimate
 from harness.summarize import comparisons, inference, timings
 from harness.summarize.inference import UNKNOWN, Difference

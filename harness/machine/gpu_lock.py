@@ -55,7 +55,7 @@ def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> It
 
 
 @contextlib.contextmanager
-def turn(gpu: Gpu) -> Iterator[None]:
+def serialize(gpu: Gpu) -> Iterator[None]:
     """One at a time among those that wait here, while other holders of a shared lease go on."""
     descriptor = _open(_path(gpu).with_suffix(".turn"))
     try:
@@ -65,7 +65,7 @@ def turn(gpu: Gpu) -> Iterator[None]:
         os.close(descriptor)
 
 
-class Watch:
+class GpuMonitor:
     """What the driver says of a leased GPU while workers use it."""
 
     def __init__(self, gpu: Gpu):
@@ -82,7 +82,7 @@ class Watch:
         """The numbers of the processes that use it, as far as the driver tells."""
         return {pid for pid, _ in _users(self._gpu)}
 
-    def strangers(self, workers: Collection[int]) -> list[str]:
+    def foreign_processes(self, workers: Collection[int]) -> list[str]:
         """The programs on this GPU that are none of ours.
 
         workers: process groups of the workers, all of which must be using the GPU. Where the driver
@@ -133,11 +133,11 @@ def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu
             raise UserError(_complaint(strangers))
         if now - began > wait_s:
             raise UserError(
-                f"{devices[0]}: still leased by {_holder(devices[0])} after {wait_s:g} s; "
+                f"{devices[0]}: still held by {_holder(devices[0])} after {wait_s:g} s; "
                 "wait for that job or end it"
             )
         if not told and not strangers:
-            print(f"waiting for {devices[0]}, leased by {_holder(devices[0])}", file=sys.stderr)
+            print(f"waiting for {devices[0]}, held by {_holder(devices[0])}", file=sys.stderr)
             told = True
         time.sleep(random.uniform(*PAUSE_S))
 

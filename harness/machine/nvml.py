@@ -84,7 +84,7 @@ def ask(nvml, function: str, *arguments):
         return None
 
 
-class Probe:
+class NvmlSampler:
     """Readings of the first visible GPU while it works; empty where NVML does not know it."""
 
     def __init__(self):
@@ -118,8 +118,10 @@ class Probe:
 
 
 def digest(samples: Sequence[dict[str, object]]) -> dict[str, object]:
-    """Readings of `Probe.sample` as one: the median clock and power, the highest temperature, and
-    every event that any of them names; values that none has are None.
+    """Return one reading for several of `NvmlSampler.sample`, or {} if none holds a value.
+
+    It has the median clock and power, the highest temperature, and every event that a reading
+    names. A value that no reading has is None.
 
     The events of one moment say little of a block, and the driver's counters of throttled time
     take longer to read than many a block lasts; a reading takes microseconds, so there are many.
@@ -139,5 +141,5 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def slowed(throttle: str) -> bool:
-    """Whether the text of `Probe.sample` names a slowdown by heat or hardware."""
+    """Whether the text of `NvmlSampler.sample` names a slowdown by heat or hardware."""
     return not SLOWDOWNS.isdisjoint(throttle.split(SEPARATOR))

@@ -62,11 +62,11 @@ def copy_stream(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 def measure() -> list[Ceiling]:
     """The ceilings of the current CUDA device; see `harness.machine.ceilings`."""
-    probe = nvml.Probe()
-    return [*_bandwidths(probe), *_products(probe), *_fp8_products(probe), _launch()]
+    sampler = nvml.NvmlSampler()
+    return [*_bandwidths(sampler), *_products(sampler), *_fp8_products(sampler), _launch()]
 
 
-def _bandwidths(probe: nvml.Probe) -> Iterator[Ceiling]:
+def _bandwidths(sampler: nvml.NvmlSampler) -> Iterator[Ceiling]:
     """GB/s on random float32, far larger than any cache; a copy counts both directions."""
     memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     granule = BLOCK * ROUNDS
@@ -92,10 +92,10 @@ def _bandwidths(probe: nvml.Probe) -> Iterator[Ceiling]:
     }
     for quantity, programs in forms.items():
         moved = count * 4 * (2 if quantity == "copy" else 1)
-        yield _best(quantity, "GB/s", 1e9, [(moved, program) for program in programs], probe)
+        yield _best(quantity, "GB/s", 1e9, [(moved, program) for program in programs], sampler)
 
 
-def _products(probe: nvml.Probe) -> Iterator[Ceiling]:
+def _products(sampler: nvml.NvmlSampler) -> Iterator[Ceiling]:
     """TFLOP/s of dense products of normal numbers; float32 without the reduced tf32."""
     torch.set_float32_matmul_precision("highest")
     for dtype, shapes in PRODUCTS.items():
@@ -104,10 +104,10 @@ def _products(probe: nvml.Probe) -> Iterator[Ceiling]:
             a = torch.randn(m, k, device="cuda").to(dtype)
             b = torch.randn(k, n, device="cuda").to(dtype)
             programs.append((2 * m * n * k, lambda a=a, b=b: torch.matmul(a, b)))
-        yield _best(_name(dtype), "TFLOP/s", 1e12, programs, probe)
+        yield _best(_name(dtype), "TFLOP/s", 1e12, programs, sampler)
 
 
-def _fp8_products(probe: nvml.Probe) -> Iterator[Ceiling]:
+def _fp8_products(sampler: nvml.NvmlSampler) -> Iterator[Ceiling]:
     """The same in float8, both factors scaled by one; none where device or library lack it."""
     one = torch.ones((), device="cuda")
     try:
@@ -125,7 +125,7 @@ def _fp8_products(probe: nvml.Probe) -> Iterator[Ceiling]:
                         ),
                     )
                 )
-        ceiling = _best(_name(FP8), "TFLOP/s", 1e12, programs, probe)
+        ceiling = _best(_name(FP8), "TFLOP/s", 1e12, programs, sampler)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         print(f"no ceiling for {_name(FP8)}: {status.reason(error)}", file=sys.stderr)
     else:
@@ -148,18 +148,18 @@ def _best(
     unit: str,
     scale: float,
     programs: Sequence[tuple[float, Callable[[], object]]],
-    probe: nvml.Probe,
+    sampler: nvml.NvmlSampler,
 ) -> Ceiling:
     """The highest rate of several programs, each with its amount of work."""
     found = []
     for amount, program in programs:
-        seconds, sm_mhz = _median_s(program, probe)
+        seconds, sm_mhz = _median_s(program, sampler)
         found.append((amount / seconds, sm_mhz))
     rate, sm_mhz = max(found, key=lambda pair: pair[0])
     return Ceiling(quantity, unit, round(rate / scale, 1), sm_mhz)
 
 
-def _median_s(program: Callable[[], object], probe: nvml.Probe) -> tuple[float, int | None]:
+def _median_s(program: Callable[[], object], sampler: nvml.NvmlSampler) -> tuple[float, int | None]:
     """The median GPU time of a program in seconds, and the SM clock meanwhile."""
     begin, end = ([torch.cuda.Event(enable_timing=True) for _ in range(REPEATS)] for _ in "be")
     for _ in range(WARM_UP):
@@ -168,7 +168,7 @@ def _median_s(program: Callable[[], object], probe: nvml.Probe) -> tuple[float, 
         a.record()
         program()
         b.record()
-    reading = watch(probe, end[-1])
+    reading = watch(sampler, end[-1])
     torch.cuda.synchronize()
     times = [a.elapsed_time(b) for a, b in zip(begin, end, strict=True)]
     return statistics.median(times) / 1e3, reading.get("sm_mhz")

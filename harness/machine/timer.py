@@ -41,7 +41,7 @@ class Timer:
         words = FLUSH_IN_L2 * self.l2_bytes // torch.int32.itemsize
         self._flush = torch.empty(words, dtype=torch.int32, device=device)
         self._flush_s = self._flush_time()
-        self._probe = nvml.Probe()
+        self._sampler = nvml.NvmlSampler()
         # A collection in the midst of a loop would be taken for the time of a call; and one
         # between cells need not look at what was loaded once and for all.
         gc.disable()
@@ -105,7 +105,7 @@ class Timer:
                 begin[index].record()
                 calls[index % len(calls)]()
                 end[index].record()
-            reading = watch(self._probe, end[-1])
+            reading = watch(self._sampler, end[-1])
             self.stream.synchronize()
         times = [a.elapsed_time(b) for a, b in zip(begin, end, strict=True)]
         return statistics.median(times) * 1e3, reading
@@ -131,7 +131,7 @@ class Timer:
         It is the board's, idle power included, while calls follow each other without pause on a
         warm L2, for at least the window. None where the counter is missing or does not move.
         """
-        read = self._probe.energy_mj
+        read = self._sampler.energy_mj
         if read() is None:
             return None, None
         found: list[energy.Edge] = []
@@ -187,12 +187,12 @@ class Timer:
             self._flush.zero_()
 
 
-def watch(probe: nvml.Probe, last: torch.cuda.Event) -> dict[str, object]:
-    """What a probe reads until an event of the current stream has passed; see `nvml.digest`."""
-    samples = [probe.sample()]
+def watch(sampler: nvml.NvmlSampler, last: torch.cuda.Event) -> dict[str, object]:
+    """What a sampler reads until an event of the current stream has passed; see `nvml.digest`."""
+    samples = [sampler.sample()]
     while not last.query():
         time.sleep(SAMPLE_S)
-        samples.append(probe.sample())
+        samples.append(sampler.sample())
     return nvml.digest(samples)
 
 

@@ -24,13 +24,14 @@ from harness.measure import autotune, checkpoint, scheduler
 from harness.measure.gate import Gate
 from harness.measure.stopping import REASONS, Timing
 from harness.project import fingerprint, registry
+from harness.project.implementations import OURS, TWIN, is_ours
 from harness.project.source_tree import self_tuned
 from harness.results import choices, measured, raw
 from harness.workers import forkserver
 from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCH = "harness.measure.worker"
+WORKER = "harness.measure.worker:MeasureWorker"
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]
@@ -61,7 +62,7 @@ def main() -> None:
         print(f"{op.name}: left out, no case of its sweep in {wanted}", file=sys.stderr)
     impls = _with_twin(options.impls)
     limits = ceilings.read(options.ceilings)
-    plan = scheduler.Plan(
+    plan = scheduler.MeasurementPlan(
         op=op,
         family=family,
         impls=impls,
@@ -69,8 +70,8 @@ def main() -> None:
         seed=options.seed,
         timing=Timing(**{key: vars(options)[key] for key in TIMING}),
         ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
-        bench=options.bench,
-        alone={
+        worker=options.worker,
+        self_tuning={
             impl: choices.variables(choices.place(options.autotuned, op.name, impl))
             for impl in self_tuned(ROOT, op.name, impls)
         },
@@ -79,19 +80,19 @@ def main() -> None:
     code = partial(fingerprint.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)
     tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code)
-    with autotune.lease_of_board(options.autotuned, op.name, tuned) as gpu:
+    with autotune.lock_board(options.autotuned, op.name, tuned) as gpu:
         # The lease decides which GPU this is.
         environment = surroundings.ensure(options.environment, ROOT, options.config_sha256)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}
-        measure(plan, gate, gpu_lock.Watch(gpu), origin, options.out, began)
+        measure(plan, gate, gpu_lock.GpuMonitor(gpu), origin, options.out, began)
 
 
 def measure(
-    plan: scheduler.Plan,
+    plan: scheduler.MeasurementPlan,
     gate: Gate,
-    watch: gpu_lock.Watch,
+    monitor: gpu_lock.GpuMonitor,
     origin: dict[str, object],
     out: Path,
     began: float,
@@ -107,7 +108,7 @@ def measure(
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
     with checkpoint.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
         rest = [each for each in plan.cells if str(each) not in kept.cells]
-        runner = scheduler.Engine(replace(plan, cells=rest, seed=kept.seed), gate, watch)
+        runner = scheduler.Scheduler(replace(plan, cells=rest, seed=kept.seed), gate, monitor)
         with contextlib.closing(runner.cells()) as cells:
             for done in cells:
                 now = time.monotonic()
@@ -159,7 +160,7 @@ def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, obje
     print(done, file=sys.stderr)
 
 
-def _schedule(plan: scheduler.Plan, kept: checkpoint.Journal) -> dict[str, object]:
+def _schedule(plan: scheduler.MeasurementPlan, kept: checkpoint.Journal) -> dict[str, object]:
     """The part of the sidecar that tells how the times were taken."""
     stopped = Counter(each["stopped"] for each in kept.cells.values())
     schedule = {
@@ -185,7 +186,9 @@ def origin_of(op: str, environment: dict, limits: list[dict]) -> dict[str, objec
     }
 
 
-def _moving(plan: scheduler.Plan, gate: Gate, origin: dict[str, object]) -> dict[str, object]:
+def _moving(
+    plan: scheduler.MeasurementPlan, gate: Gate, origin: dict[str, object]
+) -> dict[str, object]:
     """All that could move a number, except the code."""
     return {
         "impls": list(plan.impls),
@@ -195,7 +198,7 @@ def _moving(plan: scheduler.Plan, gate: Gate, origin: dict[str, object]) -> dict
         ],
         "seed": plan.seed,
         "timing": asdict(plan.timing),
-        "bench": plan.bench,
+        "worker": plan.worker,
         "origin": origin,
     }
 
@@ -223,7 +226,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes are timed too"
     )
-    parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
+    parser.add_argument("--worker", default=WORKER, help="class that does the work, module:Class")
     options = parser.parse_args()
     for key in ("dtypes", "passes", "impls"):
         setattr(options, key, [name for names in getattr(options, key) for name in names])
@@ -239,8 +242,8 @@ def _names(text: str) -> list[str]:
 
 def _with_twin(impls: list[str]) -> list[str]:
     """Ours runs twice, in two processes: the gap between the two is the noise floor."""
-    rivals = [impl for impl in impls if impl not in (registry.OURS, registry.TWIN)]
-    return [registry.OURS, registry.TWIN, *rivals] if registry.OURS in impls else rivals
+    rivals = [impl for impl in impls if not is_ours(impl)]
+    return [OURS, TWIN, *rivals] if OURS in impls else rivals
 
 
 def _stop(number: int, _frame: object) -> None:

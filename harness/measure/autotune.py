@@ -23,16 +23,18 @@ from harness.calls import cell, drawn
 from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.machine import gpu_lock, nvml
+from harness.measure.messages import Prepare, Release
 from harness.project import fingerprint, registry
 from harness.project.source_tree import self_tuned
 from harness.results import choices, schema
 from harness.status import FATAL
 from harness.workers import forkserver
-from harness.workers.pool import Crew
+from harness.workers.messages import Failure
+from harness.workers.pool import WorkerPool
 from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCH = "harness.measure.worker"
+WORKER = "harness.measure.worker:MeasureWorker"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
 
@@ -54,7 +56,7 @@ def main() -> None:
         options.out.unlink(missing_ok=True)
         kept = choices.emptied(options.out.with_suffix(""))
         limit_s = options.cell_timeout_s
-        found = tuned(op.name, options.impl, cells, options.bench, limit_s, kept)
+        found = tuned(op.name, options.impl, cells, options.worker, limit_s, kept)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
     files.write_json(options.out, report | {"gpu": board, "cells": found})
@@ -64,36 +66,37 @@ def tuned(
     op: str,
     impl: str,
     cells: Iterable[Cell],
-    bench: str,
+    worker: str,
     limit_s: float,
     variables: Mapping[str, str],
 ) -> list[dict[str, object]]:
-    """Has a worker prepare one cell after the other; of each the status and the seconds.
+    """Have a worker prepare one cell after the other; return status and seconds of each.
 
-    variables: of the environment, by which the library keeps what it chooses.
+    worker: the class that does the work, as `module:Class`. variables: environment variables by
+    which the library finds its folder.
 
-    Nothing is verified yet: one that falls or hangs is replaced before the next cell. Of a library
-    that is not here, or ends its process as it is imported, the first cell says so for all.
+    Nothing is verified yet, so a process that crashes or hangs is replaced before the next cell. If
+    a library is not installed, or ends its process as it is imported, the list ends there.
     """
     found = []
-    with Crew(op, SEED, bench, {impl: variables}) as crew:
+    with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
         for each in cells:
             began = time.monotonic()
-            answer = crew.start([impl]).get(impl, {"status": "ok"})
-            if ready := answer["status"] == "ok":
-                what = {"case": each.case.name, "dtype": each.dtype, "direction": each.direction}
-                answer = crew.ask([impl], limit_s, "prepare", **what)[impl]
+            answer = workers.start([impl]).get(impl)
+            if ready := not isinstance(answer, Failure):
+                request = Prepare(each.case.name, each.dtype, each.direction)
+                answer = workers.ask([impl], limit_s, request)[impl]
             seconds = round(time.monotonic() - began, 3)
-            reason = answer["reason"] if answer["status"] != "ok" else ""
-            found.append(
-                {"cell": str(each), "status": answer["status"], "reason": reason, "s": seconds}
-            )
-            if answer["status"] == "unavailable" or (not ready and answer["status"] in FATAL):
+            failed = isinstance(answer, Failure)
+            status, reason = (answer.status, answer.reason) if failed else ("ok", "")
+            found.append({"cell": str(each), "status": status, "reason": reason, "s": seconds})
+            if status == "unavailable" or (not ready and status in FATAL):
                 break
-            if answer["status"] not in FATAL:
-                answer = crew.ask([impl], limit_s, "release")[impl]
-            if answer["status"] != "ok":
-                crew.dismiss(impl)
+            if status not in FATAL:
+                answer = workers.ask([impl], limit_s, Release())[impl]
+                failed = isinstance(answer, Failure)
+            if failed:
+                workers.stop(impl)
     return found
 
 
@@ -123,7 +126,7 @@ def required(
 
 
 @contextlib.contextmanager
-def lease_of_board(
+def lock_board(
     folder: Path, op: str, tuned: Mapping[str, Mapping[str, str]]
 ) -> Iterator[gpu_lock.Gpu]:
     """An exclusive lease of the board on which libraries tuned themselves; of any if none did.
@@ -150,7 +153,7 @@ def _options() -> argparse.Namespace:
         "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes it meets too"
     )
     parser.add_argument("--cell-timeout-s", type=float, default=180.0)
-    parser.add_argument("--bench", default=BENCH, help="module whose Bench does the work")
+    parser.add_argument("--worker", default=WORKER, help="class that does the work, module:Class")
     return parser.parse_args()
 
 

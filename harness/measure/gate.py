@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.calls.cell import Cell
 from harness.cli import UserError
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import OURS, TWIN
 from harness.results import schema
 
 

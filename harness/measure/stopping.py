@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness import stats
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import OURS, TWIN, is_ours
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Rule:
     def __init__(self, timing: Timing, impls: Sequence[str]):
         self._timing = timing
         # Ours is compared with the first baseline that has times, or with itself.
-        rivals = [impl for impl in impls if impl not in (OURS, TWIN)]
+        rivals = [impl for impl in impls if not is_ours(impl)]
         self._rivals = [*rivals, *(impl for impl in impls if impl == TWIN)]
         self._times: dict[str, dict[int, float]] = defaultdict(dict)
 

@@ -1,4 +1,4 @@
-"""One implementation of one op on the leased GPU, as `harness.workers.child` drives it.
+"""Times one implementation of one op on the GPU, in a process of its own.
 
 A cell is prepared once: inputs in several copies, the outputs that the calls must give, and a
 CUDA graph for each copy. Then it is timed in blocks, and checked at the end: the outputs of the
@@ -24,11 +24,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from harness import status
-from harness.calls import drawn, inputs, wide
-from harness.calls.snapshot import Kept
+from harness.calls import context, drawn, inputs, wide
+from harness.calls.snapshot import InputSnapshot
+from harness.calls.tolerance import same_bits
 from harness.machine import affinity
 from harness.machine.timer import Timer
+from harness.measure import messages
 from harness.project import registry
+from harness.project.implementations import is_ours
 from ops._spec import Case
 
 COPIES = 3
@@ -41,18 +44,19 @@ CALL_SHARE = 1 / 16
 LEAKY_BLOCKS = 4
 # Differences allowed between runs that are not bitwise equal, relative to the largest entry.
 CLOSE_IN_EPS, CLOSE_AT_LEAST = 4, 1e-5
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-class Bench:
+class MeasureWorker:
     """See the module; raises as its parts do, and `harness.status` reads the exceptions."""
+
+    requests = messages.REQUESTS
 
     def __init__(self, op: str, impl: str, seed: int):
         self._op, _ = registry.op(op)
         self._function = registry.function(op, impl)
-        self._ours = impl in (registry.OURS, registry.TWIN)
+        self._ours = is_ours(impl)
         self._in_place = registry.in_place(op, impl)
         self._wide = registry.wide(op, impl)
         self._seed = seed
@@ -60,33 +64,30 @@ class Bench:
         self._timer = Timer()
         self._forget()
 
-    def prepare(self, case: str, dtype: str, direction: str) -> dict[str, object]:
-        """Compiles, warms up and captures a cell; "reason" says why where a graph is impossible.
-
-        `peak_mem_bytes`: inputs, what the forward pass saved, outputs and workspace of one call.
-        `held_bytes`: what the process keeps from the others. `first_s`: the first calls, in
-        which a library compiles and tunes; `busy_s`: all others, until the GPU has done them.
-        """
-        the_case = drawn.named(self._op, case)
+    def prepare(self, case: str, dtype: str, direction: str) -> messages.Prepared:
+        """Compile, warm up and capture a cell."""
+        declared = drawn.named(self._op, case)
         # A library's random numbers are another draw in each forward pass; for one of these its
         # gradients are always the same.
-        by_law = direction != "backward" and self._op.judged(self._ours) == "properties"
-        self._law = functools.partial(self._breach, the_case) if by_law else None
+        by_properties = direction != "backward" and self._op.judged(self._ours) == "properties"
+        self._property_check = (
+            functools.partial(self._violation, declared) if by_properties else None
+        )
         with torch.cuda.stream(self._timer.stream):
             copies, busy, first = COPIES, 0.0, 0.0
             while len(self._calls) < copies:
                 before = torch.cuda.memory_allocated()
                 seed = self._seed + len(self._calls)
-                call, given = self._call(the_case, dtype, direction, seed)
-                kept = Kept(given if self._in_place else ())
+                call, given = self._call(declared, dtype, direction, seed)
+                kept = InputSnapshot(given if self._in_place else ())
                 with self._declining():
                     first_s = _clocked(call)[1]
-                kept.narrow()
-                kept.put_back()
+                kept.drop_unchanged()
+                kept.restore()
                 torch.cuda.reset_peak_memory_stats()
                 outputs, again_s = _clocked(call)
                 peak = torch.cuda.max_memory_allocated() - before - kept.nbytes
-                read = [tensor for tensor in given if not kept.holds(tensor)]
+                read = [tensor for tensor in given if not kept.covers(tensor)]
                 leaves = sum(tensor.requires_grad and tensor.is_leaf for tensor in given)
                 # The gradients come last.
                 own = [_own(tensor, read) for tensor in outputs[-leaves:]]
@@ -101,76 +102,76 @@ class Bench:
                 size = max(1, _size(given) + kept.nbytes)
                 copies = min(COPIES, max(1, int(_memory(INPUT_SHARE) / size)))
             self._large = peak > _memory(CALL_SHARE)
-            reason = self._by_events("the call is large") if self._large else self._capture()
+            remark = self._by_events("the call is large") if self._large else self._capture()
             torch.cuda.synchronize()
             self._trim()
-        memory = {"peak_mem_bytes": peak, "held_bytes": torch.cuda.memory_reserved()}
-        took = {"first_s": first, "busy_s": busy}
-        return {"reason": reason, **memory, "l2_bytes": self._timer.l2_bytes, **took}
+        return messages.Prepared(
+            busy_s=busy,
+            first_s=first,
+            remark=remark,
+            peak_mem_bytes=peak,
+            held_bytes=torch.cuda.memory_reserved(),
+            l2_bytes=self._timer.l2_bytes,
+        )
 
-    def block(self, calls: int, turn: int = 0) -> dict[str, object]:
-        """Times `calls` calls: `device_us`, `call_us`, readings of the GPU; `busy_s` in all.
+    def block(self, calls: int, turn: int = 0) -> messages.BlockTimes:
+        """Time `calls` calls.
 
-        turn: the number of the block, which says on what cores the host works. Where no graph is
-        possible its part may be in `device_us` as well.
+        turn: the number of the block, which chooses the cores of the host. If no graph is possible,
+        host work may be in the GPU time as well.
         """
         began = time.perf_counter()
-        put_back = [kept.put_back for kept in self._before]
+        restore = [kept.restore for kept in self._before]
         with affinity.held(turn):
-            device_us, reading = self._timer.cold(self._timed, calls, put_back)
+            device_us, reading = self._timer.cold(self._timed, calls, restore)
             call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
         self._trim()
         self._weigh()
-        return {"device_us": device_us, "call_us": call_us, **reading, "busy_s": busy}
+        return messages.BlockTimes(busy, device_us, call_us, **reading)
 
-    def energy(self, window_ms: float) -> dict[str, object]:
-        """`energy_uj` of a timed call on a warm L2, inputs in rotation; `energy_pm_uj`, `busy_s`.
+    def energy(self, window_ms: float) -> messages.Energy:
+        """Measure the energy of a timed call on a warm L2, inputs in rotation; see `Timer.energy`.
 
-        Both energies are None where the driver does not count them, see `Timer.energy`, and of
-        what computes in place: there is no pause in which to put its inputs back.
+        A function that computes in place has none: there is no pause in which to restore inputs.
         """
         if any(kept.nbytes for kept in self._before):
-            return {"energy_uj": None, "energy_pm_uj": None, "busy_s": 0.0}
+            return messages.Energy(0.0, None, None)
         began = time.perf_counter()
         energy_uj, half_width = self._timer.energy(self._timed, window_ms)
         busy = time.perf_counter() - began
         self._trim()
-        return {"energy_uj": energy_uj, "energy_pm_uj": half_width, "busy_s": busy}
+        return messages.Energy(busy, energy_uj, half_width)
 
-    def check(self) -> dict[str, object]:
-        """Raises Inaccurate unless the timed calls, and one more, gave the expected outputs.
+    def check(self) -> messages.Checked:
+        """Raise Inaccurate unless the timed calls, and one more, gave the expected outputs.
 
-        An implementation that computes in place makes each timed call once more for it: later calls
-        have been where its outputs lay. `leaked_bytes`: by how much memory grew, where it grew in
-        each block after the first.
+        An implementation that computes in place repeats each timed call here, because later calls
+        have written over its outputs.
         """
         with torch.cuda.stream(self._timer.stream):
             for index, kept in enumerate(self._before):
                 if kept.nbytes:
-                    kept.put_back()
+                    kept.restore()
                     self._timed[index]()
                 self._compare("a timed call", self._outputs[index], index)
-            self._before[-1].put_back()
+            self._before[-1].restore()
             self._compare("the last call", self._calls[-1](), len(self._calls) - 1)
         grew = len(self._weights) >= LEAKY_BLOCKS and all(
             a < b for a, b in itertools.pairwise(self._weights)
         )
-        return {"leaked_bytes": self._weights[-1] - self._weights[0] if grew else 0}
+        return messages.Checked(self._weights[-1] - self._weights[0] if grew else 0)
 
-    def release(self) -> dict[str, object]:
-        """Gives the cell's memory back, and what torch.compile learned from its shapes.
-
-        `held_bytes`: what the process keeps from the others nevertheless.
-        """
+    def release(self) -> messages.Released:
+        """Give back the cell's memory, and what torch.compile learned from its shapes."""
         self._forget()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
         gc.collect()
-        # The objects left are here to stay: the next collection need not walk through it.
+        # The objects that are left stay for good, so the next collection need not visit them.
         gc.freeze()
         torch.cuda.empty_cache()
-        return {"held_bytes": torch.cuda.memory_reserved()}
+        return messages.Released(torch.cuda.memory_reserved())
 
     def _weigh(self) -> None:
         """Notes the memory in use; garbage that waits for a collection is no leak."""
@@ -181,12 +182,12 @@ class Bench:
         self._weights.append(weight)
 
     def _forget(self) -> None:
-        self._large, self._law = False, None
+        self._large, self._property_check = False, None
         self._weights: list[int] = []
         self._calls: list[Callable[[], Tensors]] = []
         self._timed: list[Callable[[], object]] = []
         self._given: list[Tensors] = []
-        self._before: list[Kept] = []
+        self._before: list[InputSnapshot] = []
         self._expected: list[Tensors] = []
         self._outputs: list[Tensors] = []
 
@@ -267,11 +268,11 @@ class Bench:
         try:
             yield
         except Exception as error:
-            if self._ours or status.out_of_memory(error) or not _context_lives():
+            if self._ours or status.out_of_memory(error) or not context.alive():
                 raise
             raise status.Unsupported(status.reason(error)) from error
 
-    def _breach(self, case: Case, outputs: Tensors, given: Tensors) -> str:
+    def _violation(self, case: Case, outputs: Tensors, given: Tensors) -> str:
         """Which property of a random op the outputs of a forward pass, or of both, lack."""
         specs = self._op.inputs.items()
         present = {name: spec for name, spec in specs if not spec.when or spec.when in case.flags}
@@ -282,16 +283,16 @@ class Bench:
 
     def _compare(self, which: str, outputs: Tensors, index: int) -> None:
         """outputs: of the call of this index."""
-        if self._law:
-            if breach := self._law(outputs, self._given[index]):
-                raise status.Inaccurate(f"{which}: {breach}")
+        if self._property_check:
+            if violation := self._property_check(outputs, self._given[index]):
+                raise status.Inaccurate(f"{which}: {violation}")
             return
         expected = self._expected[index]
         exact = self._ours and self._op.deterministic
         for number, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
             # A view that was made without gradients and written since cannot be read else.
             got, wanted = got.detach(), wanted.detach()
-            if not (_same_bits if exact else _close)(got, wanted):
+            if not (same_bits if exact else _close)(got, wanted):
                 how = "bitwise equal to" if exact else "close to"
                 raise status.Inaccurate(
                     f"output {number} of {which} is not {how} that from before the timing"
@@ -304,15 +305,6 @@ def _clocked(call: Callable[[], Tensors]) -> tuple[Tensors, float]:
     outputs = call()
     torch.cuda.synchronize()
     return outputs, time.perf_counter() - began
-
-
-def _context_lives() -> bool:
-    """False after an illegal access: from then on each call of this process fails."""
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _memory(share: float) -> float:
@@ -347,13 +339,6 @@ def _span(tensor: torch.Tensor) -> int:
     """How many elements of memory lie under a tensor if no two of its entries share one."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    kind = INTEGERS[a.element_size()]
-    return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.project import libraries
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import is_ours
 from harness.project.source_tree import sources
 
 # The files that take the times.
@@ -77,7 +77,7 @@ def implementation(root: Path, family: str, impl: str) -> str:
     this project, and the version of its library. So a comment or a docstring moves no digest, and
     an operator does. family: the stem of the file that declares the op.
     """
-    ours = impl in (OURS, TWIN)
+    ours = is_ours(impl)
     path = f"kernels/{family}.py" if ours else f"baselines/{impl}.py"
     problem = f"ops/{family}.py"
     if not ((root / path).is_file() and (root / problem).is_file()):

@@ -12,9 +12,14 @@ INSTALLERS_NOTES = {"INSTALLER", "REQUESTED", "direct_url.json", "RECORD"}
 
 
 def libraries(root: Path) -> list[str]:
-    """The LIBRARY of each baseline, from its syntax tree, each once and sorted."""
+    """Return the LIBRARY of each baseline but torch and Triton, from its syntax tree, sorted."""
     paths = (root / "baselines").glob("[!_]*.py")
     return sorted({distribution(path) for path in sorted(paths)} - set(ALWAYS))
+
+
+def every(root: Path) -> list[str]:
+    """Return torch, Triton and the LIBRARY of each baseline, sorted."""
+    return sorted({*ALWAYS, *libraries(root)})
 
 
 def distribution(path: Path) -> str:

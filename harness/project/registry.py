@@ -16,10 +16,9 @@ import ops
 from harness import status
 from harness.cli import UserError
 from harness.project import source_tree
+from harness.project.implementations import is_ours
 from ops._spec import Op
 
-OURS = "ours"
-TWIN = "ours_twin"
 FOLDER = Path(baselines.__path__[0])
 
 
@@ -95,7 +94,7 @@ def function(op_name: str, impl: str) -> Callable:
 
     Raises Unavailable where the baseline's library is absent, UserError where it lacks the op.
     """
-    module = kernel(op(op_name)[1]) if impl in (OURS, TWIN) else _baseline(impl)
+    module = kernel(op(op_name)[1]) if is_ours(impl) else _baseline(impl)
     try:
         return getattr(module, op_name)
     except AttributeError:
@@ -107,7 +106,7 @@ def accumulates(op_name: str, impl: str) -> str | None:
 
     A file that knows has `ACCUMULATES`, a dtype for each op by name, with its source beside it.
     """
-    stem = f"kernels.{op(op_name)[1]}" if impl in (OURS, TWIN) else f"baselines.{impl}"
+    stem = f"kernels.{op(op_name)[1]}" if is_ours(impl) else f"baselines.{impl}"
     return getattr(importlib.import_module(stem), "ACCUMULATES", {}).get(op_name)
 
 
@@ -116,7 +115,7 @@ def in_place(op_name: str, impl: str) -> bool:
 
     A file with such an op has `IN_PLACE`, their names. Ours never may.
     """
-    if impl in (OURS, TWIN):
+    if is_ours(impl):
         return False
     return op_name in getattr(_baseline(impl), "IN_PLACE", ())
 
@@ -127,7 +126,7 @@ def wide(op_name: str, impl: str) -> tuple[str, ...]:
     A file with such an op has `WIDE`, by op the names of inputs, or "out" for what it returns. Ours
     has every tensor in the dtype of the call.
     """
-    if impl in (OURS, TWIN):
+    if is_ours(impl):
         return ()
     return tuple(getattr(_baseline(impl), "WIDE", {}).get(op_name, ()))
 
@@ -137,14 +136,14 @@ def settings(op_name: str, impl: str) -> str:
 
     A file with such an op has `SETTINGS`, a sentence for each by name.
     """
-    if impl in (OURS, TWIN):
+    if is_ours(impl):
         return ""
     return getattr(_baseline(impl), "SETTINGS", {}).get(op_name, "")
 
 
 def version(impl: str) -> str:
     """The version of the library behind an implementation; "" where it is absent."""
-    if impl in (OURS, TWIN):
+    if is_ours(impl):
         return _distribution("triton")
     try:
         return _distribution(_baseline(impl).LIBRARY)

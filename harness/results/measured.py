@@ -14,14 +14,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from harness.cli import UserError, run
+from harness.project.implementations import TWIN
 from harness.results.columns import DRAWN
 from harness.status import TIMED
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 RECORDED = "recorded"
 MODE = "replayed"
-# As in `harness.project.registry`, which needs other packages.
-TWIN = "ours_twin"
 # Snakemake's option that removes what all rules have made, as short as it is understood.
 DELETE = "--delete-a"
 

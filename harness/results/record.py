@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness import cli, files
 from harness.cli import UserError
-from harness.project.registry import TWIN
+from harness.project.implementations import TWIN
 from harness.results import manifest, raw, schema
 
 

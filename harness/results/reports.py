@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.project import source_tree
-from harness.project.registry import OURS
+from harness.project.implementations import OURS
 from harness.results import hostile, schema, withdrawn
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from pathlib import Path
 from harness.cli import UserError, run
 from harness.files import write_json
 from harness.project import fingerprint, registry
-from harness.project.registry import OURS
+from harness.project.implementations import OURS
 from harness.project.source_tree import ops
 
 TOOLS = ("memcheck", "initcheck", "racecheck")

@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.calls import inputs, invoke
 from harness.cli import run
 from harness.project import registry, source_tree
+from harness.project.implementations import OURS
 from ops._spec import Case, Op
 
 SEED = 0
@@ -26,7 +27,7 @@ def main() -> None:
         setattr(torch, name, _filled(getattr(torch, name)))
     count = 0
     for name in [op for op, family in source_tree.ops(Path()).items() if family == arguments.file]:
-        op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+        op, function = registry.op(name)[0], registry.function(name, OURS)
         for case in op.edge:
             for dtype in op.dtypes_of(case):
                 if dtype in arguments.dtypes:

@@ -18,6 +18,7 @@ from harness.cli import UserError
 from harness.files import read_json
 from harness.machine.nvml import gpus
 from harness.project import libraries
+from harness.project.implementations import OURS
 from harness.project.source_tree import (
     PACKAGES,
     library,
@@ -30,7 +31,6 @@ from harness.project.source_tree import (
 from harness.results import columns, measured
 from harness.study import config as settings
 
-OURS = "ours"
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"

@@ -17,7 +17,7 @@ from harness.cli import UserError, run
 from harness.files import write_text
 from harness.machine import datasheets
 from harness.project import libraries, source_tree
-from harness.project.registry import OURS
+from harness.project.implementations import OURS
 from harness.results import columns, manifest, reports, schema
 from harness.results.times import limits, measurements
 from harness.summarize import (

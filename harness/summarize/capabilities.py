@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.cli import UserError, run
 from harness.files import write_text
-from harness.project.registry import OURS
+from harness.project.implementations import OURS
 from harness.results import hostile, manifest, reports, severity
 from harness.status import COLOUR
 from ops._spec import DTYPES, PASSES

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness import stats
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import OURS, TWIN
 from harness.stats import Estimate, Interval
 from harness.summarize import inference
 from harness.summarize.inference import UNKNOWN, Difference, Offsets

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness import status
 from harness.project import fingerprint, source_tree
-from harness.project.registry import OURS
+from harness.project.implementations import OURS
 from harness.results import hostile, schema, severity
 from harness.results.raw import TIMED
 from harness.results.reports import REMEDY, ROOT

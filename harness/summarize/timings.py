@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from harness import stats
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import OURS, TWIN
 from harness.results import raw
 from harness.results.columns import GRID
+from harness.results.floor import Work, floor_us, impossible
 from harness.stats import Estimate, Interval
 from harness.summarize.inference import NOTHING_KNOWN, Offset, Offsets
 
@@ -18,10 +19,6 @@ from harness.summarize.inference import NOTHING_KNOWN, Offset, Offsets
 Row = Mapping[str, Any]
 KEY = ("op", "case", "dtype", "pass")
 SIZE = re.compile(r"([A-Z])(\d+)")
-# Bytes that a kernel wrote may still lie in the L2 cache when its time ends; no GPU here has more.
-CACHE_BYTES = 128 << 20
-# A dense-matmul ceiling is one shape's rate at one moment's clock; other shapes pass it a little.
-FASTEST = 0.8
 # How the reason of a row begins whose calls events timed, the host's part included.
 EVENTS = "events:"
 # The cells of all means over ops, and the calls that launch the same once more.
@@ -77,6 +74,12 @@ class Cell:
     def set(self) -> str:
         """ "grid" for the tuned sweep, "drawn" for shapes drawn for this run."""
         return self.first.get("set") or GRID
+
+    @property
+    def work(self) -> Work:
+        """The work of a call, for its floor."""
+        counts = (self.number(column) for column in ("bytes_read", "bytes_written", "flops"))
+        return Work(*counts, self.first["dtype"], self.first["pass"])
 
     def number(self, column: str) -> float:
         """The first value of a column that is the same in all rows; 0 where there is none."""
@@ -175,30 +178,11 @@ def _interval(value: np.ndarray, log: Estimate, offset: Offset) -> Interval:
     return stats.around(value, whole)
 
 
-def floor_us(cell: Cell, ceilings: Mapping[str, float], spared: int = 0) -> tuple[float, str]:
-    """The least time that the ceilings allow, in µs, and what bounds it; 0.0 where unknown.
-
-    spared: bytes written that need not reach memory within the time, and of the pass "both" bytes
-    that a backward pass may find in the cache.
-    """
-    memory = compute = 0.0
-    if "read" in ceilings and "write" in ceilings:
-        written = max(0.0, cell.number("bytes_written") - spared)
-        found = spared if cell.first["pass"] == "both" else 0
-        read = max(0.0, cell.number("bytes_read") - found)
-        memory = read / ceilings["read"] + written / ceilings["write"]
-    if cell.first["dtype"] in ceilings:
-        compute = cell.number("flops") / ceilings[cell.first["dtype"]]
-    # Bytes over GB/s are ns; FLOPs over TFLOP/s are ps.
-    floor = max(memory / 1e3, compute / 1e6)
-    return floor, ("compute" if compute / 1e6 > memory / 1e3 else "memory") if floor else ""
-
-
 def _row(cell: Cell, ceilings: Mapping[str, float], offsets: Offsets) -> dict:
     first, times = cell.first, cell.times()
     row = {name: first[name] for name in ("op", "family", *KEY[1:], "impl", "impl_version")}
     row |= _parts(first["case"]) | {"blocks": len(times), "set": cell.set}
-    floor, bound = floor_us(cell, ceilings)
+    floor, bound = floor_us(cell.work, ceilings)
     if floor:
         row |= {"floor_us": floor, "bound": bound}
     row["status"], row["reason"] = _status(cell, ceilings)
@@ -258,11 +242,10 @@ def _status(cell: Cell, ceilings: Mapping[str, float]) -> tuple[str, str]:
         row = cell.failure or cell.first
         return row["status"], row["reason"]
     time = stats.median_interval(list(cell.times().values())).value
-    least, _ = floor_us(cell, ceilings, spared=CACHE_BYTES)
-    if time < FASTEST * least:
-        return "impossible", f"{time:.1f} us, faster than the floor of {least:.1f} us"
+    if too_fast := impossible(time, cell.work, ceilings):
+        return "impossible", f"{time:.1f} us, {too_fast}"
     remarks = [f"{len(others)} of {len(cell.rows)} blocks {others[0]['status']}"] if others else []
-    floor, _ = floor_us(cell, ceilings)
+    floor, _ = floor_us(cell.work, ceilings)
     if floor > time:
         remarks.append(f"{100 * floor / time:.1f} % of the speed of light")
     return "ok", "; ".join(remarks)

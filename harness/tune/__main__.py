@@ -16,11 +16,12 @@ from pathlib import Path
 from harness import cli, files
 from harness.cli import UserError
 from harness.machine import gpu_lock
+from harness.project.implementations import OURS
 from ops._spec import DTYPES, PASSES
 
 # Inputs and order are the same in each run, so that a table changes with the machine alone.
 SEED = 0
-BENCH = "harness.tune.worker"
+WORKER = "harness.tune.worker:TuneWorker"
 
 
 def main() -> None:
@@ -44,9 +45,9 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def leased(exclusive: bool) -> Iterator[gpu_lock.Watch]:
+def locked(exclusive: bool) -> Iterator[gpu_lock.GpuMonitor]:
     with gpu_lock.hold(exclusive) as gpu:
-        yield gpu_lock.Watch(gpu)
+        yield gpu_lock.GpuMonitor(gpu)
 
 
 def table(
@@ -55,12 +56,12 @@ def table(
     passes: Sequence[str],
     most: int | None,
     jobs: int,
-    bench: str = BENCH,
-    leased: Callable = leased,
+    worker: str = WORKER,
+    locked: Callable = locked,
 ) -> dict[str, object]:
     """The table of one kernel file; prints as it goes.
 
-    leased: a context in which a GPU is ours, alone or shared. It is ours alone for the timing only:
+    locked: a context in which a GPU is ours, alone or shared. It is ours alone for the timing only:
     other jobs may use it while candidates are compiled.
     """
     from harness.build import tables
@@ -69,41 +70,41 @@ def table(
     for finding in tables.findings(stem):
         _say(f"tune {stem}: {finding['table']}: {finding['kernel']}: {finding['reason']}")
     began = time.monotonic()
-    with leased(exclusive=False) as watch, _tuner(stem, bench, watch) as timer:
+    with locked(exclusive=False) as monitor, _tuner(stem, worker, monitor) as timer:
         gpu = _device(stem, timer)
-    found = candidates.reached(stem, dtypes, passes, most, gpu["limits"])
-    barred = candidates.barred(stem, found, gpu["arch"], gpu["limits"], jobs)
+    found = candidates.keys_in_sweep(stem, dtypes, passes, most, gpu.limits)
+    rejected = candidates.rejected_candidates(stem, found, gpu.arch, gpu.limits, jobs)
     _say(f"tune {stem}: {len(found)} keys compiled in {time.monotonic() - began:.0f} s")
     entries: dict[str, list] = {}
-    with leased(exclusive=True) as watch, _tuner(stem, bench, watch) as timer:
+    with locked(exclusive=True) as monitor, _tuner(stem, worker, monitor) as timer:
         if (other := _device(stem, timer)) != gpu:
             raise UserError(
-                f"tune {stem}: compiled for {gpu['device']}, and {other['device']} is what is free;"
+                f"tune {stem}: compiled for {gpu.device}, and {other.device} is what is free;"
                 " choose one kind of GPU by CUDA_VISIBLE_DEVICES"
             )
-        for place, reasons in zip(found, barred, strict=True):
+        for tuning_key, reasons in zip(found, rejected, strict=True):
             try:
-                entry = timer.tune(place, reasons)
+                entry = timer.tune(tuning_key, reasons)
             except search.Lost as lost:
-                _say(f"tune {stem}: {place}: the rule's own choice fails: {lost}")
+                _say(f"tune {stem}: {tuning_key}: the rule's own choice fails: {lost}")
                 continue
-            entries.setdefault(place.kernel, []).append(entry)
-            _say(f"tune {stem}: {place}: {_told(entry)}")
+            entries.setdefault(tuning_key.kernel, []).append(entry)
+            _say(f"tune {stem}: {tuning_key}: {_told(entry)}")
     seconds = time.monotonic() - began
     _say(f"tune {stem}: {sum(map(len, entries.values()))} keys in {seconds:.0f} s")
-    return {"device": gpu["device"], "families": {stem: merge.record(stem, entries)}}
+    return {"device": gpu.device, "families": {stem: merge.record(stem, entries)}}
 
 
-def _tuner(stem: str, bench: str, watch: gpu_lock.Watch):
+def _tuner(stem: str, worker: str, monitor: gpu_lock.GpuMonitor):
     from harness.tune.search import Tuner
     from harness.workers.gpu_memory import Memory
-    from harness.workers.pool import Worker
+    from harness.workers.pool import WorkerHandle
 
-    memory = Memory(watch.used_bytes, watch.users)
-    return Tuner(lambda: Worker(stem, "ours", SEED, bench), SEED, memory)
+    memory = Memory(monitor.used_bytes, monitor.users)
+    return Tuner(lambda: WorkerHandle(stem, OURS, SEED, worker), SEED, memory)
 
 
-def _device(stem: str, timer) -> dict:
+def _device(stem: str, timer):
     from harness.tune.search import Lost
 
     try:

@@ -16,7 +16,7 @@ import torch
 from harness.build import recorder
 from harness.build.recorder import Launch
 from harness.project import registry
-from harness.tune.search import Place
+from harness.tune.search import TuningKey
 from kernels._runtime import device as _device
 from kernels._runtime.configs import Config, Configs
 from ops._spec import ITEMSIZE, Op
@@ -24,9 +24,9 @@ from ops._spec import ITEMSIZE, Op
 DIED = "the compiler died"
 
 
-def reached(
+def keys_in_sweep(
     stem: str, dtypes: Sequence[str], passes: Sequence[str], most: int | None, limits: Mapping
-) -> list[Place]:
+) -> list[TuningKey]:
     """The keys that the sweeps of a file's ops reach, in the order of its `Configs`.
 
     Of several cases with one key the one that moves the most bytes stands for it, in the first of
@@ -45,11 +45,11 @@ def reached(
                         if name not in found or size > found[name][0]:
                             found[name] = size, launch, direction
         return [
-            place
+            tuning_key
             for configs in recorder.declared(stem)
             for _, launch, direction in found.values()
             if launch.name == configs.name
-            if len((place := _place(configs, launch, direction)).candidates) > 1
+            if len((tuning_key := _tuning_key(configs, launch, direction)).candidates) > 1
         ]
 
 
@@ -66,12 +66,12 @@ def _launches(op: Op, case, dtype: str, passes: Sequence[str]):
                 yield further[0], launch
 
 
-def _place(configs: Configs, launch: Launch, direction: str) -> Place:
+def _tuning_key(configs: Configs, launch: Launch, direction: str) -> TuningKey:
     rule = dict(configs.choose(**launch.key))
     candidates = [dict(each) for each in configs.candidates if configs.suits(each, **launch.key)]
     if rule not in candidates:
         candidates.insert(0, rule)
-    return Place(
+    return TuningKey(
         configs.name,
         launch.key,
         launch.op.name,
@@ -83,25 +83,25 @@ def _place(configs: Configs, launch: Launch, direction: str) -> Place:
     )
 
 
-def barred(
-    stem: str, places: Sequence[Place], arch: str, limits: Mapping, jobs: int
+def rejected_candidates(
+    stem: str, tuning_keys: Sequence[TuningKey], arch: str, limits: Mapping, jobs: int
 ) -> list[dict[int, str]]:
-    """For each place the candidates that do not compile or do not fit, with the reason.
+    """Return for each key the candidates that do not compile or do not fit, with the reason.
 
-    Candidates of several places that give the same binary are compiled once, in `jobs` processes.
+    Candidates of several keys that give the same binary are compiled once, in `jobs` processes.
     """
     binaries: dict[tuple, tuple] = {}
     users: dict[tuple, list[tuple[int, int]]] = {}
-    reasons: list[dict[int, str]] = [{} for _ in places]
+    reasons: list[dict[int, str]] = [{} for _ in tuning_keys]
     with _device.planned_for(**limits):
-        for number, place in enumerate(places):
-            for index, candidate in enumerate(place.candidates):
+        for number, tuning_key in enumerate(tuning_keys):
+            for index, candidate in enumerate(tuning_key.candidates):
                 try:
-                    binary = _binary(_trial(stem, place, candidate))
+                    binary = _binary(_trial(stem, tuning_key, candidate))
                 except Exception as error:
                     reasons[number][index] = _reason(error)
                     continue
-                binaries.setdefault(binary, (stem, place, candidate, arch, dict(limits)))
+                binaries.setdefault(binary, (stem, tuning_key, candidate, arch, dict(limits)))
                 users.setdefault(binary, []).append((number, index))
     for binary, reason in zip(binaries, _in_processes(list(binaries.values()), jobs), strict=True):
         for number, index in users[binary] if reason else ():
@@ -109,11 +109,11 @@ def barred(
     return reasons
 
 
-def _trial(stem: str, place: Place, candidate: Config) -> Launch:
-    op, _ = registry.op(place.op)
-    case = next(each for each in op.sweep if each.name == place.case)
-    [configs] = [x for x in recorder.declared(stem) if x.name == place.kernel]
-    return recorder.trial(configs, candidate, op, case, place.dtype)[0]
+def _trial(stem: str, tuning_key: TuningKey, candidate: Config) -> Launch:
+    op, _ = registry.op(tuning_key.op)
+    case = next(each for each in op.sweep if each.name == tuning_key.case)
+    [configs] = [x for x in recorder.declared(stem) if x.name == tuning_key.kernel]
+    return recorder.trial(configs, candidate, op, case, tuning_key.dtype)[0]
 
 
 def _binary(launch: Launch) -> tuple:
@@ -151,14 +151,16 @@ def _in_processes(tasks: Sequence[tuple], jobs: int) -> list[str]:
     return reasons
 
 
-def _compile(stem: str, place: Place, candidate: Config, arch: str, limits: Mapping) -> str:
+def _compile(
+    stem: str, tuning_key: TuningKey, candidate: Config, arch: str, limits: Mapping
+) -> str:
     """Compiles one candidate into the cache; why it cannot be launched, "" where it can."""
     os.environ.pop("TRITON_INTERPRET", None)
     from harness.build import compiler
 
     try:
         with _device.planned_for(**limits):
-            kernel = compiler.compile(_trial(stem, place, candidate), arch)
+            kernel = compiler.compile(_trial(stem, tuning_key, candidate), arch)
     except Exception as error:
         return _reason(error)
     shared, limit = kernel.metadata.shared, limits["shared_bytes"]

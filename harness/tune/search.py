@@ -1,7 +1,7 @@
 """Which configuration of a kernel is the fastest: the parent's side of tuning.
 
-A worker prepares every candidate of a place and times them block by block, all in each block and
-in a random order, so that drift meets all alike. A short round leaves the best few, a longer one
+A worker prepares every candidate of a key and times them block by block, all in each block and in
+a random order, so that drift meets all alike. A short round leaves the best few, a longer one
 decides between them. A difference within the noise is a tie, and a tie goes to the rule's own
 choice, else to the first of the list, so that tables do not change from run to run.
 """
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 from harness import stats
 from harness.build.tables import text
+from harness.tune.messages import DescribeDevice, Device, PrepareCandidate, TimeCandidate
 from harness.workers.gpu_memory import Memory
-from harness.workers.pool import START_S, Worker
+from harness.workers.messages import Answer, Failure, Request
+from harness.workers.pool import START_S, WorkerHandle
 from kernels._runtime.configs import Config
 
 # A difference of less counts for nothing, be it ever so certain.
@@ -26,11 +28,11 @@ FEWEST_CALLS, MOST_CALLS = 3, 20
 BEHIND, FINALISTS = 1.1, 5
 # A preparation may have to compile, and draws the inputs.
 ANSWER_S = 120.0
-LOST = ("crashed", "hung")
+FATAL = ("crashed", "hung")
 
 
 @dataclass(frozen=True)
-class Place:
+class TuningKey:
     """One key of one kernel, and the case in which it is timed.
 
     candidates: in the order in which a tie is decided. rule: the place in it of what the rule of
@@ -59,16 +61,16 @@ class Lost(Exception):
 
 
 class Tuner:
-    """Times places one after the other; a context that ends its worker.
+    """Times tuning_keys one after the other; a context that ends its worker.
 
     start: makes a worker over `harness.tune.worker` or its like. seed: of the order in the blocks.
     memory: of the GPU; that of a dead worker is back before the next one starts.
     """
 
-    def __init__(self, start: Callable[[], Worker], seed: int, memory: Memory):
+    def __init__(self, start: Callable[[], WorkerHandle], seed: int, memory: Memory):
         self._start = start
         self._random, self._memory = random.Random(seed), memory
-        self._worker: Worker | None = None
+        self._worker: WorkerHandle | None = None
 
     def __enter__(self) -> "Tuner":
         return self
@@ -76,78 +78,85 @@ class Tuner:
     def __exit__(self, *_: object) -> None:
         self._dismiss()
 
-    def device(self) -> dict[str, object]:
-        """What the worker says of its GPU; raises Lost where it cannot start."""
-        # How long the answer took is no property of the GPU.
-        return {key: value for key, value in self._ask(-1, "check").items() if key != "spent_s"}
+    def device(self) -> Device:
+        """Return what the worker says of its GPU; raise Lost if it cannot."""
+        answer = self._ask(-1, DescribeDevice())
+        if isinstance(answer, Failure):
+            raise Lost(-1, answer.reason)
+        return answer
 
-    def tune(self, place: Place, barred: Mapping[int, str]) -> dict[str, object]:
-        """The entry of a place in the table.
+    def tune(self, tuning_key: TuningKey, rejected: Mapping[int, str]) -> dict[str, object]:
+        """The entry of a tuning_key in the table.
 
-        barred: candidates that cannot be launched, with the reason. Raises Lost where the rule's
+        rejected: candidates that cannot be launched, with the reason. Raises Lost where the rule's
         own choice fails: there is nothing to hold the others against.
         """
-        failed = dict(barred)
+        failed = dict(rejected)
         while True:
-            if reason := failed.get(place.rule):
-                raise Lost(place.rule, reason)
+            if reason := failed.get(tuning_key.rule):
+                raise Lost(tuning_key.rule, reason)
             try:
-                rough, fine = self._time(place, failed)
-                return entry(place, rough, fine, failed)
+                rough, fine = self._time(tuning_key, failed)
+                return entry(tuning_key, rough, fine, failed)
             except Lost as lost:
                 self._dismiss()
                 failed[lost.candidate] = str(lost)
 
-    def _time(self, place: Place, failed: dict[int, str]) -> tuple[dict, dict]:
+    def _time(self, tuning_key: TuningKey, failed: dict[int, str]) -> tuple[dict, dict]:
         """Times by candidate, of the short and of the long round; adds to `failed`."""
-        where = {"op": place.op, "case": place.case, "dtype": place.dtype}
-        where |= {"direction": place.direction, "kernel": place.kernel}
+        where = (
+            tuning_key.op,
+            tuning_key.case,
+            tuning_key.dtype,
+            tuning_key.direction,
+            tuning_key.kernel,
+        )
         ready = []
-        others = [i for i in range(len(place.candidates)) if i != place.rule]
+        others = [i for i in range(len(tuning_key.candidates)) if i != tuning_key.rule]
         # The rule's choice comes first: its results are what the others are held against.
-        for index in [place.rule, *others]:
+        for index in [tuning_key.rule, *others]:
             if index in failed:
                 continue
-            config = dict(place.candidates[index])
-            answer = self._ask(index, "prepare", **where, index=index, config=config)
-            if answer["status"] == "ok":
+            config = dict(tuning_key.candidates[index])
+            answer = self._ask(index, PrepareCandidate(*where, index, config))
+            if not isinstance(answer, Failure):
                 ready.append(index)
-            elif index == place.rule:
-                raise Lost(index, answer["reason"])
+            elif index == tuning_key.rule:
+                raise Lost(index, answer.reason)
             else:
-                failed[index] = answer["reason"]
+                failed[index] = answer.reason
         rough = self._round(ready, ROUGH_BLOCKS, ROUGH_US)
         medians = {index: plain.median(times) for index, times in rough.items()}
         ranked = sorted(medians, key=medians.get)
         near = [i for i in ranked[:FINALISTS] if medians[i] <= BEHIND * medians[ranked[0]]]
-        finalists = list(dict.fromkeys([*near, *ranked[:2], place.rule]))
+        finalists = list(dict.fromkeys([*near, *ranked[:2], tuning_key.rule]))
         return rough, self._round(finalists, FINE_BLOCKS, FINE_US)
 
     def _round(self, ready: Sequence[int], blocks: int, budget_us: float) -> dict[int, list]:
         times, calls = {index: [] for index in ready}, dict.fromkeys(ready, FEWEST_CALLS)
         for _ in range(blocks):
             for index in self._random.sample(ready, len(ready)):
-                answer = self._ask(index, "block", index=index, calls=calls[index])
-                if answer["status"] != "ok":
-                    raise Lost(index, answer["reason"])
-                us = answer["us"]
+                answer = self._ask(index, TimeCandidate(index, calls[index]))
+                if isinstance(answer, Failure):
+                    raise Lost(index, answer.reason)
+                us = answer.us
                 times[index].append(us)
                 calls[index] = round(min(MOST_CALLS, max(FEWEST_CALLS, budget_us / max(us, 1e-3))))
         return times
 
-    def _ask(self, candidate: int, do: str, **arguments: object) -> dict:
+    def _ask(self, candidate: int, request: Request) -> Answer:
         if self._worker is None:
             self._memory.settle()
             self._memory.idle()
             self._worker = self._start()
             self._hear(candidate, START_S)
-        self._worker.send(do, **arguments)
+        self._worker.send(request)
         return self._hear(candidate, ANSWER_S)
 
-    def _hear(self, candidate: int, limit_s: float) -> dict:
+    def _hear(self, candidate: int, limit_s: float) -> Answer:
         answer = self._worker.answer(limit_s)
-        if answer["status"] in LOST:
-            raise Lost(candidate, answer["reason"])
+        if isinstance(answer, Failure) and answer.status in FATAL:
+            raise Lost(candidate, answer.reason)
         return answer
 
     def _dismiss(self) -> None:
@@ -158,31 +167,31 @@ class Tuner:
 
 
 def entry(
-    place: Place,
+    tuning_key: TuningKey,
     rough: Mapping[int, Sequence[float]],
     fine: Mapping[int, Sequence[float]],
     failed: Mapping[int, str],
 ) -> dict[str, object]:
-    """A place's entry in the table, from times in µs by candidate, one a block of each round."""
+    """Return a key's entry in the table, from times in µs by candidate, one a block and round."""
     medians = {index: plain.median(times) for index, times in fine.items()}
     fastest = min(medians, key=medians.get)
     tied = [index for index in medians if _tie(fine[index], fine[fastest])]
-    winner = place.rule if place.rule in tied else min(tied)
+    winner = tuning_key.rule if tuning_key.rule in tied else min(tied)
     others = sorted(set(medians) - {winner}, key=medians.get)
-    names = [text(candidate) for candidate in place.candidates]
+    names = [text(candidate) for candidate in tuning_key.candidates]
     timed = {index: plain.median(times) for index, times in rough.items()} | medians
     found = {
-        "key": dict(place.key),
-        "config": dict(place.candidates[winner]),
+        "key": dict(tuning_key.key),
+        "config": dict(tuning_key.candidates[winner]),
         "us": round(medians[winner], 3),
-        "rule": names[place.rule],
+        "rule": names[tuning_key.rule],
         "runner_up": None,
         "timed": {names[index]: round(timed[index], 3) for index in sorted(timed)},
         "failed": {names[index]: failed[index] for index in sorted(failed)},
-        "op": place.op,
-        "case": place.case,
-        "dtype": place.dtype,
-        "pass": place.direction,
+        "op": tuning_key.op,
+        "case": tuning_key.case,
+        "dtype": tuning_key.dtype,
+        "pass": tuning_key.direction,
     }
     if others:
         gap = _gap(fine[others[0]], fine[winner])

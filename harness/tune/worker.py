@@ -1,4 +1,4 @@
-"""The candidates of one kernel on the leased GPU, as `harness.workers.child` drives it for tuning.
+"""Times the candidates of one kernel on the GPU, in a process of its own.
 
 The op runs once with each candidate; its results must be those of the rule's choice. Then the
 launches of the one kernel, with the arguments of that run, are captured and timed alone.
@@ -17,14 +17,17 @@ from harness.build import recorder
 from harness.calls import guards, inputs, invoke, tolerance
 from harness.machine.timer import Timer
 from harness.project import registry
+from harness.project.implementations import OURS
+from harness.tune import messages
 from kernels._runtime import configs as _tuned
 from kernels._runtime import device as _device
 from kernels._runtime.configs import Configs
 
 
-class Bench:
+class TuneWorker:
     """See the module. op: the stem of a kernel file; impl is not used."""
 
+    requests = messages.REQUESTS
     version = ""
 
     def __init__(self, op: str, impl: str, seed: int):
@@ -35,8 +38,8 @@ class Bench:
         self._timer = Timer()
         self._forget()
 
-    def check(self) -> dict[str, object]:
-        """The name and the architecture of the GPU, and what launchers ask of it."""
+    def describe(self) -> messages.Device:
+        """Describe the GPU."""
         device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(device)
         hip = torch.version.hip is not None
@@ -46,20 +49,20 @@ class Bench:
             "hip": hip,
         }
         arch = f"{properties.major}{properties.minor}"
-        return {
-            "device": torch.cuda.get_device_name(device),
-            "arch": properties.gcnArchName.partition(":")[0] if hip else arch,
-            "limits": limits,
-        }
+        return messages.Device(
+            device=torch.cuda.get_device_name(device),
+            arch=properties.gcnArchName.partition(":")[0] if hip else arch,
+            limits=limits,
+        )
 
     def prepare(
         self, op: str, case: str, dtype: str, direction: str, kernel: str, index: int, config: dict
     ) -> None:
-        """Runs, checks and captures one candidate; the first of a place is the rule's choice."""
-        place = (op, case, dtype, direction, kernel)
+        """Run, check and capture one candidate; the first of a key is the rule's choice."""
+        wanted = (op, case, dtype, direction, kernel)
         with torch.cuda.stream(self._timer.stream), _declining():
-            if place != self._place:
-                self._open(*place)
+            if wanted != self._prepared_for:
+                self._open(*wanted)
             with _watched(self._configs[kernel], config) as calls, guards.guarded() as bands:
                 results = self._run()
                 torch.cuda.synchronize()
@@ -74,30 +77,30 @@ class Bench:
             # The calls hold the tensors that the graph reads and writes.
             self._replays[index] = replay, calls
 
-    def block(self, index: int, calls: int) -> dict[str, object]:
-        """The median GPU time in µs of `calls` launches on a cold L2."""
+    def block(self, index: int, calls: int) -> messages.LaunchTime:
+        """Take the median GPU time in µs of `calls` launches on a cold L2."""
         replay, _ = self._replays[index]
-        return {"us": self._timer.cold([replay], calls)[0]}
+        return messages.LaunchTime(self._timer.cold([replay], calls)[0])
 
     def _open(self, op: str, case: str, dtype: str, direction: str, kernel: str) -> None:
         self._forget()
         gc.collect()
         torch.cuda.empty_cache()
         declared, _ = registry.op(op)
-        the_case = next(each for each in declared.sweep if each.name == case)
-        function = registry.function(op, registry.OURS)
-        tensors = inputs.make(declared, the_case, dtype, self._seed, "cuda")
+        timed = next(each for each in declared.sweep if each.name == case)
+        function = registry.function(op, OURS)
+        tensors = inputs.make(declared, timed, dtype, self._seed, "cuda")
         seeds = None
         if direction != "forward":
-            shapes = inputs.make(declared, the_case, dtype, self._seed, "meta")
-            outputs = invoke.run(declared, declared.reference, the_case, shapes).values()
+            shapes = inputs.make(declared, timed, dtype, self._seed, "meta")
+            outputs = invoke.run(declared, declared.reference, timed, shapes).values()
             empty = [torch.empty_like(output, device="cuda") for output in outputs]
             seeds = inputs.gradients(empty, self._seed)
-        self._run = lambda: invoke.run(declared, function, the_case, tensors, seeds)
-        self._place = (op, case, dtype, direction, kernel)
+        self._run = lambda: invoke.run(declared, function, timed, tensors, seeds)
+        self._prepared_for = (op, case, dtype, direction, kernel)
 
     def _forget(self) -> None:
-        self._place: tuple | None = None
+        self._prepared_for: tuple | None = None
         self._run: Callable[[], dict] | None = None
         self._expected: dict[str, torch.Tensor] | None = None
         self._replays: dict[int, tuple] = {}

@@ -26,14 +26,16 @@ from harness.cli import UserError, fresh_seed, run, seed
 from harness.files import write_json
 from harness.machine import nvml
 from harness.project import fingerprint, libraries, source_tree
+from harness.project.implementations import is_ours
 from harness.results import choices, severity, withdrawn
 from harness.verify import ledger
-from harness.workers.pool import LOST, START_S, Worker
+from harness.verify.messages import CheckUnit, ChooseUnits
+from harness.workers.messages import Answer, Failure, Request
+from harness.workers.pool import POOL_DIED, START_S, WorkerHandle
 from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCH = "harness.verify.worker"
-OURS = ("ours", "ours_twin")
+WORKER = "harness.verify.worker:VerifyWorker"
 # Beside other verifications; of those whose memory ran out one at a time; beside none.
 ATTEMPTS = ("shared", "in turn", "alone")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
@@ -44,7 +46,7 @@ def main() -> int:
     arguments = _arguments()
     if arguments.seed is None:
         arguments.seed = fresh_seed()
-    ours = arguments.impl in OURS
+    ours = is_ours(arguments.impl)
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
     # Of the code as it is before it runs: an edit meanwhile makes the report one of other code.
     family = source_tree.ops(ROOT).get(arguments.op, "")
@@ -93,7 +95,7 @@ def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None
             gpu = held.enter_context(gpu_lock.hold(exclusive=attempt == "alone"))
             os.environ.update(choices.KEEP)
             if attempt == "in turn":
-                held.enter_context(gpu_lock.turn(gpu))
+                held.enter_context(gpu_lock.serialize(gpu))
             own = Path(held.enter_context(tempfile.TemporaryDirectory()))
             if chosen is not None and chosen.is_dir():
                 os.environ.update(choices.copied(chosen, own))
@@ -107,56 +109,68 @@ def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None
 
 
 def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tuple[dict, dict]:
-    """Adds the cells of each unit that is missing, in a new process after each that is lost.
+    """Add the cells of each missing unit, in a new process after each that is lost.
 
     Returns the facts that hold for the whole report, and the cells by number of the unit.
     """
+    name, limit_s = f"verify {arguments.op} {arguments.impl}", arguments.cell_timeout_s
     spent_s = Counter()
     while True:
         with _worker(arguments) as worker:
             hello = worker.answer(START_S)
-            if hello["status"] == "unavailable":
-                found = {key: hello[key] for key in ("status", "reason")}
-                return {"impl_version": "", "device": ""} | found, {}
-            if _fell(hello, worker, arguments.impl):
-                print(worker.last_words(), file=sys.stderr)
-                found = {"status": hello["status"], "reason": f"at import: {hello['reason']}"}
-                return {"impl_version": _installed(arguments.impl), "device": ""} | found, {}
-            limit_s, plan = arguments.cell_timeout_s, hello
-            if hello["status"] == "ok":
-                plan = hello | _ask(worker, limit_s, "prepare", **_plan(arguments, mode))
-            if plan["status"] != "ok":
-                if plan["status"] != "unsupported":
-                    print(worker.last_words(), file=sys.stderr)
-                raise UserError(f"verify {arguments.op} {arguments.impl}: {plan['reason']}")
-            for number, blanks in enumerate(plan["units"]):
+            if isinstance(hello, Failure) and (found := _absent(hello, worker, arguments.impl)):
+                return found, {}
+            plan = hello
+            if not isinstance(hello, Failure):
+                plan = _ask(worker, limit_s, _chosen(arguments, mode))
+            if isinstance(plan, Failure):
+                if plan.status != "unsupported":
+                    print(worker.log_tail(), file=sys.stderr)
+                raise UserError(f"{name}: {plan.reason}")
+            for number, blanks in enumerate(plan.units):
                 if number in units:
                     continue
                 if late := _late(blanks, arguments, spent_s):
                     units[number] = late
                     continue
                 began = time.monotonic()
-                answer = _ask(worker, limit_s, "check", unit=number)
+                answer = _ask(worker, limit_s, CheckUnit(number))
                 spent_s[_class(blanks[0])] += time.monotonic() - began
-                if answer["status"] == "unsupported":
-                    raise UserError(f"verify {arguments.op} {arguments.impl}: {answer['reason']}")
-                lost = {key: answer[key] for key in ("status", "reason") if key in answer}
-                units[number] = answer.get("cells") or [blank | lost for blank in blanks]
+                if isinstance(answer, Failure):
+                    if answer.status == "unsupported":
+                        raise UserError(f"{name}: {answer.reason}")
+                    lost = {"status": answer.status, "reason": answer.reason}
+                    units[number] = [blank | lost for blank in blanks]
+                else:
+                    units[number] = answer.cells
                 if any(cell["status"] == "crashed" for cell in units[number]):
-                    print(worker.last_words(), file=sys.stderr)
-                if not answer.get("alive"):
+                    print(worker.log_tail(), file=sys.stderr)
+                if isinstance(answer, Failure) or not answer.alive:
                     break
             else:
-                facts = {key: plan[key] for key in ("impl_version", "device")}
+                facts = {"impl_version": hello.impl_version, "device": plan.device}
                 facts["spent_s"] = {name: round(s, 1) for name, s in spent_s.items()}
-                look = partial(_ask, worker, limit_s, "ledger")
-                return facts | {"ledger": ledger.take(units, plan.get("declared", {}), look)}, units
+                ask = partial(_ask, worker, limit_s)
+                return facts | {"ledger": ledger.take(units, plan.declared, ask)}, units
 
 
-def _fell(hello: dict, worker: Worker, impl: str) -> bool:
-    """Whether a library killed or hung its process as it was imported, which is a row, too."""
-    told = impl in OURS or hello["status"] not in ("crashed", "hung") or not worker.ended
-    return not told and hello["reason"] != LOST
+def _absent(failure: Failure, worker: WorkerHandle, impl: str) -> dict[str, str]:
+    """Return the facts of a report without cells: the library is absent, or killed or hung its
+    process as it was imported. Return {} for any other failure.
+    """
+    if failure.status == "unavailable":
+        return {
+            "impl_version": "",
+            "device": "",
+            "status": failure.status,
+            "reason": failure.reason,
+        }
+    fell = failure.status in ("crashed", "hung") and worker.ended and failure.reason != POOL_DIED
+    if is_ours(impl) or not fell:
+        return {}
+    print(worker.log_tail(), file=sys.stderr)
+    facts = {"impl_version": _installed(impl), "device": ""}
+    return facts | {"status": failure.status, "reason": f"at import: {failure.reason}"}
 
 
 def _installed(impl: str) -> str:
@@ -169,7 +183,7 @@ def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -
     """The rows of a unit that the time limit of its class leaves out; [] where it is to run."""
     name = _class(blanks[0])
     limit_s = vars(arguments)[f"{name}_s"]
-    if arguments.impl in OURS or limit_s is None or spent_s[name] < limit_s:
+    if is_ours(arguments.impl) or limit_s is None or spent_s[name] < limit_s:
         return []
     reason = f"time limit of {limit_s:g} s"
     return [blank | {"status": "unreached", "reason": reason} for blank in blanks]
@@ -199,36 +213,36 @@ def summary(report: dict) -> str:
 
 
 @contextlib.contextmanager
-def _worker(arguments: argparse.Namespace) -> Iterator[Worker]:
-    worker = Worker(arguments.op, arguments.impl, arguments.seed, BENCH)
+def _worker(arguments: argparse.Namespace) -> Iterator[WorkerHandle]:
+    worker = WorkerHandle(arguments.op, arguments.impl, arguments.seed, WORKER)
     try:
         yield worker
     finally:
         worker.kill()
 
 
-def _ask(worker: Worker, limit_s: float, do: str, **arguments: object) -> dict:
-    worker.send(do, **arguments)
+def _ask(worker: WorkerHandle, limit_s: float, request: Request) -> Answer:
+    worker.send(request)
     return worker.answer(limit_s)
 
 
-def _plan(arguments: argparse.Namespace, mode: str) -> dict:
+def _chosen(arguments: argparse.Namespace, mode: str) -> ChooseUnits:
     edge_only = arguments.edge_only or mode != "gpu"
-    # Of a baseline what will be timed comes first: the time for the rest may be limited.
+    # The time for a baseline may be limited, so the cases that will be timed come first.
     timed = ["sweep", "drawn"]
-    kinds = ["edge", *timed] if arguments.impl in OURS else [*timed, "edge"]
+    kinds = ["edge", *timed] if is_ours(arguments.impl) else [*timed, "edge"]
     dtypes = arguments.dtypes
     if mode != "gpu":
-        # A study of bfloat16 alone is still verified where there is no GPU: in float32.
+        # Without a GPU, a study of bfloat16 alone is still verified, in float32.
         dtypes = [name for name in dtypes if name in INTERPRETED] or list(INTERPRETED[:1])
-    return {
-        "gpu": mode == "gpu",
-        "dtypes": dtypes,
-        "passes": arguments.passes,
-        "kinds": ["edge"] if edge_only else kinds,
-        "most": arguments.max_cases,
-        "drawn_seed": drawn.read(arguments.drawn),
-    }
+    return ChooseUnits(
+        gpu=mode == "gpu",
+        dtypes=dtypes,
+        passes=arguments.passes,
+        kinds=["edge"] if edge_only else kinds,
+        most=arguments.max_cases,
+        drawn_seed=drawn.read(arguments.drawn),
+    )
 
 
 def _arguments() -> argparse.Namespace:

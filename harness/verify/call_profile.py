@@ -15,7 +15,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from harness.calls import inputs, wide
-from harness.calls.snapshot import Kept
+from harness.calls.snapshot import InputSnapshot
 from ops._spec import Case, Op
 
 # Distinct kernels that an entry names, and the letters of a name that it keeps.
@@ -60,7 +60,7 @@ def observe(
     if direction == "forward":
         return _watched(forward, given, gpu) | {"saved_bytes": None}
     wanted = [tensors[name].requires_grad_() for name in _differentiated(op, tensors)]
-    before = Kept(given)
+    before = InputSnapshot(given)
     _rooted(forward())
     saved = _Saved()
     with saved:
@@ -77,7 +77,7 @@ def observe(
 
     if direction == "both":
         del outputs
-        before.put_back()
+        before.restore()
         return _watched(both, [*given, *gradients], gpu) | {"saved_bytes": kept}
     return _watched(backward, [*given, *outputs, *gradients], gpu) | {"saved_bytes": kept}
 
@@ -104,10 +104,10 @@ class _Saved(saved_tensors_hooks):
 
 
 def _watched(call: Callable[[], Tensors], read: list[torch.Tensor], gpu: bool) -> dict:
-    kept = Kept(read)
+    kept = InputSnapshot(read)
     call()
     # What it has written over may by now be what it would write.
-    kept.put_back()
+    kept.restore()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
     if gpu:
         torch.cuda.synchronize()
@@ -124,7 +124,7 @@ def _watched(call: Callable[[], Tensors], read: list[torch.Tensor], gpu: bool) -
     if gpu:
         peak = torch.cuda.max_memory_allocated() - before
         entry["workspace_bytes"] = max(0, peak - fresh)
-    kept.narrow()
+    kept.drop_unchanged()
     entry["overwritten_bytes"] = kept.nbytes
     entry["float32_precision"] = torch.get_float32_matmul_precision()
     return entry | counts(seen.events())

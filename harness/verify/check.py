@@ -8,8 +8,8 @@ import torch
 
 from harness.calls import guards, invoke
 from harness.calls.invoke import Named, Wrong
-from harness.calls.snapshot import Kept
-from harness.calls.tolerance import Verdict
+from harness.calls.snapshot import InputSnapshot
+from harness.calls.tolerance import Verdict, same_bits
 from harness.verify.problem import Problem
 
 # Elements of inputs up to which a kernel in Triton's interpreter is called more than twice.
@@ -40,26 +40,26 @@ def check(
     declared deterministic. in_place: it may write over its inputs, and its results may lie there.
     Whatever the implementation raises passes through.
     """
-    trial = _Trial(function, problem, direction, ours, in_place)
+    calls = _CheckedCalls(function, problem, direction, ours, in_place)
     rows, same, kept = [], None, {}
     try:
         for repeat in (False, True):
             if not (ours or repeat):
                 # Whatever is compiled at the first call is compiled with no function replaced.
-                trial.warm_up()
-            elif trial.cheap or not ours:
-                trial.on_others()
-            results = trial.judged()
+                calls.warm_up()
+            elif calls.cheap or not ours:
+                calls.run_on_decoy_inputs()
+            results = calls.judged()
             if not repeat:
                 kept = results
-                worst, verdicts = trial.verdicts(results)
+                worst, verdicts = calls.verdicts(results)
                 rows = [verdict.row(name) for name, verdict in verdicts.items()]
                 if worst:
                     return Finding(worst, rows, None)
                 continue
-            odd = [name for name, tensor in results.items() if not _same_bits(tensor, kept[name])]
+            odd = [name for name, tensor in results.items() if not same_bits(tensor, kept[name])]
             same = not odd
-            worst, _ = trial.verdicts(results) if odd else ("", {})
+            worst, _ = calls.verdicts(results) if odd else ("", {})
             if odd and ours and problem.op.deterministic:
                 return Finding(f"{odd[0]} differs between two calls", rows, same)
             if worst:
@@ -67,11 +67,11 @@ def check(
     except Wrong as wrong:
         return Finding(str(wrong), rows, None)
     finally:
-        trial.close()
+        calls.close()
     return Finding("", rows, same)
 
 
-class _Trial:
+class _CheckedCalls:
     """The calls of one check; the inputs of the problem are as before after `close`."""
 
     def __init__(
@@ -79,26 +79,26 @@ class _Trial:
     ):
         self._function, self._problem, self._direction = function, problem, direction
         self._given = problem.given(direction)
-        self._kept, self._in_place = Kept(self._given), in_place
+        self._kept, self._in_place = InputSnapshot(self._given), in_place
         self._results: list[Named] = []
         self._gpu = any(tensor.is_cuda for tensor in self._given)
         elements = sum(tensor.numel() for tensor in self._given)
         self.cheap = self._gpu or elements <= CHEAP
         # A compiled graph that makes a mask of ones would be compiled anew for another function.
         self._filled = ours
-        self._by_law = problem.op.judged(ours) == "properties"
+        self._by_properties = problem.op.judged(ours) == "properties"
 
     def warm_up(self) -> None:
-        self._show_others()
+        self._write_decoys()
         self._forget(self._run())
 
-    def on_others(self) -> None:
+    def run_on_decoy_inputs(self) -> None:
         """A call on other values in the memory of the inputs; its results are dropped."""
-        self._show_others()
+        self._write_decoys()
         with guards.guarded(self._filled) as bands:
             results = self._run()
         self._forget(results)
-        _refuse(bands.broken())
+        _fail_if(bands.broken())
 
     def judged(self) -> Named:
         """The results of a call on the problem's inputs; Wrong where memory gives it away."""
@@ -106,33 +106,33 @@ class _Trial:
         if self._gpu:
             # A call that does not wait for the current stream reads the other values.
             torch.cuda._sleep(DELAY)
-        self._kept.put_back()
+        self._kept.restore()
         with guards.guarded(self._filled) as bands:
             results = self._run()
         self._results.append(results)
         if free:
             # What lies in the memory of inputs is no allocation of the call.
-            apart = [tensor for tensor in results.values() if not self._kept.holds(tensor)]
-            _refuse(free.overrun(apart))
-        _refuse(bands.broken())
+            apart = [tensor for tensor in results.values() if not self._kept.covers(tensor)]
+            _fail_if(free.overrun(apart))
+        _fail_if(bands.broken())
         _shaped(results, self._problem.expected, self._direction)
         if self._in_place:
             # They may lie where the inputs do, and it is by the inputs that they are judged.
             results = {name: tensor.detach().clone() for name, tensor in results.items()}
             self._results.append(results)
-            self._kept.put_back()
+            self._kept.restore()
             return results
-        _refuse("changes its inputs" if self._kept.changed else "")
+        _fail_if("changes its inputs" if self._kept.changed else "")
         _separate(results, self._problem)
         return results
 
     def verdicts(self, results: Named) -> tuple[str, dict[str, Verdict]]:
         """What is wrong with the worst result, "" if nothing; the verdict on each."""
-        if self._by_law:
-            return self._problem.breach(results, self._direction), {}
+        if self._by_properties:
+            return self._problem.violation(results, self._direction), {}
         verdicts = self._problem.judge(results)
         if 1 < max(each.ratio for each in verdicts.values()) < math.inf:
-            verdicts = self._problem.judge(results, closely=True)
+            verdicts = self._problem.judge(results, strict=False)
         worst = max(verdicts, key=lambda name: verdicts[name].ratio)
         if verdicts[worst].ratio <= 1:
             return "", verdicts
@@ -141,7 +141,7 @@ class _Trial:
         return _explain(worst, verdicts[worst]), verdicts
 
     def close(self) -> None:
-        self._kept.put_back()
+        self._kept.restore()
         for results in self._results:
             self._forget(results)
 
@@ -150,8 +150,8 @@ class _Trial:
         seeds = None if self._direction == "forward" else problem.seeds
         return invoke.run(problem.op, self._function, problem.case, problem.tensors, seeds)
 
-    def _show_others(self) -> None:
-        others = self._problem.others(self._direction)
+    def _write_decoys(self) -> None:
+        others = self._problem.decoys(self._direction)
         for tensor, other in zip(self._given, others, strict=True):
             guards.memory(tensor).copy_(guards.memory(other))
 
@@ -159,13 +159,9 @@ class _Trial:
         guards.wipe(results.values(), keep=self._given)
 
 
-def _refuse(reason: str) -> None:
+def _fail_if(reason: str) -> None:
     if reason:
         raise Wrong(reason)
-
-
-def _same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(guards.memory(tensor.clone()), guards.memory(other.clone()))
 
 
 def _shaped(results: Named, expected: Named, direction: str) -> None:

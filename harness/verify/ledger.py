@@ -8,29 +8,35 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
+from harness.verify.messages import CallProfiles, ProfileCalls
+from harness.workers.messages import Failure
 from ops._spec import LAYOUTS, VALUES
 
 SIZES = re.compile(r"\b[A-Z](\d+)")
 
 
 def take(
-    units: Mapping[int, list[dict]], declared: Mapping[str, object], ask: Callable[..., dict]
+    units: Mapping[int, list[dict]],
+    declared: Mapping[str, object],
+    ask: Callable[[ProfileCalls], CallProfiles | Failure],
 ) -> list[dict]:
-    """The entries of a report: `case, dtype, pass, status, reason`, what is declared and was seen.
+    """Return the entries of a report: `case, dtype, pass, status, reason`, declared and seen facts.
 
-    units: the finished cells by number of the unit, a case in a dtype. declared: what the file of
-    the implementation says of each call. ask: the worker's answer for a unit; one that ends the
-    worker is the last.
+    units: the finished cells by number of the unit, a case in a dtype. declared: the facts that the
+    file of the implementation declares for each call. ask: sends a request to the worker. A failure
+    that ends the worker ends the list.
     """
     found = []
     for number in chosen(units):
-        answer = ask(unit=number)
+        answer = ask(ProfileCalls(number))
+        failed = isinstance(answer, Failure)
+        seen = {} if failed else answer.entries
+        status, reason = (answer.status, answer.reason) if failed else ("ok", "")
         for cell in units[number]:
             entry = {key: cell[key] for key in ("case", "dtype", "pass")}
-            entry |= {**declared, "status": answer["status"]}
-            entry["reason"] = answer.get("reason", "")
-            found.append(entry | answer.get("entries", {}).get(cell["pass"], {}))
-        if answer["status"] in ("crashed", "hung"):
+            entry |= {**declared, "status": status, "reason": reason}
+            found.append(entry | seen.get(cell["pass"], {}))
+        if status in ("crashed", "hung"):
             break
     return found
 

@@ -22,9 +22,9 @@ class Problem:
 
     seeds: gradients of the outputs, None where the op has no backward pass. expected: tensors
     without data that have the shape and dtype of each result. oracle: the results in float64.
-    eager: how far PyTorch eager is from the oracle, by result. rough: those results of eager that
-    are too far to go by the oracle alone, in float64. scale: the size of the inputs, at most one.
-    rival: eager itself, None where it has no result.
+    eager: the distance of PyTorch eager from the oracle, by result. eager_fallback: the results of
+    eager that are too far from the oracle to be judged by it alone, in float64. scale: the size of
+    the inputs, at most one. rival: eager itself, None if it has no result.
     """
 
     op: Op
@@ -36,7 +36,7 @@ class Problem:
     expected: Named
     oracle: Named
     eager: Mapping[str, Distance]
-    rough: Named
+    eager_fallback: Named
     scale: float
     rival: Callable | None = None
 
@@ -45,7 +45,7 @@ class Problem:
         seeds = None if direction == "forward" else self.seeds
         return [t for t in (*self.tensors.values(), *(seeds or ())) if t is not None]
 
-    def others(self, direction: str) -> Iterator[torch.Tensor]:
+    def decoys(self, direction: str) -> Iterator[torch.Tensor]:
         """As `given`, with other values, each made when it is asked for."""
         seed = self.seed + 1
         for name, tensor in self.tensors.items():
@@ -56,27 +56,30 @@ class Problem:
         if direction != "forward":
             yield from inputs.gradients(self.seeds, seed, self.case.layout)
 
-    def judge(self, results: Named, closely: bool = False) -> dict[str, tolerance.Verdict]:
-        """Each result against the rule; `closely` where the oracle's sensitivity counts too, and
-        eager may be as far off as it is beside these inputs."""
-        moved = self.sensitivity if closely else {}
-        eager = self.without_luck if closely else self.eager
+    def judge(self, results: Named, strict: bool = True) -> dict[str, tolerance.Verdict]:
+        """Judge each result by the rule of `harness.calls.tolerance`.
+
+        strict: False if the oracle's sensitivity counts too, and eager's worst distance at nearby
+        inputs. They take further runs of the oracle.
+        """
+        moved = {} if strict else self.sensitivity
+        eager = self.eager if strict else self.eager_worst_nearby
         return {
             name: tolerance.judge(
                 tolerance.distance(tensor, self.oracle[name], self.scale),
                 eager.get(name),
                 tensor.dtype,
                 moved.get(name),
-                self._beside(name, tensor),
+                self._distance_to_eager(name, tensor),
             )
             for name, tensor in results.items()
         }
 
-    def _beside(self, name: str, tensor: torch.Tensor) -> Distance | None:
-        rough = self.rough.get(name)
-        return None if rough is None else tolerance.distance(tensor, rough, self.scale)
+    def _distance_to_eager(self, name: str, tensor: torch.Tensor) -> Distance | None:
+        eager = self.eager_fallback.get(name)
+        return None if eager is None else tolerance.distance(tensor, eager, self.scale)
 
-    def breach(self, results: Named, direction: str) -> str:
+    def violation(self, results: Named, direction: str) -> str:
         """Which of the op's properties random results lack; "" where they have them all."""
         given = dict(self.tensors)
         if direction != "forward":
@@ -95,11 +98,11 @@ class Problem:
             seeds = _each(self.seeds, lambda t, draw=draw: _rounded(t, self.seed + draw))
             for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
                 found = tolerance.distance(tensor, self.oracle[name], self.scale)
-                worst[name] = tolerance.further(worst.get(name, found), found)
+                worst[name] = tolerance.elementwise_max(worst.get(name, found), found)
         return worst
 
     @functools.cached_property
-    def without_luck(self) -> dict[str, Distance]:
+    def eager_worst_nearby(self) -> dict[str, Distance]:
         """How far eager is from the oracle at worst, by result: here, and where each input is the
         next number of its dtype, up or down."""
         worst = dict(self.eager)
@@ -114,7 +117,7 @@ class Problem:
             for name, tensor in run(self.op, self.rival, self.case, beside, seeds).items():
                 found = tolerance.distance(tensor, oracle[name], self.scale)
                 if math.isfinite(found.max):
-                    worst[name] = tolerance.further(worst[name], found)
+                    worst[name] = tolerance.elementwise_max(worst[name], found)
         return worst
 
 
@@ -144,7 +147,7 @@ def problem(
     del wide
     # Plain values are around one.
     scale = _scale(tensors.values()) if case.values else 1.0
-    errors, rough, rival = {}, {}, None
+    errors, eager_fallback, rival = {}, {}, None
     # Eager draws other random numbers than the reference does.
     for function in (op.reference,) if op.properties else (eager, op.reference):
         try:
@@ -152,12 +155,25 @@ def problem(
         except Exception:
             continue
         errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
-        rough = {n: _wide(t) for n, t in result.items() if tolerance.beyond_cap(errors[n], t)}
+        eager_fallback = {
+            n: _wide(t) for n, t in result.items() if tolerance.beyond_cap(errors[n], t)
+        }
         guards.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
         rival = function
         break
     return Problem(
-        op, case, dtype, seed, tensors, seeds, expected, oracle, errors, rough, scale, rival
+        op,
+        case,
+        dtype,
+        seed,
+        tensors,
+        seeds,
+        expected,
+        oracle,
+        errors,
+        eager_fallback,
+        scale,
+        rival,
     )
 
 

@@ -1,5 +1,4 @@
-"""The verification of one implementation in a process of its own, as `harness.workers.child` drives
-it."""
+"""Verifies one implementation, in a process of its own."""
 
 import os
 import traceback
@@ -9,21 +8,24 @@ from functools import partial
 import torch
 
 from harness import status as statuses
-from harness.calls import drawn, interpreter, wide
+from harness.calls import context, drawn, interpreter, wide
 from harness.cli import UserError
 from harness.project import registry
-from harness.verify import call_profile, check
+from harness.project.implementations import is_ours
+from harness.verify import call_profile, check, messages
 from harness.verify import problem as oracle
 from ops._spec import Case
 
 EAGER = "torch_eager"
 
 
-class Bench:
-    """The cells of one implementation by unit: a case in a dtype, all its passes.
+class VerifyWorker:
+    """Verifies one implementation unit by unit: a case in a dtype, all its passes.
 
     Raises Unavailable or UserError as `registry.function` does.
     """
+
+    requests = messages.REQUESTS
 
     def __init__(self, op: str, impl: str, seed: int):
         self.op, _ = registry.op(op)
@@ -36,7 +38,7 @@ class Bench:
             "settings": registry.settings(op, impl),
             "wide": " ".join(self.wide),
         }
-        self.ours = impl in (registry.OURS, registry.TWIN)
+        self.ours = is_ours(impl)
         if os.environ.get("TRITON_INTERPRET") == "1":
             interpreter.quicken()
         self.seed = seed
@@ -48,20 +50,18 @@ class Bench:
         except (registry.Unavailable, UserError):
             self.eager = self.op.reference
 
-    def prepare(
+    def choose(
         self,
         gpu: bool,
         dtypes: list[str],
         passes: list[str],
         kinds: list[str],
-        most: int | None,
+        most: int | None = None,
         drawn_seed: int | None = None,
-    ) -> dict:
-        """Chooses the device and the units, `most` cases of each kind ("edge", "sweep", "drawn").
+    ) -> messages.Chosen:
+        """Choose the device and the units, see `messages.ChooseUnits`.
 
-        Of a baseline the hostile edge cases come after the others, since its time may be limited.
-        Returns the device, the rows of each unit as they stand before it has run, and what the file
-        of the implementation declares for the ledger.
+        The hostile edge cases of a baseline come last, because its time may be limited.
         """
         self.device = "cuda" if gpu else "cpu"
         passes = [name for name in passes if name in self.op.passes]
@@ -80,33 +80,33 @@ class Bench:
         judged = self.op.judged(self.ours)
         self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
         device = torch.cuda.get_device_name() if gpu else "cpu"
-        return {"device": device, "units": self.blanks, "declared": self.declared}
+        return messages.Chosen(device, self.blanks, self.declared)
 
-    def check(self, unit: int) -> dict:
-        """The rows of a unit. `alive` is false where it cost this process its GPU context, or where
-        memory ran out: what an implementation keeps goes with its process.
-        """
+    def check(self, unit: int) -> messages.UnitChecked:
+        """Run a unit."""
         case, dtype = self.units[unit]
         rows = _rows(self, case, dtype, self.blanks[unit])
-        alive = _context_lives() and all(row["status"] != "oom" for row in rows)
+        alive = context.alive() and all(row["status"] != "oom" for row in rows)
         if alive and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-        return {"cells": rows, "alive": alive}
+        return messages.UnitChecked(rows, alive)
 
-    def ledger(self, unit: int) -> dict:
-        """By pass what a call of a unit contains; see `harness.verify.call_profile`."""
+    def profile(self, unit: int) -> messages.CallProfiles:
+        """Profile a call of each pass of a unit."""
         case, dtype = self.units[unit]
         passes = [blank["pass"] for blank in self.blanks[unit]]
         look = partial(call_profile.observe, self.op, self.function, case, dtype)
         where = self.seed, self.device, self.wide
-        return {"entries": {name: look(name, *where) for name in passes}}
+        return messages.CallProfiles({name: look(name, *where) for name in passes})
 
 
-def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
+def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
     try:
         # Of a loss other gradients than one are seen in the edge cases.
-        ones = bench.op.unit_gradient and blanks[0]["kind"] != "edge"
-        problem = oracle.problem(bench.op, case, dtype, bench.seed, bench.device, bench.eager, ones)
+        ones = worker.op.unit_gradient and blanks[0]["kind"] != "edge"
+        problem = oracle.problem(
+            worker.op, case, dtype, worker.seed, worker.device, worker.eager, ones
+        )
     except Exception as error:
         fault = _fault(error, ours=True)
         fault["reason"] = f"oracle: {fault['reason']}"
@@ -116,16 +116,16 @@ def _rows(bench: Bench, case: Case, dtype: str, blanks: list[dict]) -> list[dict
         # Verified is in either pass with gradients that the call gives outputs and gradients.
         differentiated = blank["pass"] != "forward"
         if differentiated not in found:
-            found[differentiated] = _cell(bench, problem, blank["pass"])
+            found[differentiated] = _cell(worker, problem, blank["pass"])
     return [blank | found[blank["pass"] != "forward"] for blank in blanks]
 
 
-def _cell(bench: Bench, problem: oracle.Problem, direction: str) -> dict:
-    function = wide.judged(bench.function, bench.wide)
+def _cell(worker: VerifyWorker, problem: oracle.Problem, direction: str) -> dict:
+    function = wide.judged(worker.function, worker.wide)
     try:
-        found = check.check(function, problem, direction, bench.ours, bench.in_place)
+        found = check.check(function, problem, direction, worker.ours, worker.in_place)
     except Exception as error:
-        return _fault(error, bench.ours)
+        return _fault(error, worker.ours)
     return {"status": "inaccurate" if found.reason else "ok"} | asdict(found)
 
 
@@ -137,7 +137,7 @@ def _fault(error: Exception, ours: bool) -> dict[str, str]:
         ) from error
     if statuses.out_of_memory(error):
         status = "oom"
-    elif ours or not _context_lives():
+    elif ours or not context.alive():
         status = "crashed"
         traceback.print_exception(error)
     else:
@@ -149,14 +149,3 @@ def _blank(kind: str, case: Case, dtype: str, direction: str, judged: str) -> di
     cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
     cell |= {"hostile": case.hostile, "judged": judged, "status": "ok", "reason": ""}
     return cell | {"tensors": [], "deterministic": None}
-
-
-def _context_lives() -> bool:
-    """False after an illegal access: from then on each call of this process fails."""
-    if not torch.cuda.is_initialized():
-        return True
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True

@@ -1,103 +1,105 @@
-"""One implementation of one op in a process of its own, driven by JSON lines.
+"""One implementation of one op in a process of its own, driven by messages.
 
-The parent sends its job, then `{"do": name, …}` again and again, and gets a line back each time,
-with a `status`. They pass through a socket that nobody else knows; standard output and standard
-error are a log, so nothing that a library prints can be taken for an answer.
+The parent sends its job, then a request a line, and gets an answer a line back, see
+`harness.workers.messages`. The lines pass through a socket that only the two know. Standard output
+and standard error are a log, so a line that a library prints is never taken for an answer.
 """
 
 import contextlib
 import ctypes
-import importlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TextIO
 
 from harness import status
+from harness.workers.messages import Answer, Done, Failure, Hello, Pid, decode, encode
 
-COMMANDS = ("prepare", "block", "energy", "check", "release", "ledger")
 PR_SET_PDEATHSIG = 1
 
 
 def main(connection: int, log: int, job: int, parent: int) -> None:
-    """The life of a worker that was just forked, with the descriptors of its socket and its log.
+    """Run a worker that was just forked, with the descriptors of its socket and its log.
 
-    The first line back is its process number. job: of a file that holds `op`, `impl`, `seed`,
-    `bench` (the module whose Bench does the work) and `environment`, which no socket may take.
+    The first line back is its process number. job: the descriptor of a JSON file with `op`, `impl`,
+    `seed`, `worker` (the class that does the work, as `module:Class`) and `environment`, which is
+    too long for a socket. parent: the process number of the forkserver.
     """
     os.setsid()
     die_with(parent)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    # Unlike all others, a descriptor that was sent would pass to the programs that are run here.
+    # A descriptor that came through a socket is inheritable: programs started here would get it.
     os.set_inheritable(connection, False)
     with socket.socket(fileno=connection) as line:
-        commands, answers = line.makefile("r"), line.makefile("w")
+        requests, answers = line.makefile("r"), line.makefile("w")
         with open(job) as file:
             work = json.load(file)
-        # A parent that has given up this worker meanwhile is not there to hear it.
+        # The parent may have given up this worker meanwhile, and closed the socket.
         with contextlib.suppress(BrokenPipeError):
-            _say(answers, {"pid": os.getpid()})
-            _work(work, commands, answers)
+            _say(answers, Pid(os.getpid()))
+            _work(work, requests, answers)
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent, of this number, ends in whatever way."""
+    """Have Linux kill this process as soon as its parent, the process of this number, ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit("the parent is gone")
 
 
-def _work(job: dict, commands: TextIO, answers: TextIO) -> None:
+def _work(job: dict, requests: TextIO, answers: TextIO) -> None:
     os.environ.clear()
     os.environ.update(job["environment"])
 
     def start() -> object:
-        return importlib.import_module(job["bench"]).Bench(job["op"], job["impl"], job["seed"])
+        return pkgutil.resolve_name(job["worker"])(job["op"], job["impl"], job["seed"])
 
-    serve(start, commands, answers)
+    serve(start, requests, answers)
 
 
-def serve(start: Callable[[], object], commands: TextIO, answers: TextIO) -> None:
-    """Makes the bench, says so, and obeys until the end of the commands.
+def serve(start: Callable[[], object], requests: TextIO, answers: TextIO) -> None:
+    """Make the worker, say hello, and serve requests until the parent closes the socket.
 
-    A bench has `version` and, of the methods COMMANDS, those that its parent asks for; they
-    return None or a dict, and an exception becomes the status and the reason of the answer. It
-    also tells `spent_s`, the seconds that the work took.
+    start: makes the worker. It has `version`, `requests` (the classes of the requests that it
+    serves) and a method for each, named by the request's `do`, which returns an answer or None. An
+    exception becomes a Failure.
     """
-    bench = None
+    worker = None
 
-    def greet() -> dict:
-        nonlocal bench
-        bench = start()
-        return {"impl_version": bench.version}
+    def greet() -> Answer:
+        nonlocal worker
+        worker = start()
+        return Hello(worker.version)
+
+    def serve_one(line: str) -> Answer | None:
+        request = decode(json.loads(line), *worker.requests)
+        return getattr(worker, request.do)(**vars(request))
 
     _say(answers, _attempt(greet))
-    for line in commands:
-        command = json.loads(line)
-        name = command.pop("do")
-        if name not in COMMANDS:
-            raise ValueError(f"no command {name!r}")
-        _say(answers, _attempt(getattr(bench, name), **command))
+    for line in requests:
+        _say(answers, _attempt(serve_one, line))
 
 
-def _attempt(action: Callable[..., dict | None], **arguments: object) -> dict:
+def _attempt(action: Callable[..., Answer | None], *arguments: object) -> Answer:
     began = time.monotonic()
     try:
-        answer = {"status": "ok", **(action(**arguments) or {})}
+        answer = action(*arguments) or Done()
     except Exception as error:
-        answer = {"status": status.of(error), "reason": status.reason(error)}
-    return answer | {"spent_s": time.monotonic() - began}
+        answer = Failure(status.of(error), status.reason(error))
+    return replace(answer, spent_s=time.monotonic() - began)
 
 
-def _say(answers: TextIO, answer: dict) -> None:
+def _say(answers: TextIO, message: object) -> None:
     try:
-        text = json.dumps(answer, allow_nan=False)
+        text = json.dumps(encode(message), allow_nan=False)
     except ValueError:
-        text = json.dumps({"status": "crashed", "reason": "answers with a number without end"})
+        text = json.dumps(encode(Failure("crashed", "answers with a number that is not finite")))
     answers.write(text + "\n")
     answers.flush()

@@ -10,42 +10,52 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping
 
+from harness import status
 from harness.workers import forkserver
+from harness.workers.messages import (
+    Answer,
+    Failure,
+    Hello,
+    MessageError,
+    Pid,
+    Request,
+    decode,
+    encode,
+)
 
-LAST_WORDS = 4000
-# A worker is named by its implementation; a further process of it has a mark and a number behind.
+LOG_TAIL_BYTES = 4000
+# A worker is named by its implementation. The name of a further process ends in this and a number.
 FURTHER = "#"
-# The reason of all workers at once when their forkserver is killed, which is no fault of theirs.
-LOST = "lost with the forkserver"
+# The reason of all workers at once if their forkserver is killed, which is no fault of theirs.
+POOL_DIED = "lost with the forkserver"
 EXIT_S = 5.0
 # Importing torch from a cold disk.
 START_S = 300.0
-# No answer is as long; a process that talks without end must not fill the parent's memory.
+# No answer is as long. A process that writes without end must not fill the parent's memory.
 LONGEST = 2**26
 
 
-def further(impl: str, number: int) -> str:
-    """The name of a further worker of an implementation; number: from 1."""
+def worker_name(impl: str, number: int) -> str:
+    """Return the name of a further worker of an implementation; number: from 1."""
     return f"{impl}{FURTHER}{number}"
 
 
 def process_of(name: str) -> tuple[str, int]:
-    """The implementation of a worker, and the number of the process among those that run it."""
+    """Return the implementation of a worker, and the number of its process, 0 for the first."""
     impl, _, number = name.partition(FURTHER)
     return impl, int(number or 0)
 
 
-class Worker:
-    """One forked `harness.workers.child`; every answer is a dict with a `status`, also of a dead
-    process.
+class WorkerHandle:
+    """The parent's end of one forked `harness.workers.child`.
 
-    impl: the implementation it runs. bench: the module whose `Bench` it drives. It sees the
-    environment variables of this moment, and `variables` before them. pid: the number of the
-    process and of its group, None until its first answer.
+    impl: the implementation that it runs. worker: the class that does the work, as `module:Class`.
+    variables: environment variables that it sees beside those of the parent at this moment. pid:
+    the number of the process and of its group, None until its first answer.
     """
 
     def __init__(
-        self, op: str, impl: str, seed: int, bench: str, variables: Mapping[str, str] | None = None
+        self, op: str, impl: str, seed: int, worker: str, variables: Mapping[str, str] | None = None
     ):
         self.impl = impl
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, read after the end of the process
@@ -53,72 +63,80 @@ class Worker:
         self._buffer = b""
         self.pid: int | None = None
         self._ended = False
+        self._expected: type[Answer] = Hello
         self._server = forkserver.current()
-        work = {"op": op, "impl": impl, "seed": seed, "bench": bench}
+        work = {"op": op, "impl": impl, "seed": seed, "worker": worker}
         with theirs, tempfile.TemporaryFile("w+") as job:
             json.dump(work | {"environment": {**os.environ, **(variables or {})}}, job)
             job.seek(0)
-            # Of a dead server the first answer tells.
+            # If the forkserver has died, the first `answer` reports it.
             with contextlib.suppress(OSError):
                 self._server.fork(theirs, self._log, job)
 
-    def send(self, do: str, **arguments: object) -> None:
-        self._write({"do": do, **arguments})
+    def send(self, request: Request) -> None:
+        self._expected = request.answer
+        self._socket.settimeout(EXIT_S)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps(encode(request)).encode() + b"\n")
 
-    def answer(self, limit_s: float, began: float | None = None) -> dict:
-        """The next answer; a worker that dies, talks nonsense or takes too long is ended here.
+    def answer(self, limit_s: float, began: float | None = None) -> Answer:
+        """Return the answer to the last request, or to the start: a Hello.
 
-        began: when the limit began to run, by the monotonic clock; now where it is left out.
+        It is a Failure if the worker says so, and also if the process died, wrote what is no such
+        answer or took too long; then the process is ended. began: when the limit began to run, by
+        the monotonic clock; None for now.
         """
         deadline = (time.monotonic() if began is None else began) + limit_s
         try:
-            self._greet(deadline)
-            answer = self._read(deadline)
-            return answer | {"status": str(answer["status"])}
+            self._read_pid(deadline)
+            return decode(self._read(deadline), self._expected, Failure)
         except TimeoutError:
             self.kill()
-            return {"status": "hung", "reason": f"no answer within {limit_s:g} s"}
+            return Failure("hung", f"no answer within {limit_s:g} s")
         except (EOFError, OSError):
-            return {"status": "crashed", "reason": self._end()}
-        except (ValueError, TypeError, LookupError):
+            return Failure("crashed", self._end())
+        except MessageError as error:
             self.kill()
-            return {"status": "crashed", "reason": "wrote into the socket of its answers"}
+            return Failure("crashed", f"answers with {error}"[: status.REASON_LENGTH])
+        except ValueError:
+            self.kill()
+            return Failure("crashed", "wrote into the socket of its answers")
 
     @property
     def ended(self) -> bool:
-        """Whether the process died, or was ended here for a fault of its own."""
+        """Whether the process died, or the parent ended it for a fault."""
         return self._ended
 
-    def last_words(self) -> str:
-        """The end of what the process printed."""
+    def log_tail(self) -> str:
+        """Return the end of what the process printed."""
         descriptor = self._log.fileno()
         size = os.fstat(descriptor).st_size
-        # At a place of its own: the process writes on where the file ends.
-        words = os.pread(descriptor, LAST_WORDS, max(0, size - LAST_WORDS))
-        return words.decode(errors="replace")
+        # `pread` leaves the file's position alone, at which the process goes on writing.
+        tail = os.pread(descriptor, LOG_TAIL_BYTES, max(0, size - LOG_TAIL_BYTES))
+        return tail.decode(errors="replace")
 
-    def strike(self) -> None:
-        """Sends SIGKILL to the process and all that it started, without waiting for their end."""
-        # It may be running and not have said its number yet; one not yet forked will find its
-        # socket closed.
-        with contextlib.suppress(OSError, EOFError, ValueError, TypeError, LookupError):
-            self._greet(time.monotonic())
+    def send_sigkill(self) -> None:
+        """Send SIGKILL to the process and all that it started, and do not wait for their end."""
+        # The process may run and its number be unread. A process that is not yet forked will find
+        # its socket closed.
+        with contextlib.suppress(OSError, EOFError, ValueError):
+            self._read_pid(time.monotonic())
         if self.pid is not None and not self._ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Ends the process and all that it started; does nothing to a dead one."""
-        self.strike()
+        """End the process and all that it started; do nothing if it is dead."""
+        self.send_sigkill()
         if self.pid is not None and not self._ended:
-            # Until then the zombie keeps the number from going to another process.
+            # Until it is reaped, the zombie keeps its number from going to another process.
             with contextlib.suppress(OSError):
                 self._server.exit_code(self.pid, EXIT_S, reap=True)
         self._ended = True
         self._socket.close()
 
     def _end(self) -> str:
-        """The reason of a closed socket."""
+        """Return the reason why the socket is closed."""
         code = None
         try:
             if self.pid is not None:
@@ -131,15 +149,15 @@ class Worker:
             return (
                 f"died by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             )
-        return LOST if lost else "closed the socket of its answers"
+        return POOL_DIED if lost else "closed the socket of its answers"
 
-    def _greet(self, deadline: float) -> None:
-        """Hears the number of the process, which it says first of all."""
+    def _read_pid(self, deadline: float) -> None:
+        """Read the number of the process, its first line."""
         if self.pid is None:
-            self.pid = int(self._read(deadline)["pid"])
+            self.pid = decode(self._read(deadline), Pid).pid
 
-    def _read(self, deadline: float) -> dict:
-        """The next line; raises TimeoutError, EOFError, or ValueError where it is no JSON."""
+    def _read(self, deadline: float) -> object:
+        """Return the next line; raise TimeoutError, EOFError, or ValueError if it is no JSON."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > LONGEST:
                 raise ValueError("an answer without end")
@@ -154,38 +172,34 @@ class Worker:
         text, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(text, parse_constant=_refuse)
 
-    def _write(self, message: dict) -> None:
-        self._socket.settimeout(EXIT_S)
-        with contextlib.suppress(OSError):
-            self._socket.sendall(json.dumps(message).encode() + b"\n")
-
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no JSON")
 
 
-class Crew:
+class WorkerPool:
     """The workers of one op, by name; a context that ends them all.
 
-    variables: by implementation the environment variables that its workers alone see.
+    worker: the class that does the work, as `module:Class`. variables: the environment variables
+    that only the workers of an implementation see, by implementation.
     """
 
     def __init__(
         self,
         op: str,
         seed: int,
-        bench: str,
+        worker: str,
         variables: Mapping[str, Mapping[str, str]] | None = None,
     ):
-        self._about, self._variables = (op, seed, bench), variables or {}
-        self._workers: dict[str, Worker] = {}
+        self._about, self._variables = (op, seed, worker), variables or {}
+        self._workers: dict[str, WorkerHandle] = {}
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._workers.values():
-            worker.strike()
+            worker.send_sigkill()
         for worker in self._workers.values():
             worker.kill()
 
@@ -194,31 +208,31 @@ class Crew:
         """The process groups of the workers, each the number of its worker."""
         return {worker.pid for worker in self._workers.values() if worker.pid is not None}
 
-    def start(self, names: Iterable[str]) -> dict[str, dict]:
-        """Starts the workers that are missing, side by side; what each of these said."""
-        op, seed, bench = self._about
+    def start(self, names: Iterable[str]) -> dict[str, Answer]:
+        """Start the workers that are missing, side by side; return what each of these said."""
+        op, seed, worker = self._about
         fresh = [name for name in names if name not in self._workers]
         for name in fresh:
             impl, _ = process_of(name)
-            self._workers[name] = Worker(op, impl, seed, bench, self._variables.get(impl))
+            self._workers[name] = WorkerHandle(op, impl, seed, worker, self._variables.get(impl))
         began = time.monotonic()
         return {name: self._workers[name].answer(START_S, began) for name in fresh}
 
-    def ask(self, names: Iterable[str], limit_s: float, do: str, **arguments) -> dict[str, dict]:
-        """Gives all of them the same command at once; their answers, each within the limit."""
+    def ask(self, names: Iterable[str], limit_s: float, request: Request) -> dict[str, Answer]:
+        """Send all of them the same request at once; return the answers, each within the limit."""
         names = list(names)
         for name in names:
-            self._workers[name].send(do, **arguments)
+            self._workers[name].send(request)
         began = time.monotonic()
         return {name: self._workers[name].answer(limit_s, began) for name in names}
 
-    def dismiss(self, name: str) -> int | None:
-        """Ends a worker, and repeats the end of what it printed; the next start replaces it.
+    def stop(self, name: str) -> int | None:
+        """End a worker, and print the end of its log; the next start replaces it.
 
         Returns the number that its process had.
         """
         worker = self._workers.pop(name)
         worker.kill()
-        if words := worker.last_words().strip():
-            print(f"{name} printed last:\n{words}", file=sys.stderr)
+        if tail := worker.log_tail().strip():
+            print(f"{name} printed last:\n{tail}", file=sys.stderr)
         return worker.pid

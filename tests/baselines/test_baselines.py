@@ -11,10 +11,14 @@ import pytest
 
 from harness.machine import nvml
 from harness.project import registry, source_tree
+from harness.project.implementations import OURS
 from harness.study import jobs
 from harness.verify import worker
+from harness.verify.messages import CheckUnit
 from harness.workers import pool
+from harness.workers.messages import Failure
 from ops._spec import PASSES
+from tests.support.many_ops_worker import ChooseOp
 
 ROOT = Path(__file__).parents[2]
 OPS = jobs.ops(ROOT)
@@ -43,7 +47,7 @@ def started():
 
     def start(impl, op):
         if impl not in workers:
-            worker = pool.Worker(op, impl, 1, "tests.support.many_bench")
+            worker = pool.WorkerHandle(op, impl, 1, "tests.support.many_ops_worker:ManyOpsWorker")
             workers[impl] = worker, worker.answer(LIMIT_S)
         return workers[impl]
 
@@ -62,26 +66,25 @@ def started():
 def test_an_installed_baseline_computes_its_op(impl, op, started):
     start, drop = started
     gpu = bool(nvml.gpus())
-    plan = {"gpu": gpu, "dtypes": ["bfloat16" if gpu else "float32"], "kinds": ["edge"]}
-    plan |= {"passes": list(PASSES), "most": None}
+    dtypes = ["bfloat16" if gpu else "float32"]
     worker, hello = start(impl, op)
-    if hello["status"] == "unavailable":
-        pytest.skip(f"the library cannot be imported here: {hello['reason']}")
-    answer = {"alive": False}
+    if isinstance(hello, Failure) and hello.status == "unavailable":
+        pytest.skip(f"the library cannot be imported here: {hello.reason}")
+    answer = None
     try:
-        assert hello["status"] == "ok", hello["reason"]
-        worker.send("prepare", op=op, **plan)
-        prepared = worker.answer(LIMIT_S)
-        assert prepared["status"] == "ok", f"{prepared['reason']}\n{worker.last_words()}"
-        number = next(n for n, cells in enumerate(prepared["units"]) if tame(cells[0]))
-        worker.send("check", unit=number)
+        assert not isinstance(hello, Failure), hello.reason
+        worker.send(ChooseOp(gpu, dtypes, list(PASSES), ["edge"], op=op))
+        chosen = worker.answer(LIMIT_S)
+        assert not isinstance(chosen, Failure), f"{chosen.reason}\n{worker.log_tail()}"
+        number = next(n for n, cells in enumerate(chosen.units) if tame(cells[0]))
+        worker.send(CheckUnit(number))
         answer = worker.answer(LIMIT_S)
-        assert answer["status"] == "ok", f"{answer['reason']}\n{worker.last_words()}"
+        assert not isinstance(answer, Failure), f"{answer.reason}\n{worker.log_tail()}"
     finally:
         # A broken worker must not affect the next op.
-        if not answer.get("alive"):
+        if not getattr(answer, "alive", False):
             drop(impl)
-    found = {(cell["status"], cell["reason"]) for cell in answer["cells"]}
+    found = {(cell["status"], cell["reason"]) for cell in answer.cells}
     if {status for status, _ in found} == {"unsupported"}:
         # A case that the library declines on this machine is no fault of the baseline's file.
         reasons = "; ".join(sorted(reason for _, reason in found))
@@ -98,11 +101,11 @@ def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
     monkeypatch.delitem(sys.modules, "baselines.triton_tutorial", raising=False)
     module = importlib.import_module("baselines.triton_tutorial")
     monkeypatch.delitem(sys.modules, "baselines.triton_tutorial")
-    bench = worker.Bench(op, registry.OURS, 1)
-    bench.function, bench.ours = getattr(module, op), False
+    made = worker.VerifyWorker(op, OURS, 1)
+    made.function, made.ours = getattr(module, op), False
     passes = ["forward", "backward"] if op in ("mul", "scale", "softmax") else ["forward"]
-    bench.prepare(gpu=False, dtypes=["float32"], passes=passes, kinds=["edge"], most=None)
-    cells = [cell for n in range(len(bench.units)) for cell in bench.check(n)["cells"]]
+    made.choose(gpu=False, dtypes=["float32"], passes=passes, kinds=["edge"], most=None)
+    cells = [cell for n in range(len(made.units)) for cell in made.check(n).cells]
     offered = [cell for cell in cells if cell["status"] != "unsupported"]
     assert {cell["status"] for cell in offered} == {"ok"}
     refused = {cell["reason"] for cell in cells if cell not in offered}

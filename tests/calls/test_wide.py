@@ -81,7 +81,7 @@ def test_the_timed_call_gets_what_was_widened_before_it(make, monkeypatch):
     made = make(function, wide=("x",))
     monkeypatch.setitem(CELL, "dtype", "bfloat16")
     prepared = made.prepare(**CELL, direction="forward")
-    assert prepared["reason"] == ""
+    assert prepared.remark == ""
     # Each copy of the inputs was widened once, and no timed call widened one again.
     made.block(3 * COPIES)
     assert {dtype for dtype, _ in seen} == {torch.float32}
@@ -110,12 +110,12 @@ def test_the_verifier_judges_with_casts_and_fills_the_ledger_without(monkeypatch
     fake |= {"settings": lambda op, impl: "loudly"}
     for name, value in fake.items():
         monkeypatch.setattr(registry, name, value)
-    bench = worker.Bench("scaled", "rival", 0)
-    plan = bench.prepare(False, ["bfloat16"], list(OP.passes), ["sweep"], None)
-    assert plan["declared"] == {"accumulates": "float32", "settings": "loudly", "wide": "weight"}
-    assert [(c["status"], c["reason"]) for c in bench.check(0)["cells"]] == [("ok", "")] * 2
+    made = worker.VerifyWorker("scaled", "rival", 0)
+    chosen = made.choose(False, ["bfloat16"], list(OP.passes), ["sweep"], None)
+    assert chosen.declared == {"accumulates": "float32", "settings": "loudly", "wide": "weight"}
+    assert [(c["status"], c["reason"]) for c in made.check(0).cells] == [("ok", "")] * 2
     # The function refuses a narrow weight, so an entry of the ledger proves that it got a wide one.
-    assert set(bench.ledger(0)["entries"]) == set(OP.passes)
+    assert set(made.profile(0).entries) == set(OP.passes)
 
 
 def test_ours_declares_no_wide_inputs(monkeypatch):

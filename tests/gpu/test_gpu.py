@@ -94,7 +94,7 @@ def test_energy_is_power_times_time(timer, kind):
         replay, _ = capture(timer, lambda: a @ a)
     energy_uj, half_width = timer.energy([replay], 500)
     powers, times = [], []
-    probe = nvml.Probe()
+    probe = nvml.NvmlSampler()
     # A reading of the power is the mean of a second.
     ended = time.perf_counter() + 2
     while time.perf_counter() < ended:
@@ -116,30 +116,30 @@ def test_ceilings_have_a_clock_and_float8_is_faster(timer):
 
 
 @pytest.fixture
-def make_bench(timer, monkeypatch):
-    """Makes the bench of an implementation of gpu_bench in this process."""
-    from tests.support import gpu_bench
+def make_worker(timer, monkeypatch):
+    """Makes the worker of an implementation of gpu_worker in this process."""
+    from tests.support import gpu_worker
 
     for name in ("op", "function", "version"):
         monkeypatch.setattr(registry, name, getattr(registry, name))
-    return lambda impl: gpu_bench.Bench("fake", impl, 1)
+    return lambda impl: gpu_worker.GpuWorker("fake", impl, 1)
 
 
-def test_memory_is_held_until_release(make_bench):
-    made = make_bench("ours")
-    held = made.prepare("M2", "float32", "forward")["held_bytes"]
+def test_memory_is_held_until_release(make_worker):
+    made = make_worker("ours")
+    held = made.prepare("M2", "float32", "forward").held_bytes
     made.block(10)
-    assert made.energy(100)["energy_uj"] > 0
-    assert made.check() == {"leaked_bytes": 0}
-    assert made.release()["held_bytes"] < held
+    assert made.energy(100).energy_uj > 0
+    assert made.check().leaked_bytes == 0
+    assert made.release().held_bytes < held
 
 
-def test_a_leak_is_noticed(make_bench):
-    made = make_bench("leaks")
+def test_a_leak_is_noticed(make_worker):
+    made = make_worker("leaks")
     made.prepare("M2", "float32", "forward")
     for _ in range(5):
         made.block(10)
-    assert made.check()["leaked_bytes"] >= 4 * 10 * 512
+    assert made.check().leaked_bytes >= 4 * 10 * 512
 
 
 @pytest.mark.parametrize(("impl", "status"), [("crashes", "crashed"), ("fills", "oom")])
@@ -153,11 +153,11 @@ def test_the_others_keep_their_numbers(tmp_path, impl, status):
             Gate(tmp_path, "fake", impls, code_of),
             measure.origin_of("fake", ENVIRONMENT, []),
         )
-        a_plan = plan(impls, bench="tests.support.gpu_bench", cell_timeout_s=120.0)
-        watch = gpu_lock.Watch(gpu)
+        a_plan = plan(impls, worker="tests.support.gpu_worker:GpuWorker", cell_timeout_s=120.0)
+        watch = gpu_lock.GpuMonitor(gpu)
         # This process has used the GPU in other tests, so the measurement would report it as a
         # stranger.
-        watch.strangers = lambda workers: []
+        watch.foreign_processes = lambda workers: []
         measure.measure(a_plan, gate, watch, origin, out, time.monotonic())
     rows, _ = raw.read(out, "")
     assert [row["status"] for row in of(rows, impl)] == [status]

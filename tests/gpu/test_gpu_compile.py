@@ -7,6 +7,7 @@ import torch
 
 from harness.calls import inputs, invoke
 from harness.project import registry
+from harness.project.implementations import OURS
 from harness.study import jobs
 from kernels.layer_norm import layer_norm
 from kernels.random import dropout, randint
@@ -41,7 +42,7 @@ def with_gradients(op, function, case, tensors):
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", OPS)
 def test_a_graph_without_a_break_gives_the_same(name, dynamic):
-    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    op, function = registry.op(name)[0], registry.function(name, OURS)
     for case, dtype in plain_cases(op):
         torch.compiler.reset()
         compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
@@ -53,7 +54,7 @@ def test_a_graph_without_a_break_gives_the_same(name, dynamic):
 
 @pytest.mark.parametrize("name", OPS)
 def test_a_captured_graph_follows_what_lies_in_its_inputs(name):
-    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    op, function = registry.op(name)[0], registry.function(name, OURS)
     for case, dtype in plain_cases(op):
         tensors = inputs.make(op, case, dtype, 0, "cuda")
         _, gradients = with_gradients(op, function, case, tensors)

@@ -21,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from harness.calls import inputs, invoke
 from harness.machine import nvml
 from harness.project import registry
+from harness.project.implementations import OURS
 from harness.study import jobs
 from kernels._runtime import call_cache as _call_cache
 from kernels._runtime import call_trace as _call_trace
@@ -61,7 +62,7 @@ def call_of(op, case, dtype, seed, backward, device=DEVICE):
         shapes = invoke.run(op, op.reference, case, inputs.make(op, case, dtype, seed, "meta"))
         outputs = [torch.empty_like(x, device=device) for x in shapes.values()]
         seeds = inputs.gradients(outputs, seed)
-    function = registry.function(op.name, registry.OURS)
+    function = registry.function(op.name, OURS)
     return tensors, lambda: invoke.run(op, function, case, tensors, seeds)
 
 

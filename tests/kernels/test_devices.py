@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from harness.calls import inputs
 from harness.project import registry
+from harness.project.implementations import OURS
 from harness.study import jobs
 from kernels import linear_cross_entropy
 from kernels._runtime import configs as _tuned
@@ -48,7 +49,7 @@ def there(tensor):
 
 @pytest.mark.parametrize("name", [name for name in OPS if name != IN_CHUNKS])
 def test_each_kernel_starts_on_the_device_of_its_tensors(second_gpu, name):
-    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    op, function = registry.op(name)[0], registry.function(name, OURS)
     for case, dtype in plain(op):
         made = inputs.make(op, case, dtype, 0, "meta")
         with FakeTensorMode():
@@ -131,7 +132,7 @@ def test_the_tiles_of_a_loss_start_on_the_device_of_their_tensors(second_gpu, mo
 def test_memory_that_no_kernel_can_read_is_refused_by_name(monkeypatch, name, device):
     GPU(monkeypatch)
     compiled(monkeypatch)
-    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    op, function = registry.op(name)[0], registry.function(name, OURS)
     for case, dtype in plain(op):
         made = inputs.make(op, case, dtype, 0, device)
         given = {key: tensor for key, tensor in made.items() if tensor is not None}

@@ -13,6 +13,7 @@ import torch
 from harness.calls import inputs, invoke
 from harness.machine import nvml
 from harness.project import registry
+from harness.project.implementations import OURS
 from harness.study import jobs
 from kernels.random import LEVELS, dropout, randint
 from ops._philox import philox_words
@@ -83,7 +84,7 @@ def last(whole, part):
 
 @pytest.mark.parametrize("name", OPS)
 def test_the_last_rows_equal_the_same_rows_alone(name):
-    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    op, function = registry.op(name)[0], registry.function(name, OURS)
     case = plain(op)
     letter = next(iter(op.inputs.values())).shape.split()[0]
     alone = inputs.make(op, case, DTYPE, 0, DEVICE)
@@ -122,7 +123,7 @@ def _placed(seed, out):
 @pytest.mark.parametrize("name", [name for name in OPS if _rank(name) > 1])
 def test_rows_may_lie_gibibytes_apart(name):
     """Untouched memory costs nothing, so this needs no GPU."""
-    op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+    op, function = registry.op(name)[0], registry.function(name, OURS)
     case = plain(op)
     letter = next(iter(op.inputs.values())).shape.split()[0]
     sizes = {**case.sizes, letter: 3}

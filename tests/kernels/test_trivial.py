@@ -49,6 +49,6 @@ def _refuses_trifles(problem: oracle.Problem, result: str) -> bool:
         values += [finite.mean().item(), finite.max().item()]
     for value in values:
         constant = torch.full_like(held, value).where(held.isfinite(), held)
-        verdict = problem.judge({result: constant}, closely=True)[result]
+        verdict = problem.judge({result: constant}, strict=False)[result]
         assert verdict.ratio > 1, (problem.case.name, problem.dtype, result, value, verdict)
     return True

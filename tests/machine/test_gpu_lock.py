@@ -94,20 +94,20 @@ def test_a_stranger_is_a_process_other_than_ours_and_the_workers(driver):
         subprocess.Popen(["sleep", "60"], process_group=0) as worker,
         subprocess.Popen(["sleep", "60"], process_group=worker.pid) as child,
     ):
-        watch, users = gpu_lock.Watch(gpu), [os.getpid(), worker.pid, child.pid]
+        watch, users = gpu_lock.GpuMonitor(gpu), [os.getpid(), worker.pid, child.pid]
         driver.PROCESSES[gpu.uuid] = users
-        assert watch.strangers({worker.pid}) == []
+        assert watch.foreign_processes({worker.pid}) == []
         driver.PROCESSES[gpu.uuid] = [*users, 2**22 + 5]
-        assert watch.strangers({worker.pid}) == [f"process {2**22 + 5} (trainer)"]
+        assert watch.foreign_processes({worker.pid}) == [f"process {2**22 + 5} (trainer)"]
         # A driver that does not list the worker numbers processes in another namespace.
         driver.PROCESSES[gpu.uuid] = [2**22 + 5]
-        assert watch.strangers({worker.pid}) == []
+        assert watch.foreign_processes({worker.pid}) == []
         child.kill()
         worker.kill()
 
 
 def test_the_memory_in_use_is_the_drivers(driver, monkeypatch):
-    watch = gpu_lock.Watch(gpu_lock.gpus()[0])
+    watch = gpu_lock.GpuMonitor(gpu_lock.gpus()[0])
     assert watch.used_bytes() == 2**30
 
     def fail(handle):
@@ -169,7 +169,7 @@ def test_the_holder_is_named_when_waiting_was_in_vain(driver, capsys):
         gpu_lock.hold(exclusive=True, wait_s=0.1),
     ):
         pass
-    assert f"leased by process {os.getpid()}" in capsys.readouterr().err
+    assert f"held by process {os.getpid()}" in capsys.readouterr().err
 
 
 def test_an_exclusive_lease_takes_the_free_one_of_two(driver, monkeypatch):
@@ -210,7 +210,7 @@ def test_verifying_shares_with_other_programs(driver):
 
 def test_a_turn_is_one_at_a_time_and_leaves_the_lease_alone(driver):
     (gpu, *_) = gpu_lock.gpus()
-    with gpu_lock.turn(gpu):
+    with gpu_lock.serialize(gpu):
         other = os.open(gpu_lock._path(gpu).with_suffix(".turn"), os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -312,7 +312,7 @@ def test_a_killed_holder_frees_its_gpu(tmp_path):
     holder = _job(tmp_path, 2 * PATIENCE_S, gpus=1)
     wait_until((tmp_path / "gpu0").exists)
     waiter = _job(tmp_path, 0, gpus=1)
-    assert f"leased by process {holder.pid}" in waiter.stderr.readline()
+    assert f"held by process {holder.pid}" in waiter.stderr.readline()
     assert waiter.poll() is None
     holder.kill()
     holder.communicate()
@@ -330,7 +330,7 @@ def test_readings_follow_the_driver(driver, monkeypatch):
     driver.nvmlDeviceGetTotalEnergyConsumption = lambda device: 77
     reasons = driver.nvmlClocksEventReasonSwPowerCap | driver.nvmlClocksEventReasonHwThermalSlowdown
     driver.nvmlDeviceGetCurrentClocksEventReasons = lambda device: reasons
-    probe = nvml.Probe()
+    probe = nvml.NvmlSampler()
     reading = probe.sample()
     assert reading == {
         "sm_mhz": 1755,
@@ -345,6 +345,6 @@ def test_readings_follow_the_driver(driver, monkeypatch):
 
 def test_a_probe_without_a_driver_reads_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    probe = nvml.Probe()
+    probe = nvml.NvmlSampler()
     assert probe.sample() == {}
     assert probe.energy_mj() is None

@@ -34,7 +34,7 @@ class Event:
         return (other.at - self.at) * 1e3
 
 
-class Probe:
+class FakeSampler:
     """Imitate a board whose energy counter stands still."""
 
     def energy_mj(self):
@@ -50,13 +50,13 @@ def timer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     made = object.__new__(Timer)
     made.stream = types.SimpleNamespace(synchronize=lambda: None)
-    made._probe, made._flush_s, made.log = Probe(), 1e-3, []
+    made._sampler, made._flush_s, made.log = FakeSampler(), 1e-3, []
     made._flush = types.SimpleNamespace(zero_=lambda: made.log.append("flush"))
     return made
 
 
 def test_without_a_counter_no_call_is_made_for_energy(timer):
-    timer._probe = types.SimpleNamespace(energy_mj=lambda: None)
+    timer._sampler = types.SimpleNamespace(energy_mj=lambda: None)
     assert timer.energy([lambda: timer.log.append("call")], 200) == (None, None)
     assert not timer.log
 
@@ -138,7 +138,7 @@ def test_energy_is_power_times_the_time_of_a_call(timer, clock, monkeypatch):
     """Another thread moves the counter while the calls go on."""
 
     def edges(read, now, window_s):
-        assert (read, window_s) == (timer._probe.energy_mj, 0.06)
+        assert (read, window_s) == (timer._sampler.energy_mj, 0.06)
         wait_until(lambda: now() > 1.0)
         return [energy.Edge(at, 0.0, int(POWER_W * at * 1e3)) for at in (0.3, 0.4, 0.6, 0.7, 0.9)]
 

@@ -17,7 +17,7 @@ from harness.project import fingerprint, registry, source_tree
 from harness.project.source_tree import self_tuned
 from harness.results import choices, raw
 from tests.support.fake_nvml import FAKE
-from tests.support.measuring import BENCH, ROOT
+from tests.support.measuring import ROOT, WORKER
 from tests.support.patience import PATIENCE_S
 
 OP, FAMILY = "scale", "vector"
@@ -37,7 +37,7 @@ def command(tmp_path):
         for name in ("CUDA_VISIBLE_DEVICES", *choices.KEEP, *choices.FOLDERS):
             environment.pop(name, None)
         call = [sys.executable, "-m", "harness.measure.autotune", "--op", OP, "--impl", impl]
-        call += ["--out", str(out), "--bench", BENCH, "--dtypes", "bfloat16"]
+        call += ["--out", str(out), "--worker", WORKER, "--dtypes", "bfloat16"]
         call += ["--max-cases", "1", "--cell-timeout-s", str(PATIENCE_S)]
         subprocess.run(call, cwd=ROOT, env=environment, check=True)
         return json.loads(out.read_text())

@@ -5,7 +5,7 @@ import torch
 
 from harness import status
 from harness.measure import worker
-from tests.support.cpu_bench import CELL, Timer, Turned, cell
+from tests.support.cpu_worker import CELL, Timer, Turned, cell
 
 COPIES = range(worker.COPIES)
 

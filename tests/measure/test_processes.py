@@ -67,7 +67,7 @@ def test_a_choice_made_before_is_found_by_each_process(timed, tmp_path, monkeypa
     """A library that tunes itself prepares after the others, one process at a time."""
     log = tmp_path / "log"
     monkeypatch.setenv("FAKE_LOG", str(log))
-    alone = {"torch_compile": {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}}
-    timed(["ours", "torch_compile"], alone=alone, **SHORT)
+    chosen = {"torch_compile": {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}}
+    timed(["ours", "torch_compile"], self_tuning=chosen, **SHORT)
     words = [line.split()[2] for line in log.read_text().splitlines()]
     assert words.count("chose") == 2 and words.count("found") == 4

@@ -222,7 +222,7 @@ def test_two_measurements_at_once_take_turns(command, tmp_path, monkeypatch):
     second = start(logs[1])
     said = second.stderr.readline()
     first.send_signal(signal.SIGCONT)
-    assert f"leased by process {first.pid}" in said
+    assert f"held by process {first.pid}" in said
     for job in (first, second):
         job.communicate(timeout=PATIENCE_S)
         assert job.returncode == 0

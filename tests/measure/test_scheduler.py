@@ -1,4 +1,4 @@
-"""Check the scheduler around the clock: blocks, energy, memory, strangers, a lost fork server."""
+"""Check the scheduler: blocks, energy, memory, foreign processes and a lost fork server."""
 
 import json
 import os
@@ -11,10 +11,12 @@ import pytest
 
 from harness.cli import UserError
 from harness.measure import scheduler
+from harness.measure.messages import TimeBlock
 from harness.measure.stopping import REASONS
 from harness.workers import forkserver, gpu_memory, pool
-from tests.support.fake_bench import SLOWLY_S
-from tests.support.measuring import BLOCKS, CELLS, Watch, children, of
+from harness.workers.messages import Failure
+from tests.support.fake_worker import SLOWLY_S
+from tests.support.measuring import BLOCKS, CELLS, FakeMonitor, children, of
 from tests.support.patience import PATIENCE_S
 
 
@@ -23,34 +25,34 @@ def test_a_killed_forkserver_is_no_fault_of_an_implementation(timed, capsys):
     rows = timed(["ours", "kills_the_forkserver"])
     assert "lost with the forkserver; once more" in capsys.readouterr().err
     first = of(rows, "kills_the_forkserver")
-    assert (first[-1]["status"], first[-1]["reason"]) == ("crashed", pool.LOST)
+    assert (first[-1]["status"], first[-1]["reason"]) == ("crashed", pool.POOL_DIED)
     for impl in ("ours", "kills_the_forkserver"):
         assert [row["status"] for row in of(rows, impl, "M2")] == ["ok"] * BLOCKS
 
 
 def test_a_forkserver_that_others_kill_costs_no_cell(timed, monkeypatch):
-    start, calls = pool.Crew.ask, []
+    start, calls = pool.WorkerPool.ask, []
 
-    def ask(crew, impls, limit_s, do, **arguments):
-        calls.append(do)
-        if calls.count("block") == 5 and do == "block":
+    def ask(workers, impls, limit_s, request):
+        calls.append(type(request))
+        if calls.count(TimeBlock) == 5 and calls[-1] is TimeBlock:
             os.kill(forkserver.current().pid, signal.SIGKILL)
-        return start(crew, impls, limit_s, do, **arguments)
+        return start(workers, impls, limit_s, request)
 
-    monkeypatch.setattr(pool.Crew, "ask", ask)
+    monkeypatch.setattr(pool.WorkerPool, "ask", ask)
     rows = timed(["ours", "slow"])
     assert [row["status"] for row in rows] == ["ok"] * 2 * BLOCKS * len(CELLS)
 
 
 def test_a_block_has_the_same_turn_for_all_implementations(timed, monkeypatch):
-    ask, turns = pool.Crew.ask, {}
+    ask, turns = pool.WorkerPool.ask, {}
 
-    def noting(crew, impls, limit_s, do, **arguments):
-        if do == "block":
-            turns.setdefault(*impls, []).append(arguments["turn"])
-        return ask(crew, impls, limit_s, do, **arguments)
+    def noting(workers, impls, limit_s, request):
+        if isinstance(request, TimeBlock):
+            turns.setdefault(*impls, []).append(request.turn)
+        return ask(workers, impls, limit_s, request)
 
-    monkeypatch.setattr(pool.Crew, "ask", noting)
+    monkeypatch.setattr(pool.WorkerPool, "ask", noting)
     timed(["ours", "slow"])
     # The first block of each cell is warm-up.
     assert turns == dict.fromkeys(["ours", "slow"], [0, *range(BLOCKS)] * len(CELLS))
@@ -79,19 +81,19 @@ def test_blocks_are_added_until_the_interval_is_narrow(timed, tmp_path):
 
 
 def test_an_implementation_that_is_slow_in_each_block_is_given_up_for_the_cell(timed, monkeypatch):
-    ask, clock = pool.Crew.ask, types.SimpleNamespace(seconds=0.0, case="")
+    ask, clock = pool.WorkerPool.ask, types.SimpleNamespace(seconds=0.0, case="")
 
-    def slowly(crew, impls, limit_s, do, **arguments):
+    def slowly(workers, impls, limit_s, request):
         """On this clock a block of "dawdles" takes 0.4 s in the first case, all else no time."""
-        clock.case = arguments.get("case", clock.case)
-        answers = ask(crew, impls, PATIENCE_S, do, **arguments)
-        if do == "block" and "dawdles" in answers and clock.case == "M1":
+        clock.case = getattr(request, "case", clock.case)
+        answers = ask(workers, impls, PATIENCE_S, request)
+        if isinstance(request, TimeBlock) and "dawdles" in answers and clock.case == "M1":
             clock.seconds += min(0.4, limit_s)
             if limit_s < 0.4:
-                answers["dawdles"] = {"status": "hung", "reason": "no answer in time"}
+                answers["dawdles"] = Failure("hung", "no answer in time")
         return answers
 
-    monkeypatch.setattr(pool.Crew, "ask", slowly)
+    monkeypatch.setattr(pool.WorkerPool, "ask", slowly)
     hands = types.SimpleNamespace(monotonic=lambda: clock.seconds)
     monkeypatch.setattr(scheduler, "time", hands)
     rows = timed(["ours", "dawdles"], cell_limit_s=1.0)
@@ -106,7 +108,7 @@ def test_an_implementation_that_is_slow_in_each_block_is_given_up_for_the_cell(t
 
 
 def test_times_beside_another_program_are_marked(timed):
-    watch = Watch(strangers=["process 7 (trainer)", "process 8 (game)"])
+    watch = FakeMonitor(foreign=["process 7 (trainer)", "process 8 (game)"])
     rows = timed(["ours", "hot"], watch)
     assert {(row["status"], row["reason"]) for row in of(rows, "ours")} == {
         ("throttled", "shared with process 7 (trainer)")
@@ -121,7 +123,7 @@ def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkey
     monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
     # Readings: idle, all ready, and from then on. One of three workers that hold a GiB each is
     # killed.
-    watch = Watch(2**30, 4 * 2**30)
+    watch = FakeMonitor(2**30, 4 * 2**30)
     with pytest.raises(UserError, match=r"^is_killed: ended, but 256 MiB"):
         timed(["ours", "slow", "is_killed"], watch)
     assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
@@ -129,24 +131,24 @@ def test_memory_of_the_dead_that_stays_away_ends_the_job(timed, tmp_path, monkey
 
 
 def test_memory_of_the_dead_that_comes_back_is_waited_for(timed):
-    watch = Watch(2**30, *[4 * 2**30] * 4, 3 * 2**30)
+    watch = FakeMonitor(2**30, *[4 * 2**30] * 4, 3 * 2**30)
     rows = timed(["ours", "slow", "is_killed"], watch)
     assert [row["status"] for row in of(rows, "ours")] == ["ok"] * BLOCKS
     assert watch.used == [3 * 2**30]
 
 
 def test_memory_of_the_dead_is_back_before_anything_else_is_timed(timed, monkeypatch):
-    watch, ask, waiting = Watch(2**30, 5 * 2**30), pool.Crew.ask, []
+    watch, ask, waiting = FakeMonitor(2**30, 5 * 2**30), pool.WorkerPool.ask, []
 
-    def watched(crew, impls, limit_s, do, **arguments):
-        if do == "block":
+    def watched(workers, impls, limit_s, request):
+        if isinstance(request, TimeBlock):
             waiting.append(len(watch.used) > 1)
-        answers = ask(crew, impls, limit_s, do, **arguments)
-        if any(answer["status"] == "crashed" for answer in answers.values()):
+        answers = ask(workers, impls, limit_s, request)
+        if any(isinstance(answer, Failure) for answer in answers.values()):
             watch.used = [6 * 2**30] * 3 + [4 * 2**30]
         return answers
 
-    monkeypatch.setattr(pool.Crew, "ask", watched)
+    monkeypatch.setattr(pool.WorkerPool, "ask", watched)
     rows = timed(["ours", "slow", "is_killed", "other"], watch)
     died = of(rows, "is_killed")[-1]
     # Other implementations followed in the block in which it died.
@@ -173,7 +175,7 @@ def test_a_library_that_tunes_itself_has_its_first_call_after_the_others(
 ):
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
-    timed(["ours", impl, "prepares_slowly"], alone={impl: {}}, cells=CELLS[:1])
+    timed(["ours", impl, "prepares_slowly"], self_tuning={impl: {}}, cells=CELLS[:1])
     began = {line.split()[2]: float(line.split()[1]) for line in log.read_text().splitlines()}
     assert began[impl] - began["prepares_slowly"] >= SLOWLY_S
 

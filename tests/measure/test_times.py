@@ -6,7 +6,7 @@ import pytest
 
 from harness import status
 from harness.measure import worker
-from tests.support.cpu_bench import CELL, Timer, cell, noting_square
+from tests.support.cpu_worker import CELL, Timer, cell, noting_square
 
 
 def test_a_backward_pass_is_timed_without_a_forward_pass(make):

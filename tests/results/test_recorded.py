@@ -12,7 +12,7 @@ import yaml
 
 from harness import stats
 from harness.machine import datasheets, environment
-from harness.project.registry import OURS, TWIN
+from harness.project.implementations import OURS, TWIN
 from harness.results import manifest, raw, times
 from harness.summarize import timings
 

@@ -19,7 +19,7 @@ from ops._spec import Cost, Op, Tensor, case
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCH = "tests.support.fake_bench"
+WORKER = "tests.support.fake_worker:FakeWorker"
 BLOCKS = 4
 # The implementations that never answer, and how long to wait for them.
 HANG = ("hangs", "hangs_at_once", "says_half")
@@ -54,11 +54,11 @@ def code_of(impl):
     return "code"
 
 
-class Watch:
-    """Imitate the driver: each value of `used` in turn, the last for ever, and these strangers."""
+class FakeMonitor:
+    """Imitate the driver: each value of `used` in turn, and then the last; and foreign processes."""
 
-    def __init__(self, *used, strangers=()):
-        self.used, self.names, self.groups = list(used) or [None], list(strangers), []
+    def __init__(self, *used, foreign=()):
+        self.used, self.names, self.groups = list(used) or [None], list(foreign), []
 
     def used_bytes(self):
         return self.used.pop(0) if len(self.used) > 1 else self.used[0]
@@ -66,12 +66,12 @@ class Watch:
     def users(self):
         return set()
 
-    def strangers(self, workers):
+    def foreign_processes(self, workers):
         self.groups.append(set(workers))
         return self.names
 
 
-def plan(impls, **changes) -> scheduler.Plan:
+def plan(impls, **changes) -> scheduler.MeasurementPlan:
     timing = {key: changes.pop(key) for key in set(changes) & set(measure.TIMING)}
     settings = {
         "op": OP,
@@ -81,16 +81,16 @@ def plan(impls, **changes) -> scheduler.Plan:
         "seed": 1,
         "timing": dataclasses.replace(TIMING, **timing),
         "ceilings": {},
-        "bench": BENCH,
+        "worker": WORKER,
     }
-    return scheduler.Plan(**settings | changes)
+    return scheduler.MeasurementPlan(**settings | changes)
 
 
 def run(folder, impls, watch=None, **changes) -> Path:
     """Measure with the reports in `folder`; return the path of the CSV file."""
     out = folder / "raw" / "fake.csv"
     gate, origin = Gate(folder, "fake", impls, code_of), measure.origin_of("fake", ENVIRONMENT, [])
-    watch = watch or Watch()
+    watch = watch or FakeMonitor()
     measure.measure(plan(impls, **changes), gate, watch, origin, out, time.monotonic())
     return out
 
@@ -110,12 +110,12 @@ def report(folder, op, impl, cells, /, **changes):
 @pytest.fixture
 def timed(tmp_path, monkeypatch):
     """Run a plan whose implementations are all verified; return the rows as they are read back."""
-    answer = pool.Worker.answer
+    answer = pool.WorkerHandle.answer
 
     def impatient(worker, limit_s, began=None):
         return answer(worker, LIMIT_S if worker.impl in HANG else limit_s, began)
 
-    monkeypatch.setattr(pool.Worker, "answer", impatient)
+    monkeypatch.setattr(pool.WorkerHandle, "answer", impatient)
 
     def timed(impls, watch=None, **changes) -> list[dict]:
         for impl in impls:

@@ -12,7 +12,7 @@ from harness.machine import gpu_lock
 from harness.project import fingerprint, registry
 from ops._spec import DTYPES
 from tests.support.fake_nvml import FAKE
-from tests.support.measuring import BENCH, ENVIRONMENT, ROOT, report
+from tests.support.measuring import ENVIRONMENT, ROOT, WORKER, report
 from tests.support.patience import PATIENCE_S
 
 
@@ -51,7 +51,7 @@ def arguments(tmp_path):
             "processes": 1,
             "short-us": 0,
             "max-cases": 1,
-            "bench": BENCH,
+            "worker": WORKER,
         }
         return [
             word for key, value in (options | changes).items() for word in (f"--{key}", str(value))

@@ -8,6 +8,7 @@ import torch
 from harness.calls import inputs
 from harness.machine import nvml
 from harness.project import registry
+from harness.project.implementations import OURS
 from harness.study import jobs
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
@@ -32,7 +33,7 @@ def call_of(name):
     case = richest(op)
     made = inputs.make(op, case, "float32", 0, DEVICE)
     good = {key: tensor for key, tensor in made.items() if tensor is not None}
-    return op, registry.function(name, registry.OURS), good, op.arguments(case)
+    return op, registry.function(name, OURS), good, op.arguments(case)
 
 
 INDICES = ("bucketize", "randint")

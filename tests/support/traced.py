@@ -12,6 +12,7 @@ from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table  # noqa
 
 from harness.calls import inputs  # noqa: E402
 from harness.project import registry  # noqa: E402
+from harness.project.implementations import OURS  # noqa: E402
 from harness.study import jobs  # noqa: E402
 
 SCALARS = range(-(2**31), 2**31)
@@ -63,7 +64,7 @@ def trace(op, function, case, dynamic, grads):
 def main():
     torch.set_num_threads(1)
     for name in sorted(jobs.ops(Path.cwd())):
-        op, function = registry.op(name)[0], registry.function(name, registry.OURS)
+        op, function = registry.op(name)[0], registry.function(name, OURS)
         cases = [c for c in op.edge if all(c.sizes.values()) and not (c.layout or c.values)]
         traced = 0
         for case in {case.flags: case for case in cases}.values():

@@ -15,23 +15,25 @@ from harness.cli import UserError
 from harness.study import jobs as discover
 from harness.tune import __main__ as tune_command
 from harness.tune import candidates, merge, search
-from harness.tune.search import Place, Tuner, entry
+from harness.tune.messages import Device
+from harness.tune.search import Tuner, TuningKey, entry
 from harness.workers.gpu_memory import Memory
-from harness.workers.pool import Worker
-from tests.support.fake_tune import FAULTS
-from tests.support.measuring import Watch
+from harness.workers.pool import WorkerHandle
+from tests.support.fake_tune_worker import FAULTS
+from tests.support.measuring import FakeMonitor
 from tests.support.toy_tree import make_tree
 from tests.support.workflows import MEASURE, copied, jobs, snakemake
 
 ROOT = Path(__file__).parents[2]
+WORKER = "tests.support.fake_tune_worker:FakeTuneWorker"
 
 
 def lent(exclusive):
-    return contextlib.nullcontext(Watch())
+    return contextlib.nullcontext(FakeMonitor())
 
 
-def place(*candidates, rule=0):
-    return Place("_k", {"n": 64}, "op", "N64", "float32", "forward", candidates, rule)
+def tuning_key(*candidates, rule=0):
+    return TuningKey("_k", {"n": 64}, "op", "N64", "float32", "forward", candidates, rule)
 
 
 def us(value, **more):
@@ -51,12 +53,12 @@ def log(tmp_path, monkeypatch):
 @pytest.fixture
 def tune(log):
     memory = Memory(lambda: None, set)
-    with Tuner(lambda: Worker("toy", "ours", 0, "tests.support.fake_tune"), 0, memory) as made:
-        yield lambda a_place, barred=None: made.tune(a_place, barred or {})
+    with Tuner(lambda: WorkerHandle("toy", "ours", 0, WORKER), 0, memory) as made:
+        yield lambda key, rejected=None: made.tune(key, rejected or {})
 
 
 def test_the_fastest_wins_and_the_next_is_told(tune, log):
-    found = tune(place(us(120), us(100), us(110), us(300)))
+    found = tune(tuning_key(us(120), us(100), us(110), us(300)))
     assert found["config"] == us(100)
     assert found["runner_up"] == {
         "config": "us=110", "us": 110, "gap": 0.1, "gap_lo": 0.1, "gap_hi": 0.1, "tie": False
@@ -70,7 +72,7 @@ def test_the_fastest_wins_and_the_next_is_told(tune, log):
 
 
 def test_the_order_changes_from_block_to_block(tune, log):
-    tune(place(us(100), us(101), us(102)))
+    tune(tuning_key(us(100), us(101), us(102)))
     blocks = [line for line in log() if line.startswith("block")]
     rounds = {tuple(blocks[i : i + 3]) for i in range(0, len(blocks), 3)}
     assert len(rounds) > 1 and all(len(set(each)) == 3 for each in rounds)
@@ -78,24 +80,24 @@ def test_the_order_changes_from_block_to_block(tune, log):
 
 @pytest.mark.parametrize(("rule", "winner"), [(2, 2), (3, 0)])
 def test_a_tie_goes_to_the_rule_then_to_the_order(tune, rule, winner):
-    found = tune(place(us(100.4), us(100), us(100.6), us(150), rule=rule))
+    found = tune(tuning_key(us(100.4), us(100), us(100.6), us(150), rule=rule))
     assert found["config"] == us([100.4, 100, 100.6, 150][winner])
     assert found["runner_up"]["tie"] is True
     assert -0.01 < found["runner_up"]["gap"] < 0
 
 
 def test_a_gap_within_the_noise_is_a_tie(tune):
-    found = tune(place(us(103, sway=5), us(100, sway=5)))
+    found = tune(tuning_key(us(103, sway=5), us(100, sway=5)))
     assert found["config"] == us(103, sway=5)
     second = found["runner_up"]
     assert second["tie"] is True and second["gap_lo"] < second["gap_hi"]
 
 
 def test_equal_times_give_equal_tables():
-    a_place = place(us(100), us(100.2), us(99.9), rule=1)
+    key = tuning_key(us(100), us(100.2), us(99.9), rule=1)
     times = {0: [100.0] * 10, 1: [100.2] * 10, 2: [99.9] * 10}
-    first = entry(a_place, {}, times, {})
-    assert first == entry(a_place, {}, dict(reversed(times.items())), {})
+    first = entry(key, {}, times, {})
+    assert first == entry(key, {}, dict(reversed(times.items())), {})
     assert first["config"] == us(100.2)
 
 
@@ -113,7 +115,7 @@ def test_equal_times_give_equal_tables():
 def test_a_candidate_that_fails_leaves_its_reason_and_the_others_their_times(
     tune, name, reason, late
 ):
-    found = tune(place(us(100), fault(name, late=late), us(50)))
+    found = tune(tuning_key(us(100), fault(name, late=late), us(50)))
     assert found["config"] == us(50)
     [(failed, why)] = found["failed"].items()
     assert f"fault={FAULTS.index(name)}" in failed and reason in why
@@ -123,7 +125,7 @@ def test_a_candidate_that_fails_leaves_its_reason_and_the_others_their_times(
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_candidate_that_hangs_is_given_up(tune, monkeypatch, late):
     monkeypatch.setattr(search, "ANSWER_S", 4.0)
-    found = tune(place(us(100), fault("hang", late=late), us(50)))
+    found = tune(tuning_key(us(100), fault("hang", late=late), us(50)))
     assert found["config"] == us(50)
     assert list(found["failed"].values()) == ["no answer within 4 s"]
 
@@ -138,58 +140,62 @@ def test_the_memory_of_a_dead_worker_is_back_before_the_next_one_starts(log, tmp
 
     (tmp_path / "log").touch()
     memory = Memory(read, set)
-    with Tuner(lambda: Worker("toy", "ours", 0, "tests.support.fake_tune"), 0, memory) as made:
-        assert made.tune(place(us(100), fault("segfault"), us(50)), {})["config"] == us(50)
+    with Tuner(lambda: WorkerHandle("toy", "ours", 0, WORKER), 0, memory) as made:
+        assert made.tune(tuning_key(us(100), fault("segfault"), us(50)), {})["config"] == us(50)
     # The last reading is that before the second worker.
     assert [starts for _, starts in seen] == [0, 1, 1, 1, 1] and log().count("start") == 2
 
 
 def test_the_gpu_is_ours_alone_for_the_timing_only(monkeypatch):
-    said, worker = [], "tests.support.fake_tune"
+    said = []
 
     @contextlib.contextmanager
-    def leased(exclusive):
+    def locked(exclusive):
         said.append("alone" if exclusive else "shared")
-        yield Watch()
+        yield FakeMonitor()
         said.append("free")
 
-    monkeypatch.setattr(candidates, "reached", lambda *_: said.append("reached") or [place(us(9))])
-    monkeypatch.setattr(candidates, "barred", lambda *_: said.append("compiled") or [{}])
+    monkeypatch.setattr(
+        candidates, "keys_in_sweep", lambda *_: said.append("reached") or [tuning_key(us(9))]
+    )
+    monkeypatch.setattr(
+        candidates, "rejected_candidates", lambda *_: said.append("compiled") or [{}]
+    )
     monkeypatch.setattr(tables, "findings", lambda stem: [])
     monkeypatch.setattr(merge, "record", lambda stem, entries: said.append("timed") or entries)
     wanted = ("toy", ["float32"], ["forward"], None, 1)
-    tune_command.table(*wanted, bench=worker, leased=leased)
+    tune_command.table(*wanted, worker=WORKER, locked=locked)
     assert said == ["shared", "free", "reached", "compiled", "alone", "free", "timed"]
-    devices = iter([{"device": "A", "arch": "90", "limits": {}}, {"device": "B"}])
+    devices = iter([Device("A", "90", {}), Device("B", "90", {})])
     monkeypatch.setattr(Tuner, "device", lambda self: next(devices))
     with pytest.raises(UserError, match="compiled for A, and B is what is free"):
-        tune_command.table(*wanted, bench=worker, leased=leased)
+        tune_command.table(*wanted, worker=WORKER, locked=locked)
 
 
 def test_a_new_worker_starts_only_for_a_dead_one(tune, log):
-    tune(place(us(100), fault("declines"), fault("wrong")))
-    tune(place(us(100), us(50)))
+    tune(tuning_key(us(100), fault("declines"), fault("wrong")))
+    tune(tuning_key(us(100), us(50)))
     assert log().count("start") == 1
-    tune(place(us(100), fault("segfault")))
+    tune(tuning_key(us(100), fault("segfault")))
     assert log().count("start") == 2
 
 
 def test_a_candidate_that_cannot_be_launched_is_never_tried(tune, log):
     reason = "300000 bytes of shared memory, 232448 fit"
-    found = tune(place(us(100), us(1), us(50)), {1: reason})
+    found = tune(tuning_key(us(100), us(1), us(50)), {1: reason})
     assert found["config"] == us(50)
     assert found["failed"] == {"us=1": reason}
     assert "prepare 1" not in log()
 
 
 def test_one_survivor_has_no_runner_up(tune):
-    assert tune(place(us(100), fault("declines")))["runner_up"] is None
+    assert tune(tuning_key(us(100), fault("declines")))["runner_up"] is None
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_if_the_rules_own_choice_fails_nothing_is_known(tune, late):
     with pytest.raises(search.Lost, match="died by SIGSEGV"):
-        tune(place(us(50), fault("segfault", late=late), rule=1))
+        tune(tuning_key(us(50), fault("segfault", late=late), rule=1))
 
 
 TABLE = """
@@ -208,15 +214,15 @@ def lent(exclusive):
 
 if __name__ == "__main__":
     wanted = ("toy", ("bfloat16", "float32"), ("forward", "backward"), None, 2)
-    print(json.dumps(tune.table(*wanted, bench="fake_tune", leased=lent)))
+    print(json.dumps(tune.table(*wanted, worker="fake_tune_worker:FakeTuneWorker", locked=lent)))
 """
 
 
 @pytest.fixture(scope="module")
 def tuned_once(tmp_path_factory):
-    """Make the table of test_build's toy kernel file, timed by the fake bench."""
+    """Make the table of test_build's toy kernel file, timed by the fake worker."""
     root = make_tree(tmp_path_factory.mktemp("tree"))
-    shutil.copy(ROOT / "tests/support/fake_tune.py", root)
+    shutil.copy(ROOT / "tests/support/fake_tune_worker.py", root)
     (root / "table.py").write_text(TABLE)
     environment = os.environ | {"TRITON_CACHE_DIR": str(root / "cache")}
     environment |= {"TILEWRIGHT_COMMIT": "1a2b3c4d", "CUDA_VISIBLE_DEVICES": ""}
@@ -252,7 +258,7 @@ def test_a_candidate_that_kills_the_compiler_is_told(tmp_path):
         """
 import os
 from harness.tune import candidates
-from fake_tune import LIMITS
+from fake_tune_worker import LIMITS
 
 WANTED = ("toy", ("float32",), ("forward",), 1, LIMITS)
 def compile(*task):
@@ -262,27 +268,27 @@ def compile(*task):
 candidates._compile = compile
 
 if __name__ == "__main__":
-    found = candidates.reached(*WANTED)
-    print(candidates.barred("toy", found, "90", LIMITS, 2))
+    found = candidates.keys_in_sweep(*WANTED)
+    print(candidates.rejected_candidates("toy", found, "90", LIMITS, 2))
 """
     )
-    shutil.copy(ROOT / "tests/support/fake_tune.py", root)
+    shutil.copy(ROOT / "tests/support/fake_tune_worker.py", root)
     done = subprocess.run([sys.executable, "dies.py"], cwd=root, capture_output=True, text=True)
     assert done.stdout == "[{1: 'the compiler died'}]\n", done.stderr
 
 
 def test_a_rule_whose_own_choice_fails_costs_its_key_alone(monkeypatch, capsys):
-    places_found = [place(fault("kill")), place(us(100), us(90))]
-    monkeypatch.setattr(candidates, "reached", lambda *_: places_found)
-    monkeypatch.setattr(candidates, "barred", lambda *_: [{}, {}])
+    keys_found = [tuning_key(fault("kill")), tuning_key(us(100), us(90))]
+    monkeypatch.setattr(candidates, "keys_in_sweep", lambda *_: keys_found)
+    monkeypatch.setattr(candidates, "rejected_candidates", lambda *_: [{}, {}])
     monkeypatch.setattr(tables, "findings", lambda stem: [])
     monkeypatch.setattr(merge, "record", lambda stem, entries: entries)
     wanted = ("toy", ["float32"], ["forward"], None, 1)
-    table = tune_command.table(*wanted, bench="tests.support.fake_tune", leased=lent)
+    table = tune_command.table(*wanted, worker=WORKER, locked=lent)
     assert [entry["config"] for entry in table["families"]["toy"]["_k"]] == [us(90)]
     assert "the rule's own choice fails: died by SIGKILL" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"tune toy: the worker does not start: .*no_such_bench"):
-        tune_command.table(*wanted, bench="tests.support.no_such_bench", leased=lent)
+    with pytest.raises(UserError, match=r"tune toy: the worker does not start: .*no_such_worker"):
+        tune_command.table(*wanted, worker="tests.support.no_such_worker:Worker", locked=lent)
 
 
 def test_without_a_gpu_tuning_says_so(tmp_path):

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from harness import status
-from harness.calls.snapshot import Kept
+from harness.calls.snapshot import InputSnapshot
 from harness.measure import worker
 from harness.project import registry
+from harness.project.implementations import OURS
 from harness.verify import call_profile, check
 from harness.verify import problem as oracle
 from ops._spec import Cost, Op, Tensor, case
-from tests.support.cpu_bench import CELL, Overwriting, Timer, Turned, cell
+from tests.support.cpu_worker import CELL, Overwriting, Timer, Turned, cell
 
 PASSES = ("forward", "backward", "both")
 OP = Op(
@@ -43,7 +44,7 @@ class Clamped(torch.autograd.Function):
 
 def given(change):
     tensors = torch.arange(6.0), torch.arange(4.0)
-    kept = Kept([*tensors, tensors[0][2:]])
+    kept = InputSnapshot([*tensors, tensors[0][2:]])
     change(tensors)
     return tensors, kept
 
@@ -51,17 +52,17 @@ def given(change):
 def test_overwritten_inputs_are_put_back_and_nothing_else_is_kept():
     tensors, kept = given(lambda tensors: tensors[0].zero_())
     assert kept.changed and kept.nbytes == 10 * 4
-    kept.narrow()
+    kept.drop_unchanged()
     assert kept.nbytes == 6 * 4
-    assert kept.holds(tensors[0][1:]) and not kept.holds(tensors[1])
-    kept.put_back()
+    assert kept.covers(tensors[0][1:]) and not kept.covers(tensors[1])
+    kept.restore()
     assert torch.equal(tensors[0], torch.arange(6.0)) and not kept.changed
 
 
 def test_without_a_change_nothing_is_kept():
     _, kept = given(lambda tensors: None)
     assert not kept.changed
-    kept.narrow()
+    kept.drop_unchanged()
     assert kept.nbytes == 0
 
 
@@ -142,7 +143,7 @@ def test_a_call_in_place_has_a_time_and_no_energy(make):
     made = make(lambda x, bias: Turned.apply(x), "rival", in_place=True)
     prepared = made.prepare(**CELL, direction="forward")
     # The copies that restore inputs do not belong to the call.
-    assert prepared["peak_mem_bytes"] == 20 - 64 * 4
+    assert prepared.peak_mem_bytes == 20 - 64 * 4
     assert made.block(4)["device_us"] == 1.0
     assert made.energy(200) == {"energy_uj": None, "energy_pm_uj": None, "busy_s": 0.0}
 
@@ -190,7 +191,7 @@ def test_memory_behind_results_is_looked_at_where_they_are_allocations_of_the_ca
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     problem = oracle.problem(OP, case(N=9), "float32", 0, "cpu", OP.reference)
     for function in (lambda x: x.detach().mul_(x), lambda x: x * x):
-        judged = check._Trial(function, problem, "forward", False, True)
+        judged = check._CheckedCalls(function, problem, "forward", False, True)
         judged._gpu = True
         judged.judged()
         judged.close()
@@ -198,11 +199,9 @@ def test_memory_behind_results_is_looked_at_where_they_are_allocations_of_the_ca
 
 
 def test_ours_computes_nothing_in_place():
-    assert not registry.in_place("swiglu", registry.OURS) and not registry.in_place(
-        "swiglu", "torch_eager"
-    )
+    assert not registry.in_place("swiglu", OURS) and not registry.in_place("swiglu", "torch_eager")
 
 
 def test_a_tensor_without_elements_lies_in_nobodys_memory():
-    kept = Kept([torch.empty(0, 4), torch.ones(2)])
-    assert kept.holds(torch.ones(0)) is False and kept.nbytes == 8
+    kept = InputSnapshot([torch.empty(0, 4), torch.ones(2)])
+    assert kept.covers(torch.ones(0)) is False and kept.nbytes == 8

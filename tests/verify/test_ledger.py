@@ -9,6 +9,8 @@ from harness.project import registry
 from harness.results import columns
 from harness.summarize.ledger import rows as ledger_rows
 from harness.verify import call_profile, ledger
+from harness.verify.messages import CallProfiles
+from harness.workers.messages import Failure
 from ops._spec import Cost, Op, Tensor, case
 
 CASE = case(M=64, N=32)
@@ -125,9 +127,9 @@ def test_the_first_timed_case_is_looked_at_and_without_one_the_largest_edge_case
 def test_a_worker_that_is_lost_is_asked_no_more():
     asked = []
 
-    def ask(unit):
-        asked.append(unit)
-        return {"status": "hung", "reason": "no answer within 1 s"}
+    def ask(request):
+        asked.append(request.unit)
+        return Failure("hung", "no answer within 1 s")
 
     units = {0: [cell("M1", "float16")], 1: [cell("M1", "float32")]}
     (entry,) = ledger.take(units, {"accumulates": "float32", "settings": "plain"}, ask)
@@ -138,8 +140,8 @@ def test_a_worker_that_is_lost_is_asked_no_more():
 
 def test_an_entry_holds_what_its_pass_showed():
     units = {0: [cell("M1"), cell("M1", direction="backward")]}
-    answer = {"status": "ok", "entries": {"forward": {"copies": 1}, "backward": {"copies": 2}}}
-    entries = ledger.take(units, {}, lambda unit: answer)
+    answer = CallProfiles({"forward": {"copies": 1}, "backward": {"copies": 2}})
+    entries = ledger.take(units, {}, lambda request: answer)
     assert [(one["pass"], one["copies"], one["reason"]) for one in entries] == [
         ("forward", 1, ""),
         ("backward", 2, ""),

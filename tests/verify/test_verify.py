@@ -26,7 +26,7 @@ from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
 from harness.verify import worker
 from ops._spec import PASSES, Cost, Tensor, case
-from tests.support.measuring import ENVIRONMENT, OP, Watch, plan
+from tests.support.measuring import ENVIRONMENT, OP, FakeMonitor, plan
 from tests.support.verifying import KERNELS, OPS, verify
 from tests.support.workflows import copied, snakemake
 
@@ -108,7 +108,7 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(
         tmp_path / "verify", "double", impls, partial(fingerprint.implementation, tree, "toy")
     )
     a_plan = plan(impls, op=op, family="toy", cells=cells)
-    measure.measure(a_plan, gate, Watch(), origin, out, time.monotonic())
+    measure.measure(a_plan, gate, FakeMonitor(), origin, out, time.monotonic())
     files.write_json(tmp_path / "environment.json", ENVIRONMENT)
     # The baseline is of that tree, and a report on one that is in none is left out.
     monkeypatch.setattr(reports, "ROOT", tree)
@@ -283,7 +283,7 @@ def test_unknown_names_are_one_line(tree, op, impl, dtype):
 
 
 def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch):
-    made, asked = worker.Bench("scale", "torch_eager", 1), []
+    made, asked = worker.VerifyWorker("scale", "torch_eager", 1), []
     plain = worker.check.check
 
     def check(function, problem, direction, *more):
@@ -291,8 +291,8 @@ def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch)
         return plain(function, problem, direction, *more)
 
     monkeypatch.setattr(worker.check, "check", check)
-    made.prepare(gpu=False, dtypes=["float32"], passes=list(PASSES), kinds=["edge"], most=1)
-    cells = made.check(0)["cells"]
+    made.choose(gpu=False, dtypes=["float32"], passes=list(PASSES), kinds=["edge"], most=1)
+    cells = made.check(0).cells
     assert asked == ["forward", "backward"]
     assert [cell["pass"] for cell in cells] == ["forward", "backward", "both"]
     names = [[tensor["name"] for tensor in cell["tensors"]] for cell in cells]

@@ -9,10 +9,12 @@ import pytest
 
 from harness.project import registry
 from harness.workers import forkserver
-from harness.workers.pool import LOST, Worker
+from harness.workers.messages import Done, Failure, Hello
+from harness.workers.pool import POOL_DIED, WorkerHandle
 from tests.support.patience import PATIENCE_S, wait_until
+from tests.support.probe_worker import AskImports, AskVariable, Print, SayLong, StartChild
 
-BENCH = "tests.support.probe_bench"
+WORKER = "tests.support.probe_worker:ProbeWorker"
 
 
 @pytest.fixture
@@ -20,11 +22,10 @@ def workers():
     """Start workers that answer questions about themselves."""
     started = []
 
-    def start() -> Worker:
-        worker = Worker("scale", "ours", 1, BENCH)
+    def start() -> WorkerHandle:
+        worker = WorkerHandle("scale", "ours", 1, WORKER)
         started.append(worker)
-        hello = worker.answer(PATIENCE_S)
-        assert hello == {"status": "ok", "impl_version": "1.0", "spent_s": hello["spent_s"]}
+        assert worker.answer(PATIENCE_S) == Hello("1.0")
         return worker
 
     yield start
@@ -32,8 +33,8 @@ def workers():
         worker.kill()
 
 
-def ask(worker, do, **arguments):
-    worker.send(do, **arguments)
+def ask(worker, request):
+    worker.send(request)
     return worker.answer(PATIENCE_S)
 
 
@@ -52,16 +53,16 @@ def gone(pid):
 def test_a_further_worker_is_forked_from_a_server_that_has_imported_for_it(workers):
     """A forked worker starts in milliseconds on an idle machine, because the imports are done."""
     server = forkserver.current()
-    assert {ask(workers(), "prepare", names=[])["server"] for _ in range(3)} == {server.pid}
+    assert {ask(workers(), AskImports([])).server for _ in range(3)} == {server.pid}
     mapped = Path(f"/proc/{server.pid}/maps").read_text()
     assert "libtorch_cpu" in mapped and "libtriton" in mapped
 
 
 def test_the_preload_touches_no_gpu_and_no_rival(workers):
     rivals = [f"baselines.{stem}" for stem in registry.stems()]
-    found = ask(workers(), "prepare", names=[*rivals, "torch._dynamo", "torch._inductor"])
-    assert found["cuda"] is False
-    assert found["rivals"] == []
+    found = ask(workers(), AskImports([*rivals, "torch._dynamo", "torch._inductor"]))
+    assert found.cuda is False
+    assert found.rivals == []
 
 
 def test_a_worker_sees_the_environment_of_its_start(workers, monkeypatch):
@@ -69,9 +70,9 @@ def test_a_worker_sees_the_environment_of_its_start(workers, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-11-fake")
     second = workers()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert ask(second, "block", name="CUDA_VISIBLE_DEVICES")["value"] == "GPU-11-fake"
-    assert ask(first, "block", name="CUDA_VISIBLE_DEVICES")["value"] != "GPU-11-fake"
-    servers = [ask(each, "prepare", names=[])["server"] for each in (first, second)]
+    assert ask(second, AskVariable("CUDA_VISIBLE_DEVICES")).value == "GPU-11-fake"
+    assert ask(first, AskVariable("CUDA_VISIBLE_DEVICES")).value != "GPU-11-fake"
+    servers = [ask(each, AskImports([])).server for each in (first, second)]
     assert servers[0] == servers[1]
 
 
@@ -85,13 +86,13 @@ def test_an_environment_larger_than_a_socket_takes_no_time_and_arrives(workers, 
     late = threading.Timer(PATIENCE_S / 10, os.kill, (server.pid, signal.SIGCONT))
     late.start()
     try:
-        worker = Worker("scale", "ours", 1, BENCH)
+        worker = WorkerHandle("scale", "ours", 1, WORKER)
         assert state(server.pid) == "T"
     finally:
         late.cancel()
         os.kill(server.pid, signal.SIGCONT)
-    assert worker.answer(PATIENCE_S)["status"] == "ok"
-    assert ask(worker, "block", name="LARGE_19")["value"] == "x" * 100_000
+    assert worker.answer(PATIENCE_S) == Hello("1.0")
+    assert ask(worker, AskVariable("LARGE_19")).value == "x" * 100_000
     worker.kill()
 
 
@@ -100,25 +101,25 @@ def test_triton_is_imported_as_the_worker_needs_it(workers, monkeypatch):
     compiled = workers()
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     interpreted = workers()
-    answers = [ask(each, "block", name="PATH") for each in (compiled, interpreted)]
-    assert [answer["interpreted"] for answer in answers] == [False, True]
+    answers = [ask(each, AskVariable("PATH")) for each in (compiled, interpreted)]
+    assert [answer.interpreted for answer in answers] == [False, True]
     # Functions of Triton's own library are decorated while it is imported.
-    assert [answer["kind"] for answer in answers] == ["JITFunction", "InterpretedFunction"]
+    assert [answer.kind for answer in answers] == ["JITFunction", "InterpretedFunction"]
     # Neither server replaced the other.
-    assert ask(workers(), "block", name="PATH")["interpreted"]
-    assert ask(compiled, "check")["status"] == "ok"
+    assert ask(workers(), AskVariable("PATH")).interpreted
+    assert ask(compiled, Print()) == Done()
 
 
 def test_the_output_of_a_worker_is_kept_apart_however_much(workers):
     worker = workers()
-    assert ask(worker, "check")["status"] == "ok"
-    assert len(ask(worker, "release")["long"]) == 5 << 20
-    assert worker.last_words().endswith("xthe end")
+    assert ask(worker, Print()) == Done()
+    assert len(ask(worker, SayLong()).text) == 5 << 20
+    assert worker.log_tail().endswith("xthe end")
 
 
 def test_a_killed_worker_takes_along_what_it_started(workers):
     worker = workers()
-    child = ask(worker, "energy")["child"]
+    child = ask(worker, StartChild()).child
     assert not gone(child)
     worker.kill()
     wait_until(lambda: gone(child))
@@ -131,9 +132,9 @@ def test_a_killed_forkserver_takes_its_workers_along_and_is_replaced(workers):
     os.kill(server.pid, signal.SIGKILL)
     # A worker outlives it for an instant, in which the worker might answer.
     wait_until(lambda: gone(worker.pid))
-    worker.send("check")
-    assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}
-    assert ask(workers(), "prepare", names=[])["server"] not in (server.pid, os.getpid())
+    worker.send(Print())
+    assert worker.answer(PATIENCE_S) == Failure("crashed", POOL_DIED)
+    assert ask(workers(), AskImports([])).server not in (server.pid, os.getpid())
 
 
 def test_a_forkserver_that_cannot_import_is_no_endless_wait(workers, monkeypatch, tmp_path):
@@ -142,8 +143,8 @@ def test_a_forkserver_that_cannot_import_is_no_endless_wait(workers, monkeypatch
     (broken / "triton.py").write_text("raise SystemExit(7)")
     monkeypatch.setattr(forkserver, "_servers", {})
     monkeypatch.setenv("PYTHONPATH", str(broken), prepend=os.pathsep)
-    worker = Worker("scale", "ours", 1, BENCH)
-    assert worker.answer(PATIENCE_S) == {"status": "crashed", "reason": LOST}
+    worker = WorkerHandle("scale", "ours", 1, WORKER)
+    assert worker.answer(PATIENCE_S) == Failure("crashed", POOL_DIED)
 
 
 def test_a_worker_that_is_killed_before_it_was_forked_never_works(workers):
@@ -152,7 +153,7 @@ def test_a_worker_that_is_killed_before_it_was_forked_never_works(workers):
     before = len(living(server.pid))
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        worker = Worker("scale", "ours", 1, BENCH)
+        worker = WorkerHandle("scale", "ours", 1, WORKER)
         worker.kill()
     finally:
         os.kill(server.pid, signal.SIGCONT)

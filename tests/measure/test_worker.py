@@ -1,4 +1,4 @@
-"""Check the bench on the CPU; a stand-in for CUDA graphs replays by calling again."""
+"""Check the worker on the CPU; a stand-in for CUDA graphs replays by calling again."""
 
 import itertools
 import types
@@ -8,18 +8,20 @@ import torch
 
 from harness import status as statuses
 from harness.measure import worker
+from harness.measure.messages import Checked, Released
 from ops._spec import PASSES
-from tests.support.cpu_bench import CELL, Overwriting, Timer, cell, noting_square
+from tests.support.cpu_worker import CELL, Overwriting, Timer, cell, noting_square
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_right_function_passes(make, direction):
     made = make(lambda x, bias: torch.sin(x))
     prepared = cell(made, direction)
-    assert prepared.pop("busy_s") > 0 and prepared.pop("first_s") > 0
-    assert prepared == {"reason": "", "peak_mem_bytes": 20, "held_bytes": 40, "l2_bytes": 100}
-    assert made.release() == {"held_bytes": 40}
-    assert cell(made, direction)["reason"] == ""
+    assert prepared.busy_s > 0 and prepared.first_s > 0
+    assert (prepared.remark, prepared.peak_mem_bytes) == ("", 20)
+    assert (prepared.held_bytes, prepared.l2_bytes) == (40, 100)
+    assert made.release() == Released(40)
+    assert cell(made, direction).remark == ""
 
 
 def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_time(make):
@@ -112,7 +114,7 @@ def test_a_large_call_gives_its_memory_back_after_each_block(make, monkeypatch):
     made.release()
     monkeypatch.setattr(worker, "CALL_SHARE", 1e-9)
     given_back.clear()
-    assert cell(made)["reason"] == "events: the call is large"
+    assert cell(made).remark == "events: the call is large"
     assert len(given_back) == 2
 
 
@@ -214,11 +216,11 @@ def test_memory_that_grows_with_each_block_is_a_leak(make, monkeypatch, a_call, 
     made.prepare(**CELL, direction="forward")
     for _ in range(worker.LEAKY_BLOCKS):
         made.block(4)
-    assert made.check() == {"leaked_bytes": leaked * (worker.LEAKY_BLOCKS - 1)}
+    assert made.check() == Checked(leaked * (worker.LEAKY_BLOCKS - 1))
     made.release()
     made.prepare(**CELL, direction="forward")
     made.block(4)
-    assert made.check() == {"leaked_bytes": 0}
+    assert made.check() == Checked(0)
 
 
 def test_a_cache_that_fills_once_and_garbage_are_no_leak(make, monkeypatch):
@@ -230,7 +232,7 @@ def test_a_cache_that_fills_once_and_garbage_are_no_leak(make, monkeypatch):
     for _ in range(4):
         made.block(4)
     assert next(allocated, None) is None and len(garbage) == 3
-    assert made.check() == {"leaked_bytes": 0}
+    assert made.check() == Checked(0)
 
 
 def test_energy_is_of_the_timed_calls(make):
@@ -239,8 +241,8 @@ def test_energy_is_of_the_timed_calls(make):
     made.prepare(**CELL, direction="forward")
     counted.clear()
     answer = made.energy(200)
-    assert len(counted) == 3 and answer.pop("busy_s") > 0
-    assert answer == {"energy_uj": 400.0, "energy_pm_uj": 0.5}
+    assert len(counted) == 3 and answer.busy_s > 0
+    assert (answer.energy_uj, answer.energy_pm_uj) == (400.0, 0.5)
     made.check()
 
 
@@ -254,8 +256,8 @@ def test_the_call_that_compiles_is_told_apart(make, monkeypatch):
     monkeypatch.setattr(worker, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
     prepared = make(function).prepare(**CELL, direction="forward")
     # The first call on each copy, then one more, is eager: no GPU, no graph.
-    assert prepared["first_s"] == 2.0 + (worker.COPIES - 1) * 0.125
-    assert prepared["busy_s"] == worker.COPIES * 0.125
+    assert prepared.first_s == 2.0 + (worker.COPIES - 1) * 0.125
+    assert prepared.busy_s == worker.COPIES * 0.125
 
 
 def test_gradients_may_share_memory_with_what_was_given(make):
@@ -288,7 +290,7 @@ def test_without_a_graph_events_time_the_calls(make, monkeypatch):
 
     monkeypatch.setattr(Timer, "capture", capture)
     made = make(lambda x, bias: x + 1)
-    assert cell(made)["reason"] == (
+    assert cell(made).remark == (
         "events: RuntimeError: operation not permitted when stream is capturing"
     )
     made = make(later(FAULTS["zeros"]))

@@ -11,6 +11,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import random
 import signal
@@ -19,13 +20,25 @@ import tempfile
 import time
 from pathlib import Path
 
+from harness.measure import messages
 from harness.status import Inaccurate, Unsupported
+from harness.workers.messages import encode
 
 US = {"slow": 103.0, "fast": 1.0}
 LAST_CASE = "M2"
 EVENTFUL = "eventful"
 GIB = 2**30
 SLOWLY_S = 0.5
+
+
+TIMES = encode(messages.BlockTimes(0.001, 100.0, 200.0))
+# Answers that are of no class, or not of the one that was asked for.
+FORGED = {
+    "leaves_out_a_time": {name: value for name, value in TIMES.items() if name != "call_us"},
+    "adds_a_field": TIMES | {"speed": 1},
+    "says_a_word": TIMES | {"device_us": "soon"},
+    "answers_other": encode(messages.Released(0)),
+}
 
 
 class OutOfMemoryError(RuntimeError):
@@ -36,7 +49,8 @@ class Unavailable(Exception):
     """Has the name of the loader's class."""
 
 
-class Bench:
+class FakeWorker:
+    requests = messages.REQUESTS
     version = "1.0"
 
     def __init__(self, op, impl, seed):
@@ -63,11 +77,14 @@ class Bench:
             self._choose(f"{case} {dtype} {direction}")
         if self.impl == "leaks":
             self.kept += GIB
-        reason = "events: no graph" if self.eventful else ""
-        l2_bytes = 10**9 if self.impl == "large_l2" else 1000
-        answer = {"reason": reason, "peak_mem_bytes": 7, "l2_bytes": l2_bytes, "busy_s": 0.002}
-        answer["first_s"] = 0.004
-        return answer | {"held_bytes": self.kept + GIB}
+        return messages.Prepared(
+            busy_s=0.002,
+            first_s=0.004,
+            remark="events: no graph" if self.eventful else "",
+            peak_mem_bytes=7,
+            held_bytes=self.kept + GIB,
+            l2_bytes=10**9 if self.impl == "large_l2" else 1000,
+        )
 
     def block(self, calls, turn):
         self.blocks += 1
@@ -84,22 +101,23 @@ class Bench:
             time_us = 0.0
         if self.impl == "noisy":
             time_us *= random.Random(self.blocks).uniform(0.5, 2)
-        return reading | {"device_us": time_us, "call_us": 2 * time_us, "busy_s": 0.001}
+        return messages.BlockTimes(0.001, time_us, 2 * time_us, **reading)
 
     def energy(self, window_ms):
         if self.impl == "exits_at_last" and self.case != LAST_CASE:
             sys.exit(4)
         time.sleep(0.003)
-        return {"energy_uj": 10 * window_ms, "energy_pm_uj": 0.5, "busy_s": 0.003}
+        return messages.Energy(0.003, 10 * window_ms, 0.5)
 
     def check(self):
         if self.impl == "wrong_later" and self.case != LAST_CASE:
             raise Inaccurate("output 0 changed")
+        return messages.Checked(0)
 
     def release(self):
         if self.impl == "keeps_memory":
             raise RuntimeError("cannot free")
-        return {"held_bytes": self.kept + GIB // 8}
+        return messages.Released(self.kept + GIB // 8)
 
     def _note(self, line):
         if self.log:
@@ -154,6 +172,8 @@ class Bench:
             self._write_everywhere(b'{"status": "ok", "device_us": NaN, "call_us": Infinity}\n')
         if what == "forges_success":
             self._write_everywhere(b'{"status": "ok", "call_us": "soon"}\n')
+        if what in FORGED:
+            self._write_everywhere(json.dumps(FORGED[what]).encode() + b"\n")
         if what == "garbles":
             self._write_everywhere(b"noise\n")
 

@@ -1,4 +1,4 @@
-"""Run the real bench over functions that fail on the GPU itself, for tensors of one element."""
+"""Run the real worker over functions that fail on the GPU itself, for tensors of one element."""
 
 import torch
 import triton
@@ -48,7 +48,7 @@ OP = Op(
 )
 
 
-class Bench(worker.Bench):
+class GpuWorker(worker.MeasureWorker):
     def __init__(self, op, impl, seed):
         registry.op = lambda name: (OP, "family")
         registry.function = lambda name, impl: FAULTS.get(impl, plain)

@@ -11,12 +11,14 @@ import signal
 import time
 
 from harness.status import Inaccurate, Unsupported
+from harness.tune import messages
 
 FAULTS = ("none", "declines", "wrong", "segfault", "kill", "hang", "memory")
 LIMITS = {"sm_count": 132, "shared_bytes": 232448, "hip": False}
 
 
-class Bench:
+class FakeTuneWorker:
+    requests = messages.REQUESTS
     version = ""
 
     def __init__(self, op, impl, seed):
@@ -24,8 +26,8 @@ class Bench:
         self.log = os.environ.get("FAKE_LOG")
         self._note("start")
 
-    def check(self):
-        return {"device": "Fake GPU", "arch": "90", "limits": LIMITS}
+    def describe(self):
+        return messages.Device("Fake GPU", "90", LIMITS)
 
     def prepare(self, op, case, dtype, direction, kernel, index, config):
         self._note(f"prepare {index}")
@@ -39,7 +41,7 @@ class Bench:
         self._strike(config)
         self.blocks += 1
         sway = config.get("sway", 0) * (1 if self.blocks % 2 else -1)
-        return {"us": config.get("us", config.get("BLOCK_N")) + sway}
+        return messages.LaunchTime(config.get("us", config.get("BLOCK_N")) + sway)
 
     def _strike(self, config):
         fault = FAULTS[config.get("fault", 0)]

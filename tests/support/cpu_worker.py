@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.measure import worker
+from harness.measure.messages import Checked
 from harness.project import registry
 from ops._spec import Cost, Op, Tensor, case
 
@@ -46,10 +47,11 @@ class Timer:
 
 @pytest.fixture
 def make(monkeypatch):
-    """Make the bench of a function on the CPU, as `ours` unless another name is given."""
+    """Make the worker of a function on the CPU, as `ours` unless another name is given."""
     memory = {"memory_allocated": 10, "max_memory_allocated": 30, "memory_reserved": 40}
     cuda = {name: lambda value=value: value for name, value in memory.items()}
     cuda |= {name: lambda: None for name in ("synchronize", "empty_cache")}
+    cuda["is_initialized"] = lambda: True
     cuda |= {"reset_peak_memory_stats": lambda: None, "current_device": lambda: 0}
     cuda["stream"] = lambda stream: contextlib.nullcontext()
     cuda["get_device_properties"] = lambda device: types.SimpleNamespace(total_memory=2**30)
@@ -84,7 +86,7 @@ def make(monkeypatch):
         monkeypatch.setattr(registry, "function", lambda name, impl: function)
         monkeypatch.setattr(registry, "in_place", lambda name, impl: in_place)
         monkeypatch.setattr(registry, "wide", lambda name, impl: wide)
-        return worker.Bench("op", impl, 5)
+        return worker.MeasureWorker("op", impl, 5)
 
     return build
 
@@ -92,7 +94,7 @@ def make(monkeypatch):
 def cell(made, direction="forward", calls=4):
     prepared = made.prepare(**CELL, direction=direction)
     made.block(calls)
-    assert made.check() == {"leaked_bytes": 0}
+    assert made.check() == Checked(0)
     return prepared
 
 
