@@ -55,7 +55,7 @@ def code_of(impl):
 
 
 class FakeMonitor:
-    """Imitate the driver: each value of `used` in turn, and then the last; and foreign processes."""
+    """Imitate the driver: each value of `used` in turn, then the last, and foreign processes."""
 
     def __init__(self, *used, foreign=()):
         self.used, self.names, self.groups = list(used) or [None], list(foreign), []
