@@ -1,4 +1,4 @@
-"""What every command shares: how it ends, errors a user can meet, seeds and dates."""
+"""Holds what every command shares: its end, errors that a user can meet, seeds and dates."""
 
 import datetime
 import os
@@ -31,7 +31,7 @@ def run(main: Callable[[], int | None]) -> None:
     except UserError as error:
         sys.exit(_complain(str(error)))
     except BrokenPipeError:
-        # Who reads the output has read enough; what is left in its buffer goes nowhere.
+        # The reader of the output has read enough; the rest of the buffer goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(CLOSED)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What can become of a cell, and which of these an exception stands for."""
+"""Statuses of a cell, and the status that an exception stands for."""
 
 import re
 
@@ -21,9 +21,8 @@ STATUSES = (
 )
 # The statuses of a row that has times.
 TIMED = ("ok", "throttled", "impossible")
-# Of a verification only: a cell that the library declines, one that no time was left for, and one
-# whose recorded verdict the project no longer stands by. They tell nothing of how an implementation
-# computes.
+# Statuses of verification that say nothing of how an implementation computes: the library declines
+# the cell, no time was left for it, or the project no longer stands by its recorded verdict.
 SILENT = ("unsupported", "unreached", "withdrawn")
 REASON_LENGTH = 240
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

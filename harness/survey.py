@@ -1,8 +1,9 @@
 """The kernels that the libraries ship, beside ours: `python -m harness.survey --out F`.
 
-Read from the syntax trees of the installed files; no library is imported. A kernel is a function
-that Triton, Gluon or CuTe compiles, or a text template from which a compiler makes one. What is not
-installed comes from a snapshot, the output of an earlier survey, and says so.
+They are read from the syntax trees of the installed files; no library is imported. A kernel is a
+function that Triton, Gluon or CuTe compiles, or a text template from which a compiler makes one.
+Rows of a library that is not installed come from a snapshot, the output of an earlier survey, and
+say so.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from harness.results.columns import SURVEY
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = SURVEY.header
-# What is compiled by name, whatever module the name was imported from.
+# Decorators that compile, by their usual name, whatever module it was imported from.
 USUAL = {
     "triton.jit": "triton",
     "gluon.jit": "gluon",
@@ -178,7 +179,7 @@ def _found(path: PurePath, text: str) -> Iterator[Found]:
 
 
 def category(path: PurePath, kernel: str) -> str:
-    """What a kernel is for, by the name of its folder, its file and itself; "other" if unknown."""
+    """Return the use of a kernel by the names of its folder, file and function, or "other"."""
     text = "/".join((*path.parts[-2:-1], path.name.split(".")[0], kernel)).lower()
     return next((name for name, rule in CATEGORIES if re.search(rule, text)), "other")
 

@@ -114,7 +114,7 @@ def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Laun
         for kernel, arguments, grid in calls
     ]
     if seeds is not None:
-        # Where no gradient is wanted the forward pass may launch another kernel.
+        # The forward pass may launch another kernel if no gradient is wanted.
         names = {launch.name for launch in found}
         alone = launched(op, case, dtype, backward=False)
         found += [launch for launch in alone if launch.name not in names]

@@ -69,7 +69,7 @@ def cases(op: Op, seed: int | None) -> tuple[Case, ...]:
 def passes(op: Op) -> tuple[str, ...]:
     """The passes in which drawn shapes are timed: "both" only of an op without a backward pass.
 
-    What it launches is what the other two passes launch.
+    If an op has a `backward` pass, its `both` launches what the other two passes launch.
     """
     return tuple(name for name in op.passes if name != "both" or "backward" not in op.passes)
 

@@ -23,7 +23,7 @@ SPIKE, BESIDE_SPIKE = 1e3, 1e-2
 SHARE_OF_INF = SHARE_OF_SENTINEL = 0.25
 # Kinds of values that a tensor declared tame does not take.
 EXTREME = ("inf", "infinities", "denormal")
-# Where the tables of a cell begin is below it, as a position of a token is.
+# The tables of a cell begin below this position of a token.
 MOST_START = 2**16
 
 
@@ -92,7 +92,7 @@ def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: st
 
 
 def _start(cell: str) -> int:
-    """Where the tables of a cell begin."""
+    """Return the position at which the tables of a cell begin."""
     return int(_uniform((), f"{cell}/start", torch.device("cpu")).item() * MOST_START)
 
 

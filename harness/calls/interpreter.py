@@ -12,9 +12,9 @@ def quicken() -> None:
 
     Reductions with a combining function of their own work on whole arrays: neighbours are combined,
     then the results, as a GPU does it, in place of one after the other. A verification of kernels
-    that reduce pairs spent nine tenths of its time there. Of what was left, more than half went
-    into what depends on nothing that changes: at each call of a function by a kernel the search of
-    the whole language for what is to be replaced, at each operation the types of its shape.
+    that reduce pairs spent nine tenths of its time there. More than half of the rest went into work
+    that has the same result each time: each call of a function by a kernel searches the whole
+    language for members to replace, and each operation checks the types of its shape.
     """
     from triton.language import core
     from triton.runtime import interpreter

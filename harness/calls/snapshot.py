@@ -1,7 +1,7 @@
-"""What calls were given, as it was before they wrote over it.
+"""Keeps copies of a call's inputs, to restore them after the call has written over them.
 
 Some libraries compute in place, as a training step may allow: a gradient over the logits, a turned
-query over the query. Their calls are judged and timed as they are, each of inputs put back.
+query over the query. Their calls are verified and timed as they are, each on restored inputs.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ class InputSnapshot:
     """A copy of all bytes under some tensors; those that lie in one storage count once."""
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()):
-        # Tensors without elements all lie at the address 0, which is nobody's memory.
+        # All tensors without elements lie at the address 0, which is no memory.
         memories = {
             guards.start(tensor): guards.memory(tensor)
             for tensor in tensors
@@ -25,22 +25,23 @@ class InputSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """What the copies take."""
+        """The bytes that the copies take."""
         return sum(copy.numel() for _, copy in self._pairs.values())
 
     @property
     def changed(self) -> bool:
-        """Whether any byte is another than it was."""
+        """Whether any byte has changed."""
         return any(not torch.equal(*pair) for pair in self._pairs.values())
 
     def drop_unchanged(self) -> None:
-        """Drops the copies of what is still as it was."""
+        """Drop the copies of memory that has not changed."""
         self._pairs = {start: pair for start, pair in self._pairs.items() if not torch.equal(*pair)}
 
     def restore(self) -> None:
+        """Write the copies back."""
         for memory, copy in self._pairs.values():
             memory.copy_(copy)
 
     def covers(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in memory of which there is a copy."""
+        """Return whether a copy of the memory of a tensor exists."""
         return guards.start(tensor) in self._pairs

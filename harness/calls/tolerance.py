@@ -1,20 +1,20 @@
 """The one rule by which an output is right.
 
 An output may be twice as far from the float64 oracle as PyTorch eager in the same dtype, plus a
-floor per dtype; distance is taken in the maximum norm and in the root-mean-square norm. The rule
+floor per dtype. Distance is taken in the maximum norm and in the root-mean-square norm. The rule
 follows the tests of flash-attention (Dao, 2022), made relative and applied to every rival.
 
-Eager may be lucky where the problem itself is ill-conditioned, as the sum of a dot product whose
-terms cancel. So where eager's distance does not suffice, it is taken again at inputs one step of
-the dtype away, and the largest counts; or the oracle's own sensitivity, if that is larger still:
-how far the oracle moves when each input is rounded once more in float32, the error that a
-backward-stable computation has (Higham, "Accuracy and Stability of Numerical Algorithms", 2002,
-section 1.5).
+Eager may be lucky if the problem itself is ill-conditioned, as the sum of a dot product whose terms
+cancel. So if eager's distance does not suffice, it is taken again at inputs one step of the dtype
+away, and the largest counts. The oracle's own sensitivity counts if it is larger still. This is the
+distance by which the oracle moves if each input is rounded once more in float32. A backward-stable
+computation has that error (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section
+1.5).
 
 No bound is wider than CAP. A distance of one is that of a result of zeros, and within a half each
-result is nearer to the oracle than to zeros. Where twice eager's error is more, as in gradients
-that cancel almost to nothing, a result that is further from the oracle must lie within CAP of
-eager's.
+result is nearer to the oracle than to zeros. Twice eager's error may be more than CAP, as in
+gradients that cancel almost to nothing. A result further from the oracle than CAP must then lie
+within CAP of eager's.
 """
 
 import math
@@ -44,20 +44,20 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Distance:
-    """Relative to the oracle: largest and root-mean-square; inf where inf or NaN are misplaced."""
+    """Largest and root-mean-square distance over the oracle's; inf if inf or NaN is misplaced."""
 
     max: float
     rms: float
 
 
 def elementwise_max(one: Distance, other: Distance) -> Distance:
-    """The larger of two, in either norm."""
+    """Return the larger of two distances, in either norm."""
     return Distance(max(one.max, other.max), max(one.rms, other.rms))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One tensor against the rule; `eager` is None where PyTorch has no eager result."""
+    """One tensor against the rule; `eager` is None if PyTorch has no eager result."""
 
     distance: Distance
     eager: Distance | None
@@ -71,7 +71,7 @@ class Verdict:
         )
 
     def row(self, name: str) -> dict[str, object]:
-        """The tensor's entry in a verify report; null where a number is not finite."""
+        """Return the tensor's entry in a verify report; None if a number is not finite."""
         numbers = {
             "max_err": self.distance.max,
             "rms_err": self.distance.rms,
@@ -99,7 +99,7 @@ def judge(
     distance of the result from eager's. The module says when each of them counts.
     """
     floor = FLOOR.get(dtype, 0.0)
-    # Where eager itself overflows it allows nothing: the floor counts as its distance.
+    # If eager itself overflows, it allows nothing: the floor counts as its distance.
     known = eager is not None and math.isfinite(eager.max)
     allowed = [eager if known else Distance(floor, floor)]
     if sensitivity is not None and math.isfinite(sensitivity.max):
@@ -114,9 +114,9 @@ def judge(
 
 
 def beyond_cap(eager: Distance, result: torch.Tensor) -> bool:
-    """Whether eager's own result is to be kept, because CAP would refuse twice its distance.
+    """Return whether eager's own result is kept, because CAP would refuse twice its distance.
 
-    One whose entries are all the same is none to go by.
+    A result whose entries are all the same is not kept: any constant would match it.
     """
     floor = FLOOR.get(result.dtype, 0.0)
     wide = CAP < FACTOR * max(eager.max, eager.rms) + floor < math.inf
@@ -124,7 +124,7 @@ def beyond_cap(eager: Distance, result: torch.Tensor) -> bool:
 
 
 def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Distance:
-    """How far x is from the oracle, a float64 (or integer) tensor of the same shape.
+    """Return the distance of x from the oracle, a float64 (or integer) tensor of its shape.
 
     An entry of the oracle that x's dtype cannot hold is inf or NaN there, and x must hold the same.
     All other entries of x must be finite; those of an integer x must be the same. Half a step of

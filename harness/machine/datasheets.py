@@ -1,4 +1,4 @@
-"""What the data sheets of some GPUs promise: dense products and memory, in `datasheets.csv`."""
+"""Reads what the data sheets of some GPUs promise for products and memory (`datasheets.csv`)."""
 
 import csv
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ def of(model: str) -> list[tuple]:
 
 
 def beyond(measured: Iterable[tuple], sheet: Iterable[tuple]) -> list[str]:
-    """What was measured above the data sheet, in words: one of the two is wrong.
+    """Return in words what was measured above the data sheet: one of the two is wrong.
 
     Both are rows of ceilings.csv.
     """

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def ensure(path: Path, root: Path, config_sha256: str) -> dict[str, object]:
-    """What the file at `path` says where it still holds, otherwise `describe`, written there."""
+    """Return the content of the file at `path` if it still holds, else write `describe` there."""
     fresh = describe(root, config_sha256)
     with contextlib.suppress(UserError):
         known = files.read_json(path, "")

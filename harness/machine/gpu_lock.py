@@ -1,6 +1,6 @@
 """One GPU for one job: an advisory lock per device, held for as long as the job runs.
 
-The kernel drops the lock when its holder dies, so a crash never leaves a GPU leased. Timing holds
+The kernel drops the lock when its holder dies, so a crash never leaves a GPU locked. Timing holds
 it alone; verification shares it. The lock binds all Tilewright jobs of a machine, however they
 were started; programs that know nothing of it are found by asking the driver.
 """
@@ -32,12 +32,12 @@ PAUSE_S = (0.02, 0.2)
 
 @contextlib.contextmanager
 def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> Iterator[Gpu]:
-    """Leases a free GPU; meanwhile the processes started from here see that one alone.
+    """Lock a free GPU; meanwhile the processes started from here see that GPU alone.
 
-    exclusive: alone, for timing; otherwise shared with other such holders, for verifying.
-    wait_s: how long to wait for other jobs of this project. uuid: of the board that it must be.
-    Raises UserError where no GPU is visible, or not that board, where another program uses every
-    visible GPU (for an exclusive lease), or where the wait was in vain.
+    exclusive: True to have the GPU alone, for timing; False to share it with other such holders,
+    for verifying. wait_s: the longest wait for other jobs of this project. uuid: the board that it
+    must be, None for any. Raises UserError if no GPU or not that board is visible, if another
+    program uses every visible GPU (for an exclusive lock), or if the wait was in vain.
     """
     lock, gpu = _acquire(exclusive, wait_s, uuid)
     wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
@@ -56,7 +56,7 @@ def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> It
 
 @contextlib.contextmanager
 def serialize(gpu: Gpu) -> Iterator[None]:
-    """One at a time among those that wait here, while other holders of a shared lease go on."""
+    """Admit one holder of a shared lock at a time, while holders that do not wait here go on."""
     descriptor = _open(_path(gpu).with_suffix(".turn"))
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -66,7 +66,7 @@ def serialize(gpu: Gpu) -> Iterator[None]:
 
 
 class GpuMonitor:
-    """What the driver says of a leased GPU while workers use it."""
+    """Asks the driver about a locked GPU while workers use it."""
 
     def __init__(self, gpu: Gpu):
         self._gpu = gpu
@@ -74,20 +74,20 @@ class GpuMonitor:
         self._device = self._driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
 
     def used_bytes(self) -> int | None:
-        """The memory in use by all programs; None where the driver does not tell."""
+        """Return the memory in use by all programs; None if the driver does not tell."""
         memory = nvml.ask(self._driver, "nvmlDeviceGetMemoryInfo", self._device)
         return None if memory is None else memory.used
 
     def users(self) -> set[int]:
-        """The numbers of the processes that use it, as far as the driver tells."""
+        """Return the numbers of the processes that use it, as far as the driver tells."""
         return {pid for pid, _ in _users(self._gpu)}
 
     def foreign_processes(self, workers: Collection[int]) -> list[str]:
-        """The programs on this GPU that are none of ours.
+        """Return the programs on this GPU that are not workers.
 
-        workers: process groups of the workers, all of which must be using the GPU. Where the driver
-        does not list them its numbers are those of another namespace, as in some containers, and
-        say nothing: no stranger is found.
+        workers: process groups of the workers, all of which must be using the GPU. If the driver
+        does not list them, its numbers are those of another namespace, as in some containers. The
+        list is then empty.
         """
         users = dict(_users(self._gpu))
         if not set(workers) <= set(users):

@@ -1,4 +1,4 @@
-"""What the driver says of the GPUs, through NVML; nothing where there is no driver or library."""
+"""Asks the driver about the GPUs through NVML; there is no answer without driver and library."""
 
 import os
 import statistics
@@ -123,8 +123,8 @@ def digest(samples: Sequence[dict[str, object]]) -> dict[str, object]:
     It has the median clock and power, the highest temperature, and every event that a reading
     names. A value that no reading has is None.
 
-    The events of one moment say little of a block, and the driver's counters of throttled time
-    take longer to read than many a block lasts; a reading takes microseconds, so there are many.
+    The events of one moment say little of a block. The driver's counters of throttled time take
+    longer to read than many a block lasts. A reading takes microseconds, so there are many.
     """
     if not any(samples):
         return {}

@@ -23,8 +23,8 @@ SLACK = 1.25
 SAMPLE_S = 2e-4
 # Calls go to the GPU in chunks of this length when energy is measured, so many of them ahead.
 CHUNK_S, CHUNKS_AHEAD = 5e-3, 3
-# Of the calls whose host time is taken, the share that runs before: on a core where a process has
-# not been, the first ones find nothing in its caches.
+# Untimed calls before the timed ones, as a share of these: on a core where a process has not been,
+# the first calls find nothing in its caches.
 SETTLING = 0.1
 
 Call = Callable[[], object]
@@ -42,8 +42,8 @@ class Timer:
         self._flush = torch.empty(words, dtype=torch.int32, device=device)
         self._flush_s = self._flush_time()
         self._sampler = nvml.NvmlSampler()
-        # A collection in the midst of a loop would be taken for the time of a call; and one
-        # between cells need not look at what was loaded once and for all.
+        # A collection in the midst of a loop would count as the time of a call. A collection
+        # between cells need not visit the objects that were loaded for good.
         gc.disable()
         gc.freeze()
 
@@ -86,11 +86,11 @@ class Timer:
     ) -> tuple[float, dict[str, object]]:
         """The median GPU time in µs of `count` calls in rotation, each after a flush of the L2.
 
-        The flush overwrites a buffer of four times the L2 outside the pair of events, as often as
-        it takes to last longer than the host needs to submit the call: so no host time lies between
-        the events, unless the call itself waits for the GPU. As in steady use, the L2 is full of
-        written lines when the call starts. The second result is what `nvml.digest` makes of
-        readings from within the loop. before: for each call what is done before its flush.
+        The flush overwrites a buffer of four times the L2 outside the pair of events. It is
+        repeated until it lasts longer than the host needs to submit the call. So no host time lies
+        between the events, unless the call itself waits for the GPU. As in steady use, the L2 is
+        full of written lines when the call starts. The second result is the `nvml.digest` of
+        readings from within the loop. before: for each call, work to do before its flush.
         """
         before = before or [_nothing] * len(calls)
         begin = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -188,7 +188,7 @@ class Timer:
 
 
 def watch(sampler: nvml.NvmlSampler, last: torch.cuda.Event) -> dict[str, object]:
-    """What a sampler reads until an event of the current stream has passed; see `nvml.digest`."""
+    """Return what a sampler reads until an event of the current stream; see `nvml.digest`."""
     samples = [sampler.sample()]
     while not last.query():
         time.sleep(SAMPLE_S)

@@ -5,9 +5,9 @@ candidates in the first call with a shape and keep the choice on disk. In verifi
 the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
 that are not its own. Here it meets every cell that may be timed, and nothing else runs. It finds no
 earlier choice: its folder (`harness.results.choices`) is emptied first. Verification comes after,
-so that it judges what was chosen; measuring, on the same board, finds the same choices. What a
-library does not keep, it chooses again while it makes its first call alone. A baseline whose
-library does so names the ops in `AUTOTUNES`.
+so that it judges what was chosen; measuring, on the same board, finds the same choices. A choice
+that a library does not keep is made again in its first call, which it makes alone. A baseline whose
+library tunes itself names the ops in `AUTOTUNES`.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def required(
 def lock_board(
     folder: Path, op: str, tuned: Mapping[str, Mapping[str, str]]
 ) -> Iterator[gpu_lock.Gpu]:
-    """An exclusive lease of the board on which libraries tuned themselves; of any if none did.
+    """Lock the board on which libraries tuned themselves, alone; any board if none did.
 
     tuned: as `required` gives it. Raises UserError where that board is not here.
     """

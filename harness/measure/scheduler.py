@@ -86,8 +86,10 @@ class FinishedCell:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a worker that can be timed said of the cell. device_us: the GPU time of a call in its
-    warm-up block. calls: the number of calls in a block.
+    """A worker that can be timed in the cell.
+
+    prepared: its answer. device_us: the GPU time of a call in its warm-up block. calls: the number
+    of calls in a block.
     """
 
     prepared: Prepared

@@ -1,16 +1,17 @@
 """Times one implementation of one op on the GPU, in a process of its own.
 
 A cell is prepared once: inputs in several copies, the outputs that the calls must give, and a
-CUDA graph for each copy. Then it is timed in blocks, and checked at the end: the outputs of the
+CUDA graph for each copy. Then it is timed in blocks, and checked at the end. The outputs of the
 timed calls must be those from before the timing, and memory must not have grown from call to call.
 
 `device_us` is the time of one call's kernels, replayed as a graph. A backward pass is captured on
-its own, after its forward pass has run, so autograd takes no part in it; of the pass "both" one
-graph holds the two, for gradients of one where the op is a loss. `call_us` is what a caller waits:
-the work of the host, autograd's included, is in it.
+its own, after its forward pass has run, so autograd takes no part in it. One graph holds both
+passes of "both"; the gradients are one if the op is a loss. `call_us` is the time that a caller
+waits, with the work of the host and of autograd.
 
-Where an implementation computes in place, its inputs are put back before each call that is timed on
-the GPU, outside of the clock. `call_us` is of calls without that, each on what the one before left.
+If an implementation computes in place, its inputs are restored before each call that is timed on
+the GPU, outside of the clock. `call_us` is the time of calls without that: each call reads what the
+call before has left.
 """
 
 import contextlib
@@ -232,8 +233,8 @@ class MeasureWorker:
     def _capture(self) -> str:
         try:
             for call in self._calls:
-                # Each graph in a pool of its own: in a common one the workspace of one copy may
-                # lie where the outputs of another do, and the copies are replayed in turn.
+                # Each graph has its own pool. In a common pool the workspace of one copy could lie
+                # in the outputs of another, and the copies are replayed in turn.
                 replay, outputs = self._timer.capture(call)
                 self._timed.append(replay)
                 self._outputs.append(outputs)

@@ -1,1 +1,1 @@
-"""What the source tree declares: ops, implementations, libraries, digests."""
+"""Reads what the source tree declares: ops, implementations, libraries, digests."""

@@ -17,7 +17,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def of(value: object) -> str:
-    """Of anything that JSON can hold."""
+    """Return the SHA-256 of a value that JSON can represent."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -65,7 +65,7 @@ def _words(node: object) -> Iterator[str]:
 
 
 def harness(root: Path) -> str:
-    """The digest of the code that holds the clock: of `harness.measure`, its bench, and what they
+    """The digest of the code that holds the clock: of `harness.measure`, its worker, and what they
     import from this project."""
     return of(_trees(root, *CLOCK))
 

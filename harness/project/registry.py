@@ -82,7 +82,7 @@ def _families(folders: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for folder in map(Path, folders):
         for stem in source_tree.stems(folder.parent, folder.name):
-            # Of one that has no syntax tree its own jobs tell.
+            # The jobs of a file that has no syntax tree report it.
             with contextlib.suppress(UserError):
                 names = source_tree.declared_ops(folder.parent, f"{folder.name}/{stem}.py")
                 found |= dict.fromkeys(names, stem)

@@ -72,7 +72,7 @@ def sources(root: Path, *starts: str) -> list[str]:
     """The files of this project that the given files import, themselves included, sorted.
 
     Late imports count, and so do strings that are module names: commands start their workers by
-    name. What is named at run time only (a kernel, a baseline) is the caller's to add.
+    name. The caller adds modules that are named at run time only, such as a kernel or a baseline.
     """
     found, queue = set(), list(starts)
     while queue:
@@ -153,7 +153,7 @@ def _named_modules(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
 
 
 def _files(root: Path, importer: str, module: str) -> Iterator[str]:
-    """Where a module may lie: packages start at the root, scripts see the folders above them."""
+    """Yield the paths of a module: packages start at the root, scripts see the folders above."""
     name = module.replace(".", "/") + ".py"
     if module.split(".")[0] in PACKAGES:
         yield name

@@ -1,6 +1,6 @@
 """The least time of a call, and the rule for a time that is impossible.
 
-A time below the floor by more than its uncertainty is a fault of the measurement: the call did not
+A time below the floor by more than its uncertainty is a fault of the measurement. The call did not
 do its work, or the clock missed a part of it. The same rule holds for a block while it is measured
 and for the median of a cell in the summary.
 """

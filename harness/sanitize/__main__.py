@@ -27,7 +27,7 @@ SANITIZER = "compute-sanitizer"
 # The last line of memcheck and initcheck, and that of racecheck.
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 CASES = re.compile(r"^sanitized (\d+) cases$", re.MULTILINE)
-# Where a finding lies: "at _forward_row_kernel+0x6f0" or, with line information, "at f(...)+0x6f0".
+# The kernel of a finding: "at _row_kernel+0x6f0" or, with line information, "at f(...)+0x6f0".
 PLACE = re.compile(r"\bat (\w+)(?:\([^)]*\))?\+0x")
 MOST_FINDINGS = 100
 
@@ -43,7 +43,7 @@ def main() -> int:
         raise UserError(f"kernels/{arguments.file}.py: no such file")
     if shutil.which(SANITIZER) is None:
         raise UserError(f"{SANITIZER}: not found; it comes with the CUDA toolkit, put it on PATH")
-    # Of the code as it is before it runs: an edit meanwhile makes the report one of other code.
+    # The digest is taken before the code runs: after an edit meanwhile the report is out of date.
     code = fingerprint.implementation(Path(), arguments.file, OURS)
     with _leased():
         tools = [_tool(name, arguments) for name in TOOLS]
@@ -89,7 +89,7 @@ def _kernels(stem: str) -> set[str]:
 
 
 def judge(text: str | None, ours: set[str]) -> dict:
-    """What the output of a tool says; None is one that did not end.
+    """Return the findings in the output of a tool, None if the tool did not end.
 
     ours: the names of our kernels. A finding that names none of them, such as one in a library's
     kernel that made the inputs, is counted apart; one that names no kernel at all counts as ours.

@@ -1,4 +1,4 @@
-"""The cases of `harness.sanitize`, run once each on the GPU; nothing is judged but by the tool."""
+"""Runs the cases of `harness.sanitize` once each on the GPU; the tool alone judges them."""
 
 import argparse
 import math
@@ -12,7 +12,7 @@ from harness.project.implementations import OURS
 from ops._spec import Case, Op
 
 SEED = 0
-# What kernels of ours take from a library, and read.
+# Products of a library whose results kernels of ours read.
 PRODUCTS = ("mm", "addmm")
 
 
@@ -38,8 +38,11 @@ def main() -> None:
 
 
 def _filled(product: Callable) -> Callable:
-    """The product, into memory that somebody has written before: initcheck does not see the bulk
-    stores of cuBLAS on Hopper, and would name whoever reads them."""
+    """Return the product, into memory that was written before.
+
+    initcheck does not see the bulk stores of cuBLAS on Hopper, and would name each kernel that
+    reads them.
+    """
 
     def filled(*arguments, out=None):
         if out is not None and not any(out is argument for argument in arguments):

@@ -1,7 +1,7 @@
-"""Where the kernels of a file are tuned, and which candidates can be launched there at all.
+"""Finds the keys for which the kernels of a file are tuned, and the candidates that can run.
 
-No GPU takes part: launchers run on tensors without data, planned for with the limits of the GPU
-that will time them, and candidates are compiled ahead of time into the compiler's cache.
+No GPU takes part. Launchers run on tensors without data, with the limits of the GPU that will time
+them. Candidates are compiled ahead of time into the compiler's cache.
 """
 
 import itertools
@@ -27,11 +27,11 @@ DIED = "the compiler died"
 def keys_in_sweep(
     stem: str, dtypes: Sequence[str], passes: Sequence[str], most: int | None, limits: Mapping
 ) -> list[TuningKey]:
-    """The keys that the sweeps of a file's ops reach, in the order of its `Configs`.
+    """Return the keys that the sweeps of a file's ops reach, in the order of its `Configs`.
 
-    Of several cases with one key the one that moves the most bytes stands for it, in the first of
-    `dtypes`. most: the number of cases of each sweep that count, None for all. limits: those of
-    `kernels._runtime.device.planned_for`. A key without a choice is left out.
+    If several cases have one key, the case that moves the most bytes stands for it, in the first of
+    `dtypes`. A key without a choice is left out. most: the number of cases of each sweep that
+    count, None for all. limits: those of `kernels._runtime.device.planned_for`.
     """
     found: dict[tuple, tuple[float, Launch, str]] = {}
     with _device.planned_for(**limits):
@@ -117,7 +117,7 @@ def _trial(stem: str, tuning_key: TuningKey, candidate: Config) -> Launch:
 
 
 def _binary(launch: Launch) -> tuple:
-    """What of a launch decides which program the compiler makes of it."""
+    """Return the properties of a launch that decide which program the compiler makes of it."""
 
     def kind(value: object) -> object:
         if isinstance(value, torch.Tensor):
@@ -134,7 +134,7 @@ def _binary(launch: Launch) -> tuple:
 
 
 def _in_processes(tasks: Sequence[tuple], jobs: int) -> list[str]:
-    """The reasons of the tasks; one that takes its process along is found by running it alone."""
+    """Return the reason of each task; run the tasks of a broken pool alone to find the culprit."""
     context = get_context("spawn")
 
     def run(some: Sequence[tuple], workers: int) -> list[Future]:
@@ -154,7 +154,7 @@ def _in_processes(tasks: Sequence[tuple], jobs: int) -> list[str]:
 def _compile(
     stem: str, tuning_key: TuningKey, candidate: Config, arch: str, limits: Mapping
 ) -> str:
-    """Compiles one candidate into the cache; why it cannot be launched, "" where it can."""
+    """Compile one candidate into the cache; return why it cannot be launched, "" if it can."""
     os.environ.pop("TRITON_INTERPRET", None)
     from harness.build import compiler
 

@@ -1,9 +1,9 @@
-"""Which configuration of a kernel is the fastest: the parent's side of tuning.
+"""Finds the fastest configuration of a kernel: the parent's side of tuning.
 
 A worker prepares every candidate of a key and times them block by block, all in each block and in
 a random order, so that drift meets all alike. A short round leaves the best few, a longer one
-decides between them. A difference within the noise is a tie, and a tie goes to the rule's own
-choice, else to the first of the list, so that tables do not change from run to run.
+decides between them. A difference within the noise is a tie. A tie goes to the rule's own choice,
+else to the first of the list, so that tables do not change from run to run.
 """
 
 import random
@@ -19,12 +19,12 @@ from harness.workers.messages import Answer, Failure, Request
 from harness.workers.pool import START_S, WorkerHandle
 from kernels._runtime.configs import Config
 
-# A difference of less counts for nothing, be it ever so certain.
+# A smaller difference counts for nothing, however certain it is.
 MARGIN = stats.MARGIN
 ROUGH_BLOCKS, ROUGH_US = 3, 1500.0
 FINE_BLOCKS, FINE_US = 10, 3000.0
 FEWEST_CALLS, MOST_CALLS = 3, 20
-# Who is further behind after the short round is out.
+# A candidate that is further behind after the short round is out.
 BEHIND, FINALISTS = 1.1, 5
 # A preparation may have to compile, and draws the inputs.
 ANSWER_S = 120.0

@@ -126,7 +126,7 @@ def _watched(configs: Configs, config: Mapping[str, int]) -> Iterator[list[Calla
 
 @contextlib.contextmanager
 def _declining() -> Iterator[None]:
-    """What the candidate is to blame for is a refusal; a fault of the GPU ends the worker."""
+    """Turn an exception into a refusal of the candidate; a fault of the GPU ends the worker."""
     try:
         yield
         torch.cuda.synchronize()

@@ -4,10 +4,10 @@ A child process runs the cells, so that one which kills or hangs its process bec
 inputs come from a seed that is drawn anew for each run and stands in the report. With a
 GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
 the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
-wrong is a row of the paper, not an error. One that compiles each shape anew may be given limits:
-for what will be timed, which comes first; for the ordinary edge cases, on which its mark rests;
-and for the hostile ones. The cells that it has not reached by then are `unreached`, which says
-nothing of it.
+wrong is a row of the paper, not an error. A baseline that compiles each shape anew may have three
+time limits. The first is for the cells that will be timed, which come first. The second is for the
+ordinary edge cases, on which its mark rests. The third is for the hostile ones. The cells that it
+has not reached by then are `unreached`, which says nothing of the library.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.verify.worker:VerifyWorker"
-# Beside other verifications; of those whose memory ran out one at a time; beside none.
+# All share the GPU; then the cells whose memory ran out, one verification at a time; then alone.
 ATTEMPTS = ("shared", "in turn", "alone")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
@@ -48,7 +48,7 @@ def main() -> int:
         arguments.seed = fresh_seed()
     ours = is_ours(arguments.impl)
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
-    # Of the code as it is before it runs: an edit meanwhile makes the report one of other code.
+    # The digest is taken before the code runs: after an edit meanwhile the report is out of date.
     family = source_tree.ops(ROOT).get(arguments.op, "")
     code = {"code_sha256": fingerprint.implementation(ROOT, family, arguments.impl)}
     report = code | verify(arguments, mode)
@@ -58,10 +58,10 @@ def main() -> int:
 
 
 def verify(arguments: argparse.Namespace, mode: str) -> dict:
-    """Runs all cells and returns the report.
+    """Run all cells and return the report.
 
-    Memory that ran out beside other verifications proves nothing: such cells run again, one
-    verification after another, and what has still no room has the GPU to itself at last.
+    If memory ran out while other verifications used the GPU, that proves nothing. Such cells run
+    again, one verification after another, and if need be alone on the GPU.
     """
     units: dict[int, list] = {}
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
@@ -80,12 +80,12 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
 
 @contextlib.contextmanager
 def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None]:
-    """A lease on a GPU, or the interpreter for our kernels and nobody else: Inductor's own kernels
-    would break under its variable.
+    """Lock a GPU, or set Triton's interpreter for our kernels and no others.
 
-    chosen: the folder of what the library chose while it had the GPU alone. It is judged by a copy
-    of that. What a compiler or a library chooses here is not kept: other verifications run beside
-    it.
+    Inductor's own kernels would break under the variable of the interpreter. chosen: the folder of
+    the choices that the library made while it had the GPU alone. It is verified with a copy of
+    them. Choices that a compiler or a library makes here are not kept, because other verifications
+    use the GPU meanwhile.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
@@ -174,13 +174,13 @@ def _absent(failure: Failure, worker: WorkerHandle, impl: str) -> dict[str, str]
 
 
 def _installed(impl: str) -> str:
-    """The version of the library behind a baseline, which is not imported for it."""
+    """Return the version of the library behind a baseline, without importing it."""
     name = libraries.distribution(ROOT / f"baselines/{impl}.py")
     return libraries.version(name) or ""
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:
-    """The rows of a unit that the time limit of its class leaves out; [] where it is to run."""
+    """Return the rows of a unit that the time limit of its class leaves out; [] if it is to run."""
     name = _class(blanks[0])
     limit_s = vars(arguments)[f"{name}_s"]
     if is_ours(arguments.impl) or limit_s is None or spent_s[name] < limit_s:
@@ -190,14 +190,14 @@ def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -
 
 
 def _class(cell: dict) -> str:
-    """By which limit a cell is bound: that of the sweep, of ordinary or of hostile edge cases."""
+    """Return the time limit that binds a cell: sweep, ordinary or hostile edge cases."""
     if cell["kind"] != "edge":
         return "sweep"
     return "hostile" if cell["hostile"] else "ordinary"
 
 
 def summary(report: dict) -> str:
-    """One line for each cell that is not ok, and a last one with the count and the verdict."""
+    """Return a line for each cell that is not ok, and a last one with the count and the verdict."""
     name = f"verify {report['op']} {report['impl']} ({report['mode']})"
     lines = [
         f"{name}: {severity.name(cell)}: {cell['status']}: {cell['reason']}"

@@ -1,7 +1,7 @@
-"""What a call contains beside its work, seen from outside: memory, launches, copies, tensors kept.
+"""Profiles a call from outside: memory, launches, copies, saved tensors.
 
-PyTorch's profiler and its hooks for saved tensors watch one call; what they cannot see is None. A
-dispatch mode would see more of eager code, but it turns compiled code into eager code.
+PyTorch's profiler and its hooks for saved tensors watch one call; a fact that they cannot see is
+None. A dispatch mode would see more of eager code, but it turns compiled code into eager code.
 """
 
 import os
@@ -106,7 +106,7 @@ class _Saved(saved_tensors_hooks):
 def _watched(call: Callable[[], Tensors], read: list[torch.Tensor], gpu: bool) -> dict:
     kept = InputSnapshot(read)
     call()
-    # What it has written over may by now be what it would write.
+    # Memory that the call has written over may already hold what it writes.
     kept.restore()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
     if gpu:
@@ -142,7 +142,7 @@ def counts(events: Iterable[FunctionEvent]) -> dict:
             memory += 1
         elif not event.is_user_annotation:
             kernels[event.name[:LETTERS]] += 1
-    # Where the driver lets nobody watch, no launch is seen; a call without any is not told apart.
+    # If the driver permits no profiling, no launch is seen. A call without launches looks the same.
     seen = bool(kernels) or bool(memory)
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     return {

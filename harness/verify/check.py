@@ -1,4 +1,4 @@
-"""One implementation in one cell: called several times, every tensor held against the oracle."""
+"""Checks one cell: calls an implementation several times and compares it with the oracle."""
 
 import math
 from collections.abc import Callable
@@ -33,19 +33,19 @@ class Finding:
 def check(
     function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool = False
 ) -> Finding:
-    """Calls an implementation on other inputs, then on those of the problem, and both once more.
+    """Call an implementation on decoy inputs, then on those of the problem, and both once more.
 
-    A result kept from an earlier call, whether by shape or by address, is wrong in this order: the
-    other inputs lie in the same memory. ours: the repeat must give the same bits where the op is
-    declared deterministic. in_place: it may write over its inputs, and its results may lie there.
-    Whatever the implementation raises passes through.
+    A result kept from an earlier call, by shape or by address, is wrong in this order, because the
+    decoys lie in the same memory. ours: the repeat must give the same bits if the op is declared
+    deterministic. in_place: the implementation may write over its inputs, and its results may lie
+    there. An exception of the implementation passes through.
     """
     calls = _CheckedCalls(function, problem, direction, ours, in_place)
     rows, same, kept = [], None, {}
     try:
         for repeat in (False, True):
             if not (ours or repeat):
-                # Whatever is compiled at the first call is compiled with no function replaced.
+                # A library compiles in its first call, with no function replaced.
                 calls.warm_up()
             elif calls.cheap or not ours:
                 calls.run_on_decoy_inputs()
@@ -93,7 +93,7 @@ class _CheckedCalls:
         self._forget(self._run())
 
     def run_on_decoy_inputs(self) -> None:
-        """A call on other values in the memory of the inputs; its results are dropped."""
+        """Make a call on other values in the memory of the inputs; drop its results."""
         self._write_decoys()
         with guards.guarded(self._filled) as bands:
             results = self._run()
@@ -101,7 +101,7 @@ class _CheckedCalls:
         _fail_if(bands.broken())
 
     def judged(self) -> Named:
-        """The results of a call on the problem's inputs; Wrong where memory gives it away."""
+        """Return the results of a call on the problem's inputs; raise Wrong for a memory fault."""
         free = guards.FreeMemory() if self._gpu else None
         if self._gpu:
             # A call that does not wait for the current stream reads the other values.
@@ -111,13 +111,13 @@ class _CheckedCalls:
             results = self._run()
         self._results.append(results)
         if free:
-            # What lies in the memory of inputs is no allocation of the call.
+            # A result in the memory of an input is no allocation of the call.
             apart = [tensor for tensor in results.values() if not self._kept.covers(tensor)]
             _fail_if(free.overrun(apart))
         _fail_if(bands.broken())
         _shaped(results, self._problem.expected, self._direction)
         if self._in_place:
-            # They may lie where the inputs do, and it is by the inputs that they are judged.
+            # The results may lie where the inputs do, and the inputs are needed to judge them.
             results = {name: tensor.detach().clone() for name, tensor in results.items()}
             self._results.append(results)
             self._kept.restore()
@@ -127,7 +127,7 @@ class _CheckedCalls:
         return results
 
     def verdicts(self, results: Named) -> tuple[str, dict[str, Verdict]]:
-        """What is wrong with the worst result, "" if nothing; the verdict on each."""
+        """Return what is wrong with the worst result, "" if nothing, and the verdict on each."""
         if self._by_properties:
             return self._problem.violation(results, self._direction), {}
         verdicts = self._problem.judge(results)

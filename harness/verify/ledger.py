@@ -1,7 +1,7 @@
 """The ledger of fairness: what else each implementation's time contains, by op, pass and dtype.
 
-The verification asks for entries after its cells are done, one call more of each pass in one case
-of each dtype; `harness.summarize.ledger` sets them beside what the cells and the times say.
+The verification asks for entries after its cells are done: one more call of each pass in one case
+of each dtype. `harness.summarize.ledger` joins them with the cells and the times.
 """
 
 import math
@@ -42,8 +42,9 @@ def take(
 
 
 def chosen(units: Mapping[int, list[dict]]) -> list[int]:
-    """For each dtype the unit to look at: the first of the sweep, or the largest of the edge cases;
-    of those that are plain and right in all passes.
+    """Return for each dtype the unit to profile: first of the sweep, else the largest edge case.
+
+    Only units that are plain and right in all passes count.
     """
     best: dict[str, tuple[tuple, int]] = {}
     for number, cells in units.items():

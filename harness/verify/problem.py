@@ -1,4 +1,4 @@
-"""The truth about one cell: its inputs, the float64 results, and how far PyTorch eager is off."""
+"""Makes the problem of a cell: its inputs, the float64 results, the error of PyTorch eager."""
 
 import functools
 import math
@@ -41,12 +41,12 @@ class Problem:
     rival: Callable | None = None
 
     def given(self, direction: str) -> list[torch.Tensor]:
-        """The tensors that an implementation reads: inputs, then gradients of the outputs."""
+        """Return the tensors that an implementation reads: inputs, then gradients of outputs."""
         seeds = None if direction == "forward" else self.seeds
         return [t for t in (*self.tensors.values(), *(seeds or ())) if t is not None]
 
     def decoys(self, direction: str) -> Iterator[torch.Tensor]:
-        """As `given`, with other values, each made when it is asked for."""
+        """Yield tensors as `given`, with other values, each made as it is asked for."""
         seed = self.seed + 1
         for name, tensor in self.tensors.items():
             if tensor is not None:
@@ -80,7 +80,7 @@ class Problem:
         return None if eager is None else tolerance.distance(tensor, eager, self.scale)
 
     def violation(self, results: Named, direction: str) -> str:
-        """Which of the op's properties random results lack; "" where they have them all."""
+        """Return which of the op's properties random results lack, "" if they have all."""
         given = dict(self.tensors)
         if direction != "forward":
             given["dy"] = self.seeds[0]
@@ -88,7 +88,7 @@ class Problem:
 
     @functools.cached_property
     def sensitivity(self) -> dict[str, Distance]:
-        """How far the oracle moves when each input is rounded once in float32, by result."""
+        """The distance by which the oracle moves if each input is rounded in float32, by result."""
         worst = {}
         for draw in range(ROUNDINGS):
             moved = {
@@ -103,8 +103,8 @@ class Problem:
 
     @functools.cached_property
     def eager_worst_nearby(self) -> dict[str, Distance]:
-        """How far eager is from the oracle at worst, by result: here, and where each input is the
-        next number of its dtype, up or down."""
+        """The worst distance of eager from the oracle, by result: at these inputs, and at inputs of
+        which each is the next number of its dtype, up or down."""
         worst = dict(self.eager)
         for draw in range(ROUNDINGS if self.rival else 0):
             beside = {
@@ -126,9 +126,9 @@ def problem(
 ) -> Problem:
     """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
 
-    eager: the implementation whose error sets the bound. Where it raises, the reference in the
-    cell's dtype takes its place; where that raises too, the floor alone is the bound. ones: the
-    gradients of the outputs are one, as the pass "both" of a loss is timed.
+    eager: the implementation whose error sets the bound. If it raises, the reference in the cell's
+    dtype takes its place. If that raises too, the floor alone is the bound. ones: the gradients of
+    the outputs are one, as the pass "both" of a loss is timed.
     """
     shapes = inputs.make(op, case, dtype, seed, "meta")
     outputs = run(op, op.reference, case, shapes)

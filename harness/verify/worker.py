@@ -102,7 +102,7 @@ class VerifyWorker:
 
 def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
     try:
-        # Of a loss other gradients than one are seen in the edge cases.
+        # Edge cases give a loss other gradients than one.
         ones = worker.op.unit_gradient and blanks[0]["kind"] != "edge"
         problem = oracle.problem(
             worker.op, case, dtype, worker.seed, worker.device, worker.eager, ones
@@ -113,7 +113,7 @@ def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> l
         return [blank | fault for blank in blanks]
     found: dict[bool, dict] = {}
     for blank in blanks:
-        # Verified is in either pass with gradients that the call gives outputs and gradients.
+        # Passes with gradients are verified by one call, which gives outputs and gradients.
         differentiated = blank["pass"] != "forward"
         if differentiated not in found:
             found[differentiated] = _cell(worker, problem, blank["pass"])

@@ -1,1 +1,1 @@
-"""Processes that may die, and their parent's end."""
+"""Runs processes that may die, and holds their parent's end."""

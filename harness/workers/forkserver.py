@@ -1,12 +1,12 @@
 """Forks the workers from a process that has already imported what all of them need.
 
 Python's own forkserver does not serve here. It keeps the environment of its start, and Triton
-reads TRITON_INTERPRET as it is imported. It waits without limit for its preload. And each worker
-inherits the pipe whose end tells the server that the parent is gone: a worker that hangs would
-keep itself and the server alive for ever after a SIGKILL of the parent.
+reads TRITON_INTERPRET as it is imported. It waits without limit for its preload. Each worker
+inherits the pipe whose end tells the server that the parent is gone. So after a SIGKILL of the
+parent, a worker that hangs would keep itself and the server alive for ever.
 
-The server reads datagrams: one with three descriptors (the socket, the log and the job of a worker)
-asks for a fork, one with a process number asks how that worker ended.
+The server reads datagrams. A datagram with three descriptors (the socket, the log and the job of a
+worker) asks for a fork. A datagram with a process number asks how that worker ended.
 """
 
 import contextlib
@@ -50,12 +50,14 @@ class Forkserver:
         return self._process.poll() is None
 
     def fork(self, connection: socket.socket, log: IO, job: IO) -> None:
-        """Asks for a worker with these three; does not wait for it."""
+        """Ask for a worker with these three, and do not wait for it."""
         descriptors = [connection.fileno(), log.fileno(), job.fileno()]
         socket.send_fds(self._control, [b"{}"], descriptors)
 
     def exit_code(self, pid: int, limit_s: float, reap: bool) -> int | None:
-        """How a worker ended, a signal as a negative number; None if it runs on for `limit_s`.
+        """Return how a worker ended, a signal as a negative number; None if it runs on.
+
+        limit_s: the time to wait for its end.
 
         reap: free its number, which stands for it and its group until then.
         """
@@ -70,7 +72,7 @@ class Forkserver:
 
 
 def current() -> Forkserver:
-    """The server for the environment as it is now, started where there is none or a dead one."""
+    """Return the server for the present environment; start one if there is none or it is dead."""
     early = os.environ.get(EARLY, "")
     if early not in _servers or not _servers[early].alive:
         _servers[early] = Forkserver()
@@ -78,12 +80,12 @@ def current() -> Forkserver:
 
 
 def servers() -> list[Forkserver]:
-    """The servers that this process has started, but those that were replaced."""
+    """Return the servers that this process has started, except those that were replaced."""
     return list(_servers.values())
 
 
 def main() -> None:
-    """The server; returns when the parent is gone, and in each worker when its work is done."""
+    """Run the server; return if the parent is gone, and in each worker if its work is done."""
     child.die_with(int(sys.argv[1]))
     control = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -1,4 +1,4 @@
-"""What the workers hold of the GPU's memory, and whether that of a dead one has come back."""
+"""Follows the GPU memory of the workers, and waits until that of a dead worker has come back."""
 
 import time
 from collections.abc import Callable, Collection
@@ -8,7 +8,7 @@ from harness.cli import UserError
 # For each process: buffers of the survivors come and go, and they load code; too strict a limit
 # would end good jobs.
 TOLERANCE_BYTES = 256 << 20
-# What a worker may keep of a cell it has released: workspaces of libraries.
+# A worker may keep this much after it has released its cell: workspaces of libraries.
 KEPT_BYTES = 256 << 20
 LIMIT_S = 20.0
 PAUSE_S = 0.05
@@ -17,9 +17,10 @@ PAUSE_S = 0.05
 class Memory:
     """The memory of the GPU during one cell after another.
 
-    used: gives the bytes in use by all programs, None where the driver does not tell. users: the
-    numbers of the processes that use the GPU, as far as the driver tells them. A dead process that
-    was listed is waited for until it is not; for others the bytes in use must go down.
+    used: returns the bytes in use by all programs, None if the driver does not tell. users: returns
+    the numbers of the processes that use the GPU, as far as the driver tells. If the driver has
+    listed a dead process, `settle` waits until it is listed no more. Otherwise the bytes in use
+    must go down.
     """
 
     def __init__(self, used: Callable[[], int | None], users: Callable[[], Collection[int]]):
@@ -31,33 +32,34 @@ class Memory:
         self._least: int | None = None
 
     def idle(self) -> None:
-        """The workers of a cell have started, and hold nothing of it yet."""
+        """Note that the workers of a cell have started, and hold nothing of it yet."""
         self._held, self._gone, self._rest = {}, {}, self._used()
         self._seen = set(self._users())
 
     def holds(self, impl: str, held_bytes: int) -> None:
-        """What a worker says it holds for the cell that it has prepared."""
+        """Note the bytes that a worker says it holds for the cell that it has prepared."""
         self._held[impl] = held_bytes
 
     def ready(self) -> None:
-        """All that can be timed are ready, or a round of blocks begins: the memory as it is now is
-        what that of the survivors is compared with.
+        """Note the memory in use as all workers are ready, or as a round of blocks begins.
+
+        The memory of the survivors is compared with it.
         """
         used = self._used()
         self._rest = None if used is None else used - sum(self._held.values())
         self._seen = set(self._users())
 
     def lost(self, impl: str, pid: int | None) -> None:
-        """A worker was ended: what it held is to come back."""
+        """Note that a worker was ended: the memory that it held is to come back."""
         self.released(impl)
         self._gone[impl] = pid
 
     def released(self, impl: str) -> None:
-        """A living worker has given its cell back, and is trusted to have done so."""
+        """Note that a living worker has given its cell back; it is trusted to have done so."""
         self._held.pop(impl, None)
 
     def settle(self) -> None:
-        """Waits until all that was lost is back; UserError where it does not come."""
+        """Wait until all lost memory is back; raise UserError if it does not come."""
         if not self._gone:
             return
         deadline = time.monotonic() + LIMIT_S
@@ -72,7 +74,7 @@ class Memory:
         self._gone = {}
 
     def _missing(self) -> str:
-        """What the dead still have of the memory, in words; "" once all of it is back."""
+        """Return in words the memory that dead workers still hold, "" once all of it is back."""
         if self._seen.issuperset(self._gone.values()):
             listed = self._seen.intersection(self._gone.values(), self._users())
             return f"all bytes of process {min(listed)}" if listed else ""
@@ -84,6 +86,6 @@ class Memory:
         return f"{beyond / 2**20:.0f} MiB" if beyond > 0 else ""
 
     def leaks(self, held_bytes: int) -> bool:
-        """Whether a worker that has released its cell holds clearly more than others then do."""
+        """Return whether a worker holds clearly more after a release than other workers do."""
         self._least = held_bytes if self._least is None else min(self._least, held_bytes)
         return held_bytes > self._least + KEPT_BYTES

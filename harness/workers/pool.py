@@ -50,7 +50,7 @@ class WorkerHandle:
     """The parent's end of one forked `harness.workers.child`.
 
     impl: the implementation that it runs. worker: the class that does the work, as `module:Class`.
-    variables: environment variables that it sees beside those of the parent at this moment. pid:
+    variables: environment variables that it sees, added to those of the parent at this moment. pid:
     the number of the process and of its group, None until its first answer.
     """
 
@@ -82,8 +82,8 @@ class WorkerHandle:
     def answer(self, limit_s: float, began: float | None = None) -> Answer:
         """Return the answer to the last request, or to the start: a Hello.
 
-        It is a Failure if the worker says so, and also if the process died, wrote what is no such
-        answer or took too long; then the process is ended. began: when the limit began to run, by
+        It is a Failure if the worker says so. It is one too if the process died, wrote something
+        else or took too long; then the process is ended. began: when the limit began to run, by
         the monotonic clock; None for now.
         """
         deadline = (time.monotonic() if began is None else began) + limit_s

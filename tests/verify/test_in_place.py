@@ -11,6 +11,7 @@ import torch
 from harness import status
 from harness.calls.snapshot import InputSnapshot
 from harness.measure import worker
+from harness.measure.messages import Energy
 from harness.project import registry
 from harness.project.implementations import OURS
 from harness.verify import call_profile, check
@@ -144,8 +145,8 @@ def test_a_call_in_place_has_a_time_and_no_energy(make):
     prepared = made.prepare(**CELL, direction="forward")
     # The copies that restore inputs do not belong to the call.
     assert prepared.peak_mem_bytes == 20 - 64 * 4
-    assert made.block(4)["device_us"] == 1.0
-    assert made.energy(200) == {"energy_uj": None, "energy_pm_uj": None, "busy_s": 0.0}
+    assert made.block(4).device_us == 1.0
+    assert made.energy(200) == Energy(0.0, None, None)
 
 
 @pytest.mark.parametrize("late", [1, worker.COPIES + 1])
@@ -170,7 +171,7 @@ def test_a_replay_in_place_that_goes_wrong_is_found(make, monkeypatch, late):
 def test_without_a_graph_inputs_are_put_back_as_well(make, monkeypatch):
     monkeypatch.setattr(Timer, "capture", lambda self, call: 1 / 0)
     made = make(lambda x, bias: Turned.apply(x), "rival", in_place=True)
-    assert cell(made, calls=7)["reason"].startswith("events: ")
+    assert cell(made, calls=7).remark.startswith("events: ")
 
 
 def test_the_ledger_counts_what_a_call_writes_over():

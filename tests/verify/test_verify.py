@@ -25,6 +25,8 @@ from harness.results.choices import FOLDERS, KEEP
 from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
 from harness.verify import worker
+from harness.verify.messages import ChooseUnits, Chosen, UnitChecked
+from harness.workers.messages import Hello
 from ops._spec import PASSES, Cost, Tensor, case
 from tests.support.measuring import ENVIRONMENT, OP, FakeMonitor, plan
 from tests.support.verifying import KERNELS, OPS, verify
@@ -160,17 +162,16 @@ def test_hostile_cases_of_a_baseline_come_last_and_have_their_own_limit(tree):
 
 def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     clock = itertools.count(step=10)
-    worker = types.SimpleNamespace(answer=lambda limit_s: {"status": "ok"}, units=[])
+    worker = types.SimpleNamespace(answer=lambda limit_s: Hello("1"), units=[])
 
-    def ask(worker, limit_s, do, **arguments):
+    def ask(worker, limit_s, request):
         blank = {"case": "N1", "dtype": "float32", "pass": "forward", "status": "ok", "reason": ""}
         blank |= {"hostile": True}
-        if do == "prepare":
-            kinds = arguments["kinds"]
+        if isinstance(request, ChooseUnits):
+            kinds = request.kinds
             worker.units = [[blank | {"kind": kind}] for kind in kinds for _ in range(2)]
-            plan = {"device": "a GPU", "units": worker.units, "impl_version": "1"}
-            return plan | {"status": "ok", "accumulates": None}
-        return {"status": "ok", "alive": True, "cells": worker.units[arguments["unit"]]}
+            return Chosen("a GPU", worker.units, {})
+        return UnitChecked(worker.units[request.unit], True)
 
     monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
     monkeypatch.setattr(verification, "_ask", ask)
@@ -241,7 +242,7 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
         yield "a GPU"
 
     monkeypatch.setattr(gpu_lock, "hold", hold)
-    monkeypatch.setattr(gpu_lock, "turn", lambda gpu: contextlib.nullcontext(held.append(gpu)))
+    monkeypatch.setattr(gpu_lock, "serialize", lambda gpu: contextlib.nullcontext(held.append(gpu)))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of the user")
     for name in KEEP:
         monkeypatch.setenv(name, "")
