@@ -49,7 +49,7 @@ class PrepareCandidate(Request):
     direction: str
     kernel: str
     index: int
-    config: dict[str, int | bool]
+    config: dict[str, float | bool]
 
 
 @dataclass(frozen=True)
