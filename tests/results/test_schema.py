@@ -183,9 +183,7 @@ def test_a_missing_key_is_named(tmp_path, name, key):
         ("manifest", ("files",), [{"a": 1}], "'files.a' cannot be 1, expected text that matches"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_named_with_its_place_and_what_was_expected(
-    tmp_path, name, way, put, message
-):
+def test_a_misfit_is_named_with_its_place_and_the_expectation(tmp_path, name, way, put, message):
     assert message in refused(tmp_path, name, spoilt(WHOLE[name], way, put))
 
 

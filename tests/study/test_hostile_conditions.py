@@ -219,7 +219,7 @@ def test_snakemake_tells_of_the_clock(recorded):
     assert not (recorded / RAW).exists()
 
 
-def test_where_commas_are_decimal_points_all_outputs_are_the_same(tmp_path):
+def test_outputs_are_the_same_if_commas_are_decimal_points(tmp_path):
     locales = tmp_path / "locales"
     locales.mkdir()
     call = ["localedef", "-i", "de_DE", "-f", "UTF-8", str(locales / "de_DE.UTF-8")]
