@@ -22,7 +22,6 @@ def decode(
     if cache is None:
         cache = Cache(model.config, len(prompt), positions, model.dtype, model.device)
     cache.require_room(len(prompt), positions)
-    model.eval()
     found = [model(prompt, cache=cache).argmax(-1, keepdim=True)]
     while len(found) < tokens:
         found.append(model(found[-1], cache=cache).argmax(-1, keepdim=True))

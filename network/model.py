@@ -216,7 +216,7 @@ class Transformer(nn.Module):
             ids: int64 [B, S].
             targets: int64 [B, S], the token after each; -100 does not count.
             cache: keys and values that were read before. Those of ids are added, and the logits
-                are those after the last token.
+                are those after the last token. Nothing is dropped with a cache.
 
         Raises ValueError if there are more tokens than the model or the cache has positions.
         """

@@ -74,6 +74,15 @@ def test_the_parts_do_not_decide_the_weights(kind):
 
 
 @kinds
+def test_fresh_weights_have_the_deviations_of_gpt2(kind):
+    model = stack.load(stack.EAGER).build(preset(kind))
+    layer = model.layers[0]
+    for weights, expected in ((layer.up[0], 0.02), (layer.out, 0.01), (layer.down, 0.01)):
+        assert weights.weight.std().item() == pytest.approx(expected, rel=0.05)
+    assert torch.equal(layer.norm1.weight, torch.ones(64))
+
+
+@kinds
 def test_each_weight_counts(kind):
     config = plain(kind)
     _, gradients = loss_and_gradients(built(config, dtype=torch.float64), *tokens())

@@ -86,8 +86,9 @@ def test_a_loss_that_is_not_finite_stops_the_step(value):
 
 def test_each_step_draws_dropout_anew():
     model = stack.load(stack.EAGER).build(preset("tiny-gpt2"))
-    TrainStep(model)(*tokens())
+    TrainStep(model.eval())(*tokens())
     assert model.dropout_seed.item() == 1
+    assert model.training
 
 
 def test_the_band_holds_eager_pytorch_and_not_a_stack_with_a_fault():
