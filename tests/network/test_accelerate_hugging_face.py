@@ -146,6 +146,26 @@ def test_positions_of_each_sequence_run_as_before(name):
         assert apart(model(ids, position_ids=positions).logits, expected) < 1e-5
 
 
+@models
+def test_tokens_after_others_in_a_cache_run_as_before_without_a_mask(name):
+    model, other = made(name).eval(), made(name).eval()
+    accelerate(model)
+    x = torch.randn(1, 5, 48, generator=torch.Generator().manual_seed(0))
+    cos = torch.ones(1, 5, 16)
+    given = {} if name == "GPT2" else {"position_embeddings": (cos, torch.zeros_like(cos))}
+
+    def read_twice(model):
+        first = next(m for m in model.modules() if type(m).__name__.endswith("Attention"))
+        cache = transformers.DynamicCache()
+        with torch.no_grad():
+            first(x, past_key_values=cache, attention_mask=None, **given)
+            return first(x, past_key_values=cache, attention_mask=None, **given)[0]
+
+    with pytest.warns(UserWarning, match="Attention runs as before: it has keys of former tokens"):
+        found = read_twice(model)
+    assert apart(found, read_twice(other)) < 1e-6
+
+
 @gated
 def test_the_rotary_kernel_is_called_and_only_by_this_model(name, monkeypatch):
     model, other = made(name), made(name)
@@ -175,8 +195,15 @@ def test_an_activation_without_a_gated_kernel_is_left_with_its_name():
     assert ("LlamaMLP", "no gated kernel has its activation, ReLU") in {
         (line.kind, line.said) for line in report.left
     }
-    report = accelerate(made("Llama", hidden_act="gelu_pytorch_tanh"))
-    assert ("LlamaMLP", "geglu") in said(report)
+
+
+@pytest.mark.parametrize("form", ["gelu", "gelu_pytorch_tanh", "gelu_new"])
+def test_each_form_of_a_gelu_has_its_gated_kernel(form):
+    mlp = made("Llama", hidden_act=form).model.layers[0].mlp
+    x = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
+    expected = mlp(x)
+    assert said(accelerate(mlp)) == {("LlamaMLP", "geglu")}
+    assert apart(mlp(x), expected) < 1e-6
 
 
 def test_an_activation_with_hooks_is_called_as_before():
