@@ -26,7 +26,7 @@ from ._runtime.call_cache import cached_launch
 from ._runtime.checks import floating
 from ._runtime.configs import Configs
 from ._runtime.layout import rows_of
-from ._triton.arrival_counter import ticket
+from ._triton.arrival_counter import arrival_counter
 from ._triton.memory import load_f32
 from ._triton.row_access import edges_of, inner, most_whole, split, whole
 from .cross_entropy_details import row as shared
@@ -266,7 +266,7 @@ def _results(logits, reduction):
     if m == 0:
         out = losses.sum(dtype=dtype)
         return losses, out / 0 if reduction == "mean" else out, None
-    return losses, logits.new_empty(()), ticket(logits.device)
+    return losses, logits.new_empty(()), arrival_counter(logits.device)
 
 
 def cross_entropy_bwd(

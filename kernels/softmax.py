@@ -20,7 +20,7 @@ from ._runtime.checks import flag, floating, number, tensors
 from ._runtime.configs import Configs
 from ._runtime.layout import rows_of
 from ._triton.math import LOG2E
-from ._triton.memory import store_as, widened, zero_after
+from ._triton.memory import opaque_zero, store_as, to_f32_rematerialized
 from ._triton.row_access import edges, inner, most_whole, split, whole
 from .softmax_details.configs import (
     LOOP_CANDIDATES,
@@ -230,7 +230,7 @@ def _backward_row_kernel(
         dys = dys + (dy,)  # noqa: RUF005
     weighted = tl.sum(products, 1)[:, None]
     # Half the registers: what is kept stays packed until here.
-    zero = zero_after(weighted)
+    zero = opaque_zero(weighted)
     for chunk in tl.static_range(CHUNKS):
         columns = chunk * BLOCK_N + offs_n
         inside = (rows < M) & ((columns < N) | EVEN)
@@ -238,7 +238,8 @@ def _backward_row_kernel(
             y = ys[chunk]
         else:
             y = seen_of(y_row + zero, columns, inside, end, CAUSAL, "evict_first")
-        dx = widened(y, zero) * (widened(dys[chunk], zero) - weighted) * scale
+        y, dy = to_f32_rematerialized(y, zero), to_f32_rematerialized(dys[chunk], zero)
+        dx = y * (dy - weighted) * scale
         store_as(dx_ptr + rows * N + columns, dx, inside)
 
 

@@ -20,7 +20,7 @@ from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import floating, number, pair
 from ._runtime.configs import Configs
-from ._triton.arrival_counter import ticket
+from ._triton.arrival_counter import arrival_counter
 from .elementwise_details.blocks import (
     block_is_full,
     block_offsets,
@@ -213,8 +213,8 @@ def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     programs = max(1, -(-n // (config["BLOCK_N"] * config["STEPS"])))
     partial, out = x.new_empty(programs, dtype=torch.float32), x.new_empty(())
     _dot_kernel[(programs,)](
-        x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=ticket(x.device), out_ptr=out, N=n,
-        POLICY="evict_first" if 2 * n * x.element_size() <= PASSING else "",
+        x_ptr=x, y_ptr=y, partial_ptr=partial, ticket_ptr=arrival_counter(x.device), out_ptr=out,
+        N=n, POLICY="evict_first" if 2 * n * x.element_size() <= PASSING else "",
         BLOCK_P=min(MOST_PARTIALS, 1 << (programs - 1).bit_length()), **config,
     )  # fmt: skip
     return out

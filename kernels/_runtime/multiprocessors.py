@@ -4,7 +4,7 @@ A slice of a device (MIG) is a device to CUDA, and its properties count its own 
 green context has a part of a device, and the properties of the device do not show it. The driver
 says what a context or a stream has (`cuCtxGetDevResource`, `cuStreamGetGreenCtx`, CUDA 12.4). A
 share of a device that MPS gives a client may show in neither; who needs room for programs asks for
-more than one group of them (`_exchange.SHARERS`).
+more than one group of them (`exchange.SHARERS`).
 """
 
 import ctypes

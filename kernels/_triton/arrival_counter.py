@@ -18,7 +18,7 @@ _free: dict[int, Iterator[torch.Tensor]] = {}
 _of_stream: dict[tuple[int, int], torch.Tensor] = {}
 
 
-def ticket(device: torch.device) -> torch.Tensor:
+def arrival_counter(device: torch.device) -> torch.Tensor:
     """A counter, int32, that is zero, for one launch on the current stream; the launch must leave
     it zero.
 
@@ -42,11 +42,11 @@ def _slot(device: torch.device, index: int) -> torch.Tensor:
     key = index, torch._C._cuda_getCurrentRawStream(index)
     slot = _of_stream.get(key)
     if slot is None:
-        slot = _of_stream[key] = _spare(device)
+        slot = _of_stream[key] = _allocate(device)
     return slot
 
 
-def _spare(device: torch.device) -> torch.Tensor:
+def _allocate(device: torch.device) -> torch.Tensor:
     slot = next(_free.get(device.index, iter(())), None)
     if slot is None:
         # From the host, whatever the default device is: the copy waits until the zeros are there,

@@ -33,7 +33,7 @@ from .._runtime.device import has_ptx
 from .._runtime.multiprocessors import available
 
 # As an integer; as a float32 number it is a NaN, and not the one that stands for all others here.
-UNSAID = -1
+NOT_READY = -1
 # How many launches whose programs wait may run on a device at once, and still all end.
 SHARERS = 4
 # A loop of Triton would keep the compiler from fetching the next tile while this one waits. In one
@@ -52,7 +52,7 @@ WAIT = tl.constexpr(
 _plan = {"turns": False}
 
 
-def side_by_side(device: torch.device) -> bool:
+def supports_spin_wait(device: torch.device) -> bool:
     """Whether kernels with a wait run on `device` at all.
 
     Triton's interpreter runs one program after the other, and the instructions are NVIDIA's.
@@ -69,7 +69,7 @@ def may_wait(device: torch.device, programs: int, per_sm: int = 1) -> bool:
     those that the current stream has, of a slice (MIG) or a green context too. SHARERS groups must
     find room, so that SHARERS launches in different streams cannot stop each other.
     """
-    return side_by_side(device) and SHARERS * programs <= per_sm * available(device)
+    return supports_spin_wait(device) and SHARERS * programs <= per_sm * available(device)
 
 
 @contextlib.contextmanager
@@ -84,13 +84,13 @@ def taking_turns() -> Iterator[None]:
         _plan["turns"] = before
 
 
-def unsaid(groups: int, programs: int, device: torch.device) -> torch.Tensor:
+def empty_slots(groups: int, programs: int, device: torch.device) -> torch.Tensor:
     """Slots for the bits of pairs of sums, of groups of programs: int32 [groups, programs, 2].
 
     They are new in each call, so a call that allocates them has no plan (`_plan.py`). A launch
     that reads a slot twice would read what the launch before left there.
     """
-    return torch.full((groups, programs, 2), UNSAID, dtype=torch.int32, device=device)
+    return torch.full((groups, programs, 2), NOT_READY, dtype=torch.int32, device=device)
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def _bits(part):
 
 
 @triton.jit
-def parts_together(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
+def exchange_partials(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
     """The parts of all programs of a group, in each of them: two blocks of PROGRAMS, which zeros
     fill up to the next power of two.
 
@@ -111,7 +111,7 @@ def parts_together(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
 
 @triton.jit
 def publish(slots_ptr, program, first, second):
-    """Store the parts of a program where its group finds them; arguments as of `parts_together`."""
+    """Store a program's parts where its group finds them; arguments as of `exchange_partials`."""
     own = slots_ptr + 2 * program
     tl.atomic_xchg(own, _bits(first), sem="relaxed")
     tl.atomic_xchg(own + 1, _bits(second), sem="relaxed")
@@ -119,7 +119,7 @@ def publish(slots_ptr, program, first, second):
 
 @triton.jit
 def collect(slots_ptr, PROGRAMS: tl.constexpr):
-    """Wait for the parts of all programs of a group; result as of `parts_together`."""
+    """Wait for the parts of all programs of a group; result as of `exchange_partials`."""
     ROOM: tl.constexpr = triton.next_power_of_2(PROGRAMS)
     which = tl.arange(0, ROOM)
     if PROGRAMS < ROOM:

@@ -27,7 +27,7 @@ def store_as(ptrs, value, mask):
 
 
 @triton.jit
-def zero_after(value):
+def opaque_zero(value):
     """Zero in int32; the compiler does not know, and has to wait for `value`, of four bytes.
 
     No grid here has a third axis. A size would not do: one that is a constant, as 1 always is,
@@ -37,7 +37,7 @@ def zero_after(value):
 
 
 @triton.jit
-def widened(x, zero):
+def to_f32_rematerialized(x, zero):
     """x in float32. With a `zero` of its own each use widens anew what is kept packed; without
     one the compiler would widen once and keep the wide copy through all uses."""
     if x.dtype.primitive_bitwidth == 16:
@@ -46,7 +46,7 @@ def widened(x, zero):
 
 
 @triton.jit
-def widened_pairs(x, zero, HAS_PTX: tl.constexpr):
+def pairs_to_f32_rematerialized(x, zero, HAS_PTX: tl.constexpr):
     """As `widened`; a bfloat16 number takes one instruction if the GPU has those of NVIDIA.
 
     The compiler's own way takes two or three. zero: int32 that broadcasts to x, or None at
@@ -63,4 +63,4 @@ def widened_pairs(x, zero, HAS_PTX: tl.constexpr):
             dtype=tl.int32, is_pure=True, pack=2,
         )  # fmt: skip
         return bits.to(tl.float32, bitcast=True)
-    return x.to(tl.float32) if zero is None else widened(x, zero)
+    return x.to(tl.float32) if zero is None else to_f32_rematerialized(x, zero)

@@ -17,7 +17,7 @@ from .._runtime.checks import integer, number, one_of
 from .._runtime.device import sm_count
 from .._runtime.layout import ACCESS_BYTES
 from .._triton.math import LN2, LOG2E
-from .._triton.memory import widened, zero_after
+from .._triton.memory import opaque_zero, to_f32_rematerialized
 from .._triton.row_access import edges_of, inner, whole
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -274,9 +274,9 @@ def gradient_of_row(
                 scale,
                 SMOOTH,
             )
-        zero = zero_after(share)
+        zero = opaque_zero(share)
         for chunk in tl.static_range(KEPT):
-            x = widened(kept[chunk], zero)
+            x = to_f32_rematerialized(kept[chunk], zero)
             put(
                 out_ptr,
                 x,

@@ -19,8 +19,8 @@ import triton.language as tl
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Config, Configs
 from .._runtime.device import shared_bytes, sm_count
-from .._triton.exchange import SHARERS, may_wait, side_by_side, unsaid
-from .._triton.memory import store_as, zero_after
+from .._triton.exchange import SHARERS, empty_slots, may_wait, supports_spin_wait
+from .._triton.memory import opaque_zero, store_as
 from .backward_split import _norm_backward_split_kernel
 from .backward_two_pass import (
     SPLITS,
@@ -287,7 +287,7 @@ def _norm_backward_row_kernel(
             mean = tl.load(stats_ptr + M + offs_m, mask=mask_m, other=0.0)[:, None]
         # 2. Sum along the rows, and into dw and db.
         lanes_c1, lanes_c2, dw, db = accumulate(
-            xs, dys, weights, dw, db, mean, rstd, zero_after(tl.cast(start, tl.int32)),
+            xs, dys, weights, dw, db, mean, rstd, opaque_zero(tl.cast(start, tl.int32)),
             IS_LAYER_NORM, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
         )  # fmt: skip
         if IS_LAYER_NORM:
@@ -301,7 +301,7 @@ def _norm_backward_row_kernel(
             ds_row_ptr += rows * stride_dsm
         store_dx(
             dx_ptr + rows * N, ds_row_ptr, xs, dys, weights,
-            (c1 / N)[:, None], (c2 / N)[:, None], mean, rstd, zero_after(c1)[:, None],
+            (c1 / N)[:, None], (c2 / N)[:, None], mean, rstd, opaque_zero(c1)[:, None],
             0, N, lanes, inside,
             IS_LAYER_NORM, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
         )  # fmt: skip
@@ -381,11 +381,11 @@ def norm_backward(
             "x_ptr": x, "dy_ptr": dy, "ds_ptr": ds, "weight_ptr": weight, "stats_ptr": stats,
             "dx_ptr": dx, "parts_ptr": parts, "stride_xm": stride_xm, "stride_dym": stride_dym,
             "stride_dsm": stride_dsm, "M": m, "N": n, "IS_LAYER_NORM": layer,
-            "HAS_BIAS": bias is not None, "HAS_PTX": side_by_side(device),
+            "HAS_BIAS": bias is not None, "HAS_PTX": supports_spin_wait(device),
             "NUM_CHUNKS": chunks, "NUM_FULL": full, **config,
         }  # fmt: skip
         if splits > 1:
-            slots = unsaid(m, splits, device)
+            slots = empty_slots(m, splits, device)
             _norm_backward_split_kernel[(programs * splits,)](slots_ptr=slots, **arguments)
         else:
             _norm_backward_row_kernel[(programs,)](**arguments)

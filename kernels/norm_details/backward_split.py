@@ -8,8 +8,8 @@ together (`_triton/exchange.py`). The formulas are those of `norm_details/gradie
 import triton
 import triton.language as tl
 
-from .._triton.exchange import parts_together
-from .._triton.memory import zero_after
+from .._triton.exchange import exchange_partials
+from .._triton.memory import opaque_zero
 from .columns import owned_columns
 from .gradients import accumulate, load_chunks, store_dx, store_sums, zero_chunks
 from .statistics import add_pairs
@@ -74,14 +74,14 @@ def _norm_backward_split_kernel(
             mean = tl.load(stats_ptr + M + row)
         # 2. Sum along them, and into dw and db; take the sums of the row with the other splits.
         lanes_c1, lanes_c2, dw, db = accumulate(
-            xs, dys, weights, dw, db, mean, rstd, zero_after(tl.cast(row, tl.int32)),
+            xs, dys, weights, dw, db, mean, rstd, opaque_zero(tl.cast(row, tl.int32)),
             IS_LAYER_NORM, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
         )  # fmt: skip
         if IS_LAYER_NORM:
             c1, c2 = tl.reduce((lanes_c1, lanes_c2), 0, add_pairs)
         else:
             c1, c2 = tl.sum(lanes_c1, 0), 0.0
-        parts_c1, parts_c2 = parts_together(
+        parts_c1, parts_c2 = exchange_partials(
             slots_ptr + row * (2 * NUM_SPLITS), split_id, c1, tl.cast(c2, tl.float32), NUM_SPLITS
         )
         c1, c2 = tl.sum(parts_c1, 0), tl.sum(parts_c2, 0)
@@ -91,7 +91,7 @@ def _norm_backward_split_kernel(
             ds_row_ptr += row * stride_dsm
         store_dx(
             dx_ptr + row * N, ds_row_ptr, xs, dys, weights, c1 / N, c2 / N, mean, rstd,
-            zero_after(c1), begin, end, lanes, inside,
+            opaque_zero(c1), begin, end, lanes, inside,
             IS_LAYER_NORM, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
         )  # fmt: skip
     if HAS_WEIGHT:

@@ -19,8 +19,8 @@ import triton.language as tl
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
 from .._runtime.layout import rows_of
-from .._triton.exchange import may_wait, unsaid
-from .._triton.memory import load_f32_hinted, store_as, widened, zero_after
+from .._triton.exchange import empty_slots, may_wait
+from .._triton.memory import load_f32_hinted, opaque_zero, store_as, to_f32_rematerialized
 from .checks import check_norm
 from .columns import chunks_of
 from .forward_split import _norm_forward_split_kernel
@@ -337,7 +337,7 @@ def _norm_forward_row_kernel(
     if IS_LAYER_NORM:
         shift = tl.sum(chunks[0].to(tl.float32), 1) / tl.minimum(N, BLOCK_N)
     first, second = sum_chunks(
-        chunks, shift, zero_after(shift)[:, None], 0, N,
+        chunks, shift, opaque_zero(shift)[:, None], 0, N,
         IS_LAYER_NORM, NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     mean = shift
@@ -348,11 +348,11 @@ def _norm_forward_row_kernel(
         variance -= off * off
     rstd = store_statistics(stats_ptr, offs_m, mask_m, mean, variance, M, eps, IS_LAYER_NORM)
     # 3. Normalize and store.
-    zero = zero_after(rstd)[:, None]
+    zero = opaque_zero(rstd)[:, None]
     for chunk in tl.static_range(NUM_CHUNKS):
         cols = (chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask_n = (cols < N) | (chunk < NUM_FULL)
-        x = widened(chunks[chunk], zero)
+        x = to_f32_rematerialized(chunks[chunk], zero)
         y = normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM)
         store_as(y_ptr + rows * N + cols, y, mask_m[:, None] & mask_n)
 
@@ -409,7 +409,7 @@ def norm_forward(
         if may_wait(x.device, splits):
             chunks, full = chunks_of(n, splits, config["BLOCK_N"])
             _norm_forward_split_kernel[(m * splits,)](
-                slots_ptr=unsaid(m, splits, x.device), NUM_CHUNKS=chunks, NUM_FULL=full,
+                slots_ptr=empty_slots(m, splits, x.device), NUM_CHUNKS=chunks, NUM_FULL=full,
                 **arguments, **config,
             )  # fmt: skip
             return y, total, stats

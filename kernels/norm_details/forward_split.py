@@ -8,8 +8,8 @@ such a row would come from memory both times.
 import triton
 import triton.language as tl
 
-from .._triton.exchange import parts_together
-from .._triton.memory import store_as, widened, zero_after
+from .._triton.exchange import exchange_partials
+from .._triton.memory import opaque_zero, store_as, to_f32_rematerialized
 from .columns import owned_columns
 from .statistics import head_mean, is_far, load_input, normalized, store_statistics, sum_chunks
 
@@ -58,7 +58,7 @@ def _norm_forward_split_kernel(
         if residual_ptr is not None:
             own_r += row * stride_rm + begin
         shift += head_mean(x_ptr + row * stride_xm + begin, own_r, end - begin)
-    zero = zero_after(shift)[:, None]
+    zero = opaque_zero(shift)[:, None]
     first, second = sum_chunks(
         chunks, shift, zero, begin, end, IS_LAYER_NORM, NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N
     )
@@ -71,12 +71,12 @@ def _norm_forward_split_kernel(
             # A new zero, or the compiler would keep the chunks in float32 for this.
             shift += off
             first, second = sum_chunks(
-                chunks, shift, zero_after(shift)[:, None], begin, end, IS_LAYER_NORM,
+                chunks, shift, opaque_zero(shift)[:, None], begin, end, IS_LAYER_NORM,
                 NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
             )  # fmt: skip
             first, second = tl.sum(first, 0), tl.sum(second, 0)
             off = first / own
-        means, seconds = parts_together(
+        means, seconds = exchange_partials(
             slots_ptr, split_id, tl.sum(shift, 0) + off, second - first * off, NUM_SPLITS
         )
         # Chan, Golub and LeVeque: squares about the mean of each part, and of these means.
@@ -90,7 +90,7 @@ def _norm_forward_split_kernel(
         mean = pivot + off + tl.zeros((BLOCK_M,), tl.float32)
         square = tl.sum(seconds + counts * apart * apart, 0)
     else:
-        _, seconds = parts_together(
+        _, seconds = exchange_partials(
             slots_ptr, split_id, tl.sum(first, 0), tl.sum(second, 0), NUM_SPLITS
         )
         mean = shift
@@ -100,10 +100,10 @@ def _norm_forward_split_kernel(
         stats_ptr, offs_m, mask_m & (split_id == 0), mean, variance, M, eps, IS_LAYER_NORM
     )
     # 3. Normalize and store.
-    zero = zero_after(rstd)[:, None]
+    zero = opaque_zero(rstd)[:, None]
     for chunk in tl.static_range(NUM_CHUNKS):
         cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
         mask_n = (cols < end) | (chunk < NUM_FULL)
-        x = widened(chunks[chunk], zero)
+        x = to_f32_rematerialized(chunks[chunk], zero)
         y = normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM)
         store_as(y_ptr + rows * N + cols, y, mask_m[:, None] & mask_n)

@@ -16,7 +16,7 @@ and 2.6 us to issue 36 instructions an element (docs/lab/layer_norm.md).
 import triton
 import triton.language as tl
 
-from .._triton.memory import store_as, widened_pairs
+from .._triton.memory import pairs_to_f32_rematerialized, store_as
 
 
 @triton.jit
@@ -53,20 +53,20 @@ def accumulate(
 ):  # fmt: skip
     """Lanes of the sums g xhat and g of a row, and dw and db with the row added to them.
 
-    zero: of `zero_after`, new in each row, so the weights stay packed from row to row.
+    zero: of `opaque_zero`, new in each row, so the weights stay packed from row to row.
     """
     lanes_c1 = tl.zeros(xs[0].shape, tl.float32)
     lanes_c2 = tl.zeros(xs[0].shape, tl.float32)
     new_dw, new_db = (), ()
     for chunk in tl.static_range(NUM_CHUNKS):
-        x = widened_pairs(xs[chunk], None, HAS_PTX)
-        dy = widened_pairs(dys[chunk], None, HAS_PTX)
+        x = pairs_to_f32_rematerialized(xs[chunk], None, HAS_PTX)
+        dy = pairs_to_f32_rematerialized(dys[chunk], None, HAS_PTX)
         if IS_LAYER_NORM:
             x -= mean
         xhat = x * rstd
         g = dy
         if HAS_WEIGHT:
-            g = widened_pairs(weights[chunk], zero, HAS_PTX) * dy
+            g = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX) * dy
             new_dw += (dw[chunk] + dy * xhat,)
         lanes_c1 += g * xhat
         if IS_LAYER_NORM:
@@ -84,16 +84,16 @@ def store_dx(
 ):  # fmt: skip
     """Store dx of the rows that begin at dx_ptr; their ds, if any, begin at ds_ptr.
 
-    zero: of `zero_after(c1)`, so what is packed is widened after the sums and not kept wide.
+    zero: of `opaque_zero(c1)`, so what is packed is widened after the sums and not kept wide.
     """
     slope = c1 * rstd
     for chunk in tl.static_range(NUM_CHUNKS):
         cols = begin + chunk * BLOCK_N + lanes
         mask = mask_m & ((cols < end) | (chunk < NUM_FULL))
-        x = widened_pairs(xs[chunk], zero, HAS_PTX)
-        g = widened_pairs(dys[chunk], zero, HAS_PTX)
+        x = pairs_to_f32_rematerialized(xs[chunk], zero, HAS_PTX)
+        g = pairs_to_f32_rematerialized(dys[chunk], zero, HAS_PTX)
         if HAS_WEIGHT:
-            g = widened_pairs(weights[chunk], zero, HAS_PTX) * g
+            g = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX) * g
             if chunk >= NUM_FULL:
                 # Fused with the difference the product would not be rounded, and the only
                 # element of a row would not cancel.
@@ -103,7 +103,9 @@ def store_dx(
             g -= c2
         dx = (g - x * slope) * rstd
         if ds_ptr is not None:
-            dx += widened_pairs(tl.load(ds_ptr + cols, mask=mask, other=0.0), zero, HAS_PTX)
+            dx += pairs_to_f32_rematerialized(
+                tl.load(ds_ptr + cols, mask=mask, other=0.0), zero, HAS_PTX
+            )
         store_as(dx_ptr + cols, dx, mask)
 
 

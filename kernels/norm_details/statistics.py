@@ -11,7 +11,7 @@ mean. Splits are combined by the pairwise formula of the same authors.
 import triton
 import triton.language as tl
 
-from .._triton.memory import load_f32_hinted, widened
+from .._triton.memory import load_f32_hinted, to_f32_rematerialized
 
 # The entries whose mean the others are set apart from, and how many of them a warp takes at a time.
 HEAD = tl.constexpr(128)
@@ -100,7 +100,7 @@ def sum_chunks(
     first = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     second = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for chunk in tl.static_range(NUM_CHUNKS):
-        apart = widened(chunks[chunk], zero)
+        apart = to_f32_rematerialized(chunks[chunk], zero)
         if IS_LAYER_NORM:
             cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
             inside = (cols < end) | (chunk < NUM_FULL)

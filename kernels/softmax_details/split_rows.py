@@ -22,9 +22,9 @@ import triton
 import triton.language as tl
 
 from .._runtime.layout import ACCESS_BYTES
-from .._triton.exchange import may_wait, parts_together, unsaid
+from .._triton.exchange import empty_slots, exchange_partials, may_wait
 from .._triton.math import LOG2E
-from .._triton.memory import load_f32, store_as, widened, zero_after
+from .._triton.memory import load_f32, opaque_zero, store_as, to_f32_rematerialized
 from .._triton.row_access import edges, inner, most_whole, whole
 from .rows import finite_or_zero
 
@@ -90,9 +90,9 @@ def _forward_shared_kernel(
     Grid: HOLDERS programs for each row, side by side. A program has CHUNKS blocks of BLOCK_N
     columns and waits for the others of its row, so `may_wait` must hold. Reads x, whose rows lie
     stride_xm apart; writes y, whose rows lie N apart, and two words for each program in slots,
-    int32 [M, HOLDERS, 2], all UNSAID before. scale: positive. ACCESS divides BLOCK_N; EVEN: HOLDERS
-    CHUNKS BLOCK_N == N; PACKED: y is bfloat16. SPLIT: rows are split as in `_triton/row_access.py`,
-    and the last program of a row has its edges.
+    int32 [M, HOLDERS, 2], all NOT_READY before. scale: positive. ACCESS divides BLOCK_N; EVEN:
+    HOLDERS CHUNKS BLOCK_N == N; PACKED: y is bfloat16. SPLIT: rows are split as in
+    `_triton/row_access.py`, and the last program of a row has its edges.
     """
     holder = tl.program_id(0) % HOLDERS
     row = (tl.program_id(0) // HOLDERS).to(tl.int64)
@@ -121,15 +121,15 @@ def _forward_shared_kernel(
     # fused with some of the differences below, and rounded in others.
     top = tl.ceil(tl.max(top, 1) * slope)
     base = finite_or_zero(top)[:, None]
-    zero = zero_after(base)
+    zero = opaque_zero(base)
     total = tl.zeros((ACCESSES,), tl.float32)
     weights = ()
     for chunk in tl.static_range(CHUNKS):
-        weight = tl.exp2(widened(chunks[chunk], zero) * slope - base)
+        weight = tl.exp2(to_f32_rematerialized(chunks[chunk], zero) * slope - base)
         total += tl.sum(weight, 1)
         if PACKED:
             # One chunk after the other, or all would be in float32 at once.
-            zero = zero_after(total)[:, None]
+            zero = opaque_zero(total)[:, None]
             weight = _packed(weight)
         weights += (weight,)
     row_top, row_total = tl.reduce((top, total), 0, _weighed)
@@ -138,7 +138,7 @@ def _forward_shared_kernel(
         at_edge = tl.exp2(edge * slope - finite_or_zero(edge_top))
         row_top, row_total = _weighed(row_top, row_total, edge_top, tl.sum(at_edge, 0))
     slots_ptr += row * (2 * HOLDERS)
-    tops, totals = parts_together(slots_ptr, holder, row_top, row_total, HOLDERS)
+    tops, totals = exchange_partials(slots_ptr, holder, row_top, row_total, HOLDERS)
     row_base = finite_or_zero(tl.max(tops, 0))
     row_total = tl.sum(totals * tl.exp2(tops - row_base), 0)
     # Not by the base of the thread: of one that has seen only minus infinity it is zero, and the
@@ -190,15 +190,16 @@ def _backward_shared_kernel(
     own = tl.sum(products, 0)
     if SPLIT:
         own += tl.sum(y_edge * dy_edge, 0)
-    sums, _ = parts_together(slots_ptr + row * (2 * HOLDERS), holder, own, own, HOLDERS)
+    sums, _ = exchange_partials(slots_ptr + row * (2 * HOLDERS), holder, own, own, HOLDERS)
     weighted = tl.sum(sums, 0)
     if SPLIT:
         store_as(dx_ptr + places, y_edge * (dy_edge - weighted) * scale, there)
         dx_ptr = inner(dx_ptr, lead)
-    zero = zero_after(weighted)
+    zero = opaque_zero(weighted)
     for chunk in tl.static_range(CHUNKS):
         columns = chunk * BLOCK_N + offs
-        dx = widened(ys[chunk], zero) * (widened(dys[chunk], zero) - weighted) * scale
+        y, dy = to_f32_rematerialized(ys[chunk], zero), to_f32_rematerialized(dys[chunk], zero)
+        dx = y * (dy - weighted) * scale
         store_as(dx_ptr + columns, dx, (columns < width) | EVEN)
 
 
@@ -251,7 +252,7 @@ def forward_shared(
     holders = held["HOLDERS"]
     _forward_shared_kernel[(m * holders,)](
         x_ptr=x, y_ptr=y,
-        slots_ptr=unsaid(m, holders, x.device), stride_xm=stride, N=n, scale=scale,
+        slots_ptr=empty_slots(m, holders, x.device), stride_xm=stride, N=n, scale=scale,
         ACCESS=ACCESS_BYTES // itemsize, PACKED=y.dtype is torch.bfloat16, **held,
     )  # fmt: skip
 
@@ -274,6 +275,6 @@ def backward_shared(
     m, holders = dx.numel() // n, held["HOLDERS"]
     _backward_shared_kernel[(m * holders,)](
         y_ptr=y, dy_ptr=dy, dx_ptr=dx,
-        slots_ptr=unsaid(m, holders, y.device), stride_ym=strides[0], stride_dym=strides[1],
+        slots_ptr=empty_slots(m, holders, y.device), stride_ym=strides[0], stride_dym=strides[1],
         N=n, scale=scale, **held,
     )  # fmt: skip

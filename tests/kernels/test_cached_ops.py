@@ -72,8 +72,8 @@ def host(monkeypatch):
     # A GPU's counter is looked up in each call, so the host's counter must be as well.
     counter = torch.zeros(1, dtype=torch.int32)
     for module in kernel_files.modules():
-        if hasattr(module, "ticket"):
-            monkeypatch.setattr(module, "ticket", asked_again(lambda device: counter))
+        if hasattr(module, "arrival_counter"):
+            monkeypatch.setattr(module, "arrival_counter", asked_again(lambda device: counter))
     # The targets of a loss are not checked on a GPU.
     monkeypatch.setattr(_cross_entropy, "check", lambda *arguments: None)
     forget()

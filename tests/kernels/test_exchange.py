@@ -8,7 +8,7 @@ import torch
 from kernels._runtime import call_trace as _call_trace
 from kernels._runtime import multiprocessors as _multiprocessors
 from kernels._runtime.device import planned_for
-from kernels._triton import arrival_counter as _ticket
+from kernels._triton import arrival_counter as _arrivals
 from kernels._triton import exchange as _exchange
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -112,18 +112,18 @@ def test_slots_are_new_in_each_call_and_no_part_of_a_plan():
 
     def slots():
         traces.append(_call_trace.current_trace())
-        return [_exchange.unsaid(3, 4, CPU) for _ in range(2)]
+        return [_exchange.empty_slots(3, 4, CPU) for _ in range(2)]
 
     (first, second), trace = _call_trace.traced(slots, ())
     assert traces == [trace] and not trace.whole
     assert first.data_ptr() != second.data_ptr()
-    assert first.shape == (3, 4, 2) and (first == _exchange.UNSAID).all()
+    assert first.shape == (3, 4, 2) and (first == _exchange.NOT_READY).all()
 
 
 @pytest.fixture
 def counters(monkeypatch):
-    monkeypatch.setattr(_ticket, "_free", {})
-    monkeypatch.setattr(_ticket, "_of_stream", {})
+    monkeypatch.setattr(_arrivals, "_free", {})
+    monkeypatch.setattr(_arrivals, "_of_stream", {})
 
 
 @pytest.mark.parametrize("default", ["cpu", "meta"])
@@ -131,12 +131,12 @@ def test_counters_are_zeros_of_the_host_whatever_the_default_device_is(counters,
     before = torch.get_default_device()
     torch.set_default_device(default)
     try:
-        slot = _ticket._spare(CPU)
+        slot = _arrivals._allocate(CPU)
     finally:
         torch.set_default_device(before)
     assert slot.device == CPU and slot.tolist() == [0]
     with torch.device("meta"):
-        assert _ticket._spare(CPU).tolist() == [0]
+        assert _arrivals._allocate(CPU).tolist() == [0]
 
 
 def test_a_stream_has_a_counter_for_good_and_a_captured_launch_one_of_its_own(
@@ -150,7 +150,7 @@ def test_a_stream_has_a_counter_for_good_and_a_captured_launch_one_of_its_own(
 
     def slot(**given):
         now.update(given)
-        return _ticket._slot(CPU, CPU.index).data_ptr()
+        return _arrivals._slot(CPU, CPU.index).data_ptr()
 
     one, other = slot(stream=1), slot(stream=2)
     assert slot(stream=1) == one and slot(stream=2) == other != one
@@ -161,5 +161,5 @@ def test_a_stream_has_a_counter_for_good_and_a_captured_launch_one_of_its_own(
 
 def test_a_graph_that_finds_no_spare_counter_makes_its_own(counters, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    first, second = (_ticket._slot(CPU, None) for _ in range(2))
+    first, second = (_arrivals._slot(CPU, None) for _ in range(2))
     assert first.data_ptr() != second.data_ptr() and first.item() == second.item() == 0

@@ -18,7 +18,7 @@ KERNELS = """
 import triton
 import triton.language as tl
 
-from kernels._triton.exchange import parts_together
+from kernels._triton.exchange import exchange_partials
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def group_sums(x_ptr, out_ptr, slots_ptr, PROGRAMS: tl.constexpr):
     program = tl.program_id(0) % PROGRAMS
     group = tl.program_id(0) // PROGRAMS
     x = tl.load(x_ptr + tl.program_id(0))
-    firsts, seconds = parts_together(
+    firsts, seconds = exchange_partials(
         slots_ptr + group * (2 * PROGRAMS), program, x, 2 * x, PROGRAMS
     )
     tl.store(out_ptr + tl.program_id(0), tl.sum(firsts, 0) + tl.sum(seconds, 0))
@@ -67,7 +67,7 @@ def group_sums(kernels, groups=3, programs=4):
     """Return the difference between the sum that each program found and the right one."""
     x = torch.arange(1.0, groups * programs + 1)
     out = torch.zeros_like(x)
-    slots = _exchange.unsaid(groups, programs, x.device)
+    slots = _exchange.empty_slots(groups, programs, x.device)
     kernels.group_sums[(groups * programs,)](x, out, slots, PROGRAMS=programs)
     return out - 3 * x.view(groups, programs).sum(1).repeat_interleave(programs)
 
@@ -172,7 +172,7 @@ def test_a_seed_gives_the_same_run_again(kernels):
 def test_the_interpreter_is_as_before_afterwards(kernels):
     with interleaved(Schedule()), pytest.raises(Deadlock):
         kernels.polls[(1,)](torch.zeros(1, dtype=torch.int32))
-    assert not _exchange.side_by_side(torch.device("cpu"))
+    assert not _exchange.supports_spin_wait(torch.device("cpu"))
     out = torch.zeros(1, dtype=torch.int32)
     kernels.races[(6,)](out)
     assert out.item() == 6

@@ -281,7 +281,7 @@ def counted(family, schedule):
     """Within the body all launches of a family share one counter, and fresh memory is NaN."""
     counter, plain = torch.zeros(1, dtype=torch.int32), family.empty
     with pytest.MonkeyPatch.context() as patched, interleaved(schedule):
-        patched.setattr(family, "ticket", lambda device: counter)
+        patched.setattr(family, "arrival_counter", lambda device: counter)
         patched.setattr(family, "empty", lambda *given: plain(*given).fill_(torch.nan))
         yield counter
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import vector
-from kernels._triton import arrival_counter as _ticket
+from kernels._triton import arrival_counter as _arrivals
 from kernels.elementwise_details.blocks import (
     BLOCKS,
     RESIDENT,
@@ -160,7 +160,7 @@ def test_no_function_of_autograd_where_no_gradient_is_wanted():
 @pytest.mark.parametrize("n", [0, 1, 5000, 40_000])
 def test_the_last_program_adds_all_sums_and_leaves_the_counter_at_zero(n, most, monkeypatch):
     counter = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    monkeypatch.setattr(vector, "ticket", lambda device: counter)
+    monkeypatch.setattr(vector, "arrival_counter", lambda device: counter)
     monkeypatch.setattr(vector, "MOST_PARTIALS", most)
     # The values are integers, so each order gives the same sum.
     x, y = randn(n, seed=1).round(), randn(n, seed=2).round()
@@ -172,14 +172,14 @@ def test_the_last_program_adds_all_sums_and_leaves_the_counter_at_zero(n, most, 
 @pytest.mark.gpu
 def test_streams_and_graphs_have_counters_of_their_own():
     device = torch.device("cuda", torch.cuda.current_device())
-    here = _ticket.ticket(device)
-    assert _ticket.ticket(device) is here
+    here = _arrivals.arrival_counter(device)
+    assert _arrivals.arrival_counter(device) is here
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert _ticket.ticket(device).data_ptr() != here.data_ptr()
+        assert _arrivals.arrival_counter(device).data_ptr() != here.data_ptr()
     captured = []
     for _ in range(2):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            captured.append(_ticket.ticket(device).data_ptr())
+            captured.append(_arrivals.arrival_counter(device).data_ptr())
             torch.ones(1, device=device)
     assert len({here.data_ptr(), *captured}) == 3
 
