@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from harness.study import jobs
 
@@ -68,6 +69,17 @@ def test_no_checkout_changes_the_ends_of_lines():
     call = ["git", "-C", str(ROOT), "check-attr", "text", *map(str, tracked())]
     listed = subprocess.run(call, capture_output=True, text=True, check=True).stdout.splitlines()
     assert listed and all(line.endswith(": text: unset") for line in listed)
+
+
+def test_the_citation_is_that_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for key in ("version", "license"):
+        assert citation[key] == package[key]
+    assert [author["name"] for author in citation["authors"]] == [
+        author["name"] for author in package["authors"]
+    ]
+    assert {"cff-version", "title", "message", "date-released"} <= set(citation)
 
 
 def test_locks_hold_hashes_and_no_index():

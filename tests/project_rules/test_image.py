@@ -1,6 +1,7 @@
 """Check the image without building it: its files, its labels, and its start."""
 
 import fnmatch
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 START = "image/start.sh"
 NOBODY = 65534
+# The environment that `make sbom` makes.
+SUPPLY = ROOT / ".setup/supply/bin/python"
+HADOLINT = shutil.which("hadolint", path=f"{SUPPLY.parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture
@@ -222,9 +226,9 @@ def test_the_user_is_not_root_and_may_write_results_alone():
     assert re.findall(r"install -d -m 1777 (\S+)", DOCKERFILE) == ["results"]
 
 
-@pytest.mark.skipif(not shutil.which("hadolint"), reason="needs hadolint: make lint-image")
+@pytest.mark.skipif(HADOLINT is None, reason="needs hadolint: make lint-image")
 def test_hadolint_finds_nothing():
-    subprocess.run(["hadolint", str(ROOT / "Dockerfile")], check=True)
+    subprocess.run([HADOLINT, str(ROOT / "Dockerfile")], check=True)
 
 
 def test_the_wheel_of_flash_attn_is_compiled_from_the_source_that_the_lock_names(tmp_path):
@@ -246,6 +250,23 @@ def test_the_wheel_of_flash_attn_is_compiled_from_the_source_that_the_lock_names
     assert "--hash=sha256:" in parts["source"]
     assert {"ninja", "wheel"} <= set(re.findall(r"^([\w-]+)==", parts["tools"], re.M))
     assert "flash-attn==" not in parts["tools"]
+
+
+@pytest.mark.skipif(not SUPPLY.exists(), reason="needs the tools of the supply chain: make sbom")
+def test_the_bill_of_materials_names_both_kinds_of_packages_and_is_the_same_twice(tmp_path):
+    made = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        call = [SUPPLY, ROOT / "image/sbom.py", "--environment", SUPPLY.parents[1]]
+        subprocess.run([*call, "--out", tmp_path / name], check=True)
+        made.append((tmp_path / name / "sbom.cdx.json").read_text())
+    assert made[0] == made[1]
+    parts = json.loads(made[0])["components"]
+    kinds = {part["purl"].partition("/")[0] for part in parts}
+    assert "pkg:pypi" in kinds and kinds <= {"pkg:pypi", "pkg:deb"}
+    licences = (tmp_path / "first/licences.csv").read_text().splitlines()
+    assert licences[0] == '"Name","Version","License","URL"'
+    assert any(line.startswith('"pip-licenses"') for line in licences)
 
 
 def test_compose_starts_what_the_page_promises():
