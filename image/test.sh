@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 SUITE=${SUITE:-bookworm}
 STORE=${STORE:-${XDG_CACHE_HOME:-$HOME/.cache}/tilewright-image}
-TESTS=${TESTS:-tests/test_status.py tests/test_files.py tests/study tests/project_rules tests/kernels/test_softmax.py}
+TESTS=${TESTS:-tests/test_status.py tests/test_files.py tests/study tests/project_rules/test_image.py tests/kernels/test_softmax.py}
 BASE=localhost/tilewright-base:$SUITE
 TAG=localhost/tilewright:test
 MOST_GB=8

@@ -17,6 +17,7 @@ from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, snakemake
 
 RAW = "results/study/raw/dot.csv"
 SURVEY = "results/study/survey.csv"
+ENVIRONMENT = "results/study/environment.json"
 PATIENCE_S = 120
 
 
@@ -74,21 +75,18 @@ def complaint(done):
     return line
 
 
-def slow(tree, seconds=60):
-    """Let the survey say that it began, and wait; return a test of that, and its undoing."""
-    script = tree / "harness/survey.py"
-    text = script.read_text()
-    head, last, tail = text.rpartition("if __name__ ==")
-    pause = f"import time\nprint('begun', flush=True)\ntime.sleep({seconds})\n"
-    script.write_text(head + pause + last + tail)
+def survey(tree, seconds):
+    """Put a survey in place that takes this time; return whether it has begun, as a function."""
+    text = f"import sys, time\nprint('begun', flush=True)\ntime.sleep({seconds})\n"
+    (tree / "harness/survey.py").write_text(text + "open(sys.argv[-1], 'w').close()\n")
     log = tree / "results/study/logs/survey.log"
-    return lambda: log.is_file() and "begun" in log.read_text(), lambda: script.write_text(text)
+    return lambda: log.is_file() and "begun" in log.read_text()
 
 
 def test_a_path_with_blanks_and_other_letters_is_no_hindrance(recorded):
-    done = snakemake(recorded, RAW, SURVEY, *REPLAY)
+    done = snakemake(recorded, RAW, ENVIRONMENT, *REPLAY)
     assert done.returncode == 0, done.stderr
-    assert (recorded / RAW).is_file() and (recorded / SURVEY).is_file()
+    assert (recorded / RAW).is_file() and (recorded / ENVIRONMENT).is_file()
 
 
 @pytest.mark.latex
@@ -157,7 +155,7 @@ def test_a_full_disk_is_named_and_the_study_goes_on_when_there_is_room(recorded)
 
 
 def test_a_second_study_in_the_folder_is_refused_and_the_first_one_ends_well(recorded):
-    begun, _ = slow(recorded, seconds=20)
+    begun = survey(recorded, seconds=20)
     first = started(recorded, SURVEY)
     try:
         until(begun, first)
@@ -172,7 +170,7 @@ def test_a_second_study_in_the_folder_is_refused_and_the_first_one_ends_well(rec
 
 
 def test_after_ctrl_c_the_same_command_goes_on_and_repeats_nothing(recorded):
-    begun, quick = slow(recorded)
+    begun = survey(recorded, seconds=60)
     study = started(recorded, RAW, SURVEY)
     try:
         until(lambda: begun() and "1 of 2 jobs done" in (recorded / "said").read_text(), study)
@@ -181,7 +179,7 @@ def test_after_ctrl_c_the_same_command_goes_on_and_repeats_nothing(recorded):
         assert ended(study) != 0
     before = (recorded / RAW).stat().st_mtime_ns
     assert not (recorded / SURVEY).exists()
-    quick()
+    survey(recorded, seconds=0)
     done = snakemake(recorded, RAW, SURVEY, *REPLAY)
     assert done.returncode == 0, done.stderr
     assert (recorded / SURVEY).is_file() and (recorded / RAW).stat().st_mtime_ns == before
@@ -193,7 +191,7 @@ def test_without_a_network_and_a_home_the_study_runs(recorded):
         pytest.skip("this machine lets no program leave the network")
     nowhere = {"HOME": "/nowhere", "XDG_CACHE_HOME": str(recorded / "cache")}
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | nowhere
-    call = [*call[:-1], *command(RAW, "results/study/build/transpose.json")]
+    call = [*call[:-1], *command(RAW, ENVIRONMENT)]
     done = subprocess.run(call, cwd=recorded, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (recorded / RAW).is_file()
