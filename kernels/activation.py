@@ -24,7 +24,7 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import floating, number, one_of
+from ._runtime.checks import check_floating, check_number, check_one_of
 from ._triton.math import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, tanh_of
 from .elementwise_details.blocks import block_is_full, block_offsets, length, store_once, tiles
 from .elementwise_details.relu import rectifier_bwd, rectifier_configs, rectifier_fwd
@@ -121,7 +121,7 @@ RECTIFY, SLOPE = rectifier_configs("activation")
 
 def activation_fwd(op: str, x: torch.Tensor) -> torch.Tensor:
     """The activation of each element; TypeError where x is not floating."""
-    floating(x=x)
+    check_floating(x=x)
     x = x.contiguous()
     y, n = torch.empty_like(x), x.numel()
     if n:
@@ -194,7 +194,7 @@ def leaky_relu(x: torch.Tensor, negative_slope: float) -> torch.Tensor:
 
     TypeError where negative_slope is no number.
     """
-    return _rectifier("leaky_relu", x, number("negative_slope", negative_slope))
+    return _rectifier("leaky_relu", x, check_number("negative_slope", negative_slope))
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -202,7 +202,7 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
     approximate: "none", or "tanh" for the form with tanh; else ValueError.
     """
-    one_of("approximate", approximate, ("none", "tanh"))
+    check_one_of("approximate", approximate, ("none", "tanh"))
     op = "gelu_tanh" if approximate == "tanh" else "gelu"
     return _Activation.apply(x, op) if needs_grad(x) else activation_fwd(op, x)
 

@@ -18,9 +18,18 @@ import torch
 import triton
 import triton.language as tl
 
-from ._runtime.autograd import constant, needs_grad, once
+from ._runtime.autograd import check_no_grad, needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import MOST_ITEMS, flag, floating, integer, number, require, shown, tensors
+from ._runtime.checks import (
+    MOST_ITEMS,
+    check_flag,
+    check_floating,
+    check_integer,
+    check_number,
+    check_tensors,
+    check_that,
+    shown,
+)
 from ._runtime.configs import Configs
 from ._runtime.device import shared_bytes
 from ._triton.math import LN2, LOG2E
@@ -76,13 +85,13 @@ def attention(
     requires a gradient, or shapes, devices or values do not fit; TypeError for another dtype or
     kind of argument.
     """
-    tensors(q=q, k=k, v=v)
-    flag("causal", causal)
-    flag("return_lse", return_lse)
+    check_tensors(q=q, k=k, v=v)
+    check_flag("causal", causal)
+    check_flag("return_lse", return_lse)
     _check(q, k, v, mask)
-    scale = q.shape[-1] ** -0.5 if scale is None else number("scale", scale, *SCALES)
+    scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
     left, right = _bounds(window, causal)
-    dropped = _dropped(number("dropout", dropout, 0, 1))
+    dropped = _dropped(check_number("dropout", dropout, 0, 1))
     seed = _seed(seed, dropped, q)
     if needs_grad(q, k, v):
         return _Attention.apply(q, k, v, mask, seed, scale, dropped, left, right, return_lse)
@@ -115,48 +124,48 @@ class _Attention(torch.autograd.Function):
 
 def _check(q, k, v, mask):
     """TypeError or ValueError where the tensors do not belong together."""
-    require(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, H, S, D]")
+    check_that(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, H, S, D]")
     b, h, sq, d = q.shape
     fits = LEAST_D <= d <= MOST_D and d % STEP_D == 0
     wide = f"expected a multiple of {STEP_D} from {LEAST_D} to {MOST_D}"
-    require(fits, f"q: head dimension {d}, {wide}")
-    floating(q=q)
-    require(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, H, S, D]")
+    check_that(fits, f"q: head dimension {d}, {wide}")
+    check_floating(q=q)
+    check_that(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, H, S, D]")
     heads, sk = k.shape[1], k.shape[2]
     fits = k.shape[0] == b and k.shape[3] == d
-    require(fits, f"k: shape {tuple(k.shape)}, expected [{b}, K, Sk, {d}] as q has")
+    check_that(fits, f"k: shape {tuple(k.shape)}, expected [{b}, K, Sk, {d}] as q has")
     groups = h % heads == 0 if heads else h == 0
-    require(groups, f"k: {heads} heads, expected a number that divides the {h} of q")
+    check_that(groups, f"k: {heads} heads, expected a number that divides the {h} of q")
     shape = tuple(k.shape)
-    require(v.shape == k.shape, f"v: shape {tuple(v.shape)}, expected {shape} as k has")
+    check_that(v.shape == k.shape, f"v: shape {tuple(v.shape)}, expected {shape} as k has")
     for name, x in (("k", k), ("v", v)):
-        require(
+        check_that(
             x.dtype == q.dtype and x.device == q.device,
             f"{name}: {x.dtype} on {x.device}, expected {q.dtype} on {q.device} as q has",
         )
     longest = max(sq, sk)
-    require(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
+    check_that(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
     if mask is not None:
-        tensors(mask=mask)
-        constant(mask=mask)
+        check_tensors(mask=mask)
+        check_no_grad(mask=mask)
         if mask.dtype not in (torch.bool, torch.float32, q.dtype):
             raise TypeError(f"mask: {mask.dtype}, expected {q.dtype}, float32 or bool")
-        require(mask.device == q.device, f"mask: on {mask.device}, expected {q.device} as q is")
+        check_that(mask.device == q.device, f"mask: on {mask.device}, expected {q.device} as q is")
         shape, full = tuple(mask.shape), (b, h, sq, sk)
         fits = len(shape) <= 4 and all(
             size in (1, most) for size, most in zip(reversed(shape), reversed(full), strict=False)
         )
-        require(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
+        check_that(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
 
 
 def _bounds(window, causal):
     """How many keys before and after its own a row sees; None where there is no bound."""
     if window is None or isinstance(window, int):
-        window = -1 if window is None else integer("window", window)
+        window = -1 if window is None else check_integer("window", window)
         window = (window, window)
     if not (isinstance(window, (tuple, list)) and len(window) == 2):
         raise TypeError(f"window: {shown(window)}, expected an integer or a pair of them")
-    left, right = (integer("window", each, -1, MOST_ITEMS) for each in window)
+    left, right = (check_integer("window", each, -1, MOST_ITEMS) for each in window)
     return None if left < 0 else left, 0 if causal else None if right < 0 else right
 
 
@@ -169,11 +178,11 @@ def _seed(seed, dropped, q):
     """The seed; zero if nothing is dropped."""
     if isinstance(seed, torch.Tensor):
         fits = seed.dtype == torch.int64 and seed.numel() == 1
-        require(fits, f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
-        require(seed.device == q.device, f"seed: on {seed.device}, expected {q.device} as q is")
+        check_that(fits, f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
+        check_that(seed.device == q.device, f"seed: on {seed.device}, expected {q.device} as q is")
     elif seed is not None:
-        integer("seed", seed, -(2**63), 2**63 - 1)
-    require(seed is not None or not dropped, "seed: None, expected one, as there is dropout")
+        check_integer("seed", seed, -(2**63), 2**63 - 1)
+    check_that(seed is not None or not dropped, "seed: None, expected one, as there is dropout")
     return seed if dropped else 0
 
 

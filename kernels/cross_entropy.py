@@ -23,9 +23,9 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import floating
+from ._runtime.checks import check_floating
 from ._runtime.configs import Configs
-from ._runtime.layout import rows_of
+from ._runtime.layout import as_rows_2d
 from ._triton.arrival_counter import arrival_counter
 from ._triton.memory import load_f32
 from ._triton.row_access import edges_of, inner, most_whole, split, whole
@@ -251,10 +251,10 @@ def _checked(logits, targets, ignore_index):
     """Both as the kernels read them, contiguous in V and in M."""
     if logits.dim() != 2:
         raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
-    floating(logits=logits)
+    check_floating(logits=logits)
     shared.together(logits, targets=targets)
     shared.check(targets, *logits.shape, ignore_index)
-    return rows_of(logits), targets.contiguous()
+    return as_rows_2d(logits), targets.contiguous()
 
 
 def _results(logits, reduction):
@@ -280,7 +280,7 @@ def cross_entropy_bwd(
 ) -> torch.Tensor:
     """The gradient of the logits of a mean, [M, V], contiguous; rows and count as
     `cross_entropy_fwd` keeps them, dloss a scalar."""
-    logits, targets = rows_of(logits), targets.contiguous()
+    logits, targets = as_rows_2d(logits), targets.contiguous()
     (m, v), itemsize = logits.shape, logits.element_size()
     dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     parted = split(v, (logits, logits.stride(0)), (dlogits, v))

@@ -18,9 +18,9 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import one_of
+from ._runtime.checks import check_one_of
 from ._runtime.configs import Configs
-from ._runtime.layout import ACCESS_BYTES, rows_of
+from ._runtime.layout import ACCESS_BYTES, as_rows_2d
 from ._triton.math import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -155,7 +155,7 @@ def gated_fwd(gate: torch.Tensor, up: torch.Tensor | None, act: str) -> torch.Te
     # A single row has no distance to the next.
     stride_gate = stride_up = 0
     if not (gate.is_contiguous() and up.is_contiguous()):
-        gate, up, n = rows_of(gate), rows_of(up), y.shape[-1]
+        gate, up, n = as_rows_2d(gate), as_rows_2d(up), y.shape[-1]
         stride_gate, stride_up = gate.stride(0), up.stride(0)
     config = FORWARD.pick(y.device, n=min(n, LONG), itemsize=y.element_size(), act=act)
     tiles = (n - 1) // config["BLOCK_N"] + 1
@@ -183,7 +183,7 @@ def gated_bwd(
     read = gate.is_contiguous() and up.is_contiguous() and dy.is_contiguous()
     if not (read and dgate.is_contiguous() and dup.is_contiguous()):
         n = dy.shape[-1]
-        gate, up, dy, dgate, dup = map(rows_of, (gate, up, dy, dgate, dup))
+        gate, up, dy, dgate, dup = map(as_rows_2d, (gate, up, dy, dgate, dup))
         stride_gate, stride_up = gate.stride(0), up.stride(0)
         stride_dy, stride_out = dy.stride(0), dgate.stride(0)
     config = BACKWARD.pick(dy.device, n=min(n, LONG), itemsize=dy.element_size(), act=act)
@@ -256,7 +256,7 @@ def geglu(
 
     approximate: "tanh", or "none" for the erf form, as in PyTorch; else ValueError.
     """
-    one_of("approximate", approximate, ("tanh", "none"))
+    check_one_of("approximate", approximate, ("tanh", "none"))
     return _gated(gate, up, "gelu_tanh" if approximate == "tanh" else "gelu_erf")
 
 

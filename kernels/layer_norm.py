@@ -12,7 +12,7 @@ are: `norm_details/forward.py` and `norm_details/backward.py`.
 import torch
 
 from ._runtime.autograd import needs_grad, once
-from ._runtime.checks import number
+from ._runtime.checks import check_number
 from .norm_details.backward import backward_configs, norm_backward
 from .norm_details.forward import forward_configs, norm_forward
 
@@ -54,7 +54,7 @@ def layer_norm(
     (y, s): s = x + residual is what was normalized. Differentiable in all tensors given. Raises
     TypeError for another dtype, ValueError for a shape or device that does not fit x.
     """
-    eps = number("eps", eps)
+    eps = check_number("eps", eps)
     if needs_grad(x, weight, bias, residual):
         return _LayerNorm.apply(x, weight, bias, residual, eps)
     y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, True, False)

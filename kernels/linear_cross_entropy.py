@@ -27,10 +27,10 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import floating, no_tangent, tensors
+from ._runtime.checks import check_floating, check_no_tangent, check_tensors
 from ._runtime.configs import Configs
 from ._runtime.launch_guard import guarded
-from ._runtime.layout import as_read, rows_of
+from ._runtime.layout import as_read, as_rows_2d
 from .cross_entropy_details import linear_tiles as tiled
 from .cross_entropy_details import row as shared
 from .cross_entropy_details.row import (
@@ -264,13 +264,13 @@ def linear_cross_entropy(
     computes the gradients. TypeError or ValueError for arguments of another shape, dtype or range.
     On a GPU a target out of range makes the loss and the gradients NaN, as nobody waits to look.
     """
-    tensors(x=x, weight=weight, targets=targets, **({} if bias is None else {"bias": bias}))
+    check_tensors(x=x, weight=weight, targets=targets, **({} if bias is None else {"bias": bias}))
     reductions = shared.REDUCTIONS[:2]
     options = shared.options_of(ignore_index, label_smoothing, z_loss, reduction, reductions)
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
-    floating(x=x)
-    no_tangent(x=x, weight=weight, bias=bias)
+    check_floating(x=x)
+    check_no_tangent(x=x, weight=weight, bias=bias)
     shared.together(x, weight=weight, targets=targets, bias=bias)
     m, h = x.shape
     if weight.dim() != 2 or weight.shape[1] != h or weight.dtype != x.dtype:
@@ -281,7 +281,7 @@ def linear_cross_entropy(
     if bias is not None and (bias.shape != (v,) or bias.dtype != x.dtype):
         found = f"{tuple(bias.shape)} {bias.dtype}"
         raise ValueError(f"bias: {found}, expected ({v},) {x.dtype}")
-    x, weight, targets = rows_of(as_read(x)), as_read(weight), targets.contiguous()
+    x, weight, targets = as_rows_2d(as_read(x)), as_read(weight), targets.contiguous()
     bias = bias if bias is None else as_read(bias).contiguous()
     if needs_grad(x, weight, bias):
         return _LinearCrossEntropy.apply(x, weight, targets, bias, *options)

@@ -15,12 +15,21 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._runtime.autograd import constant
+from ._runtime.autograd import check_no_grad
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import MOST_ITEMS, floating, one_of, require, shaped, tensors
+from ._runtime.checks import (
+    MOST_ITEMS,
+    check_floating,
+    check_one_of,
+    check_same_device,
+    check_same_dtype,
+    check_shape,
+    check_tensors,
+    check_that,
+)
 from ._runtime.configs import Configs
 from ._runtime.device import float32_dot, shared_bytes, sm_count
-from ._runtime.layout import as_read, describable
+from ._runtime.layout import as_read, tma_compatible
 from ._triton.math import gelu_gate, normal, tanh_of
 from ._triton.memory import store_as
 
@@ -193,9 +202,9 @@ def matmul_fwd(
     }  # fmt: skip
     transposed = b.stride(0) == 1 and n > 1
     stored_b = b.T if transposed else b
-    walkable = a.element_size() == 2 and k > 0 and describable(a) and describable(stored_b)
+    walkable = a.element_size() == 2 and k > 0 and tma_compatible(a) and tma_compatible(stored_b)
     key = {"m": m, "n": n, "k": k, "transposed": transposed, "shared": shared_bytes(a.device)}
-    if walkable and describable(out):
+    if walkable and tma_compatible(out):
         sms = sm_count(a.device)
         config = DESCRIPTOR.pick(a.device, **key, sms=sms, activation=activation)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
@@ -234,14 +243,6 @@ def _(a, b, bias, activation):
     return a.new_empty((a.shape[0], b.shape[1]))
 
 
-def _alike(name: str, tensor: torch.Tensor, a: torch.Tensor) -> None:
-    """ValueError where a tensor has another dtype or device than a."""
-    if tensor.dtype != a.dtype or tensor.device != a.device:
-        raise ValueError(
-            f"{name}: {tensor.dtype} on {tensor.device}, expected {a.dtype} on {a.device} as a has"
-        )
-
-
 def matmul(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -256,21 +257,23 @@ def matmul(
     TypeError for another dtype; ValueError where shapes do not fit, b or bias has another dtype or
     device than a, the activation is unknown, or a gradient is wanted, as there is no backward pass.
     """
-    tensors(a=a, b=b, **({} if bias is None else {"bias": bias}))
-    constant(a=a, b=b, bias=bias)
-    require(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
-    require(
+    check_tensors(a=a, b=b, **({} if bias is None else {"bias": bias}))
+    check_no_grad(a=a, b=b, bias=bias)
+    check_that(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
+    check_that(
         b.dim() == 2 and b.shape[0] == a.shape[1],
         f"b: shape {tuple(b.shape)}, expected ({a.shape[1]}, N)",
     )
-    floating(a=a)
-    _alike("b", b, a)
-    one_of("activation", activation, ACTIVATIONS)
+    check_floating(a=a)
+    check_same_dtype(a=a, b=b)
+    check_same_device(a=a, b=b)
+    check_one_of("activation", activation, ACTIVATIONS)
     for name, size in (("a", a.shape[0]), ("a", a.shape[1]), ("b", b.shape[1])):
-        require(size <= MOST_ITEMS, f"{name}: a size of {size}, expected at most {MOST_ITEMS}")
+        check_that(size <= MOST_ITEMS, f"{name}: a size of {size}, expected at most {MOST_ITEMS}")
     if bias is not None:
-        shaped("bias", bias, (b.shape[1],))
-        _alike("bias", bias, a)
+        check_shape("bias", bias, (b.shape[1],))
+        check_same_dtype(a=a, bias=bias)
+        check_same_device(a=a, bias=bias)
         bias = as_read(bias).contiguous()
     forward = _traced_matmul if torch.compiler.is_compiling() else matmul_fwd
     return forward(as_read(a), as_read(b), bias, activation)

@@ -26,7 +26,7 @@ import triton.language as tl
 from ._runtime import checks
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import flag, floating, integer, shown
+from ._runtime.checks import check_flag, check_floating, check_integer, shown
 from ._runtime.configs import Config, Configs
 from .elementwise_details.blocks import block_is_full, block_offsets, length, store_once
 from .random_details.philox import boxed, interleave, number, philox
@@ -149,7 +149,8 @@ def randint(
     no integer, as a bool is none. ValueError for an empty range, bounds that the dtype cannot hold,
     another dtype, a size or an offset below zero.
     """
-    low, high, offset = integer("low", low), integer("high", high), integer("offset", offset, 0)
+    low, high = check_integer("low", low), check_integer("high", high)
+    offset = check_integer("offset", offset, 0)
     size = _shape(size)
     if offset == 0 and isinstance(seed, torch.Tensor):
         return _randint_from_start(seed, low, high, size, dtype)
@@ -165,10 +166,10 @@ def randint(
 def _shape(size: object) -> tuple[int, ...]:
     """A size as a shape; TypeError or ValueError where it is none."""
     if isinstance(size, int):
-        return (integer("size", size, 0),)
+        return (check_integer("size", size, 0),)
     if not isinstance(size, (tuple, list)):
         raise TypeError(f"size: {shown(size)}, expected an integer or a tuple of them")
-    return tuple(integer("size", each, 0) for each in size)
+    return tuple(check_integer("size", each, 0) for each in size)
 
 
 def _check_randint(low: int, high: int, seed: int | torch.Tensor, dtype: torch.dtype) -> None:
@@ -225,13 +226,13 @@ def _check(seed: int | torch.Tensor) -> None:
     """TypeError or ValueError for a seed that is none, such as the `training` of PyTorch's dropout,
     which stands in its place there."""
     if not isinstance(seed, torch.Tensor):
-        integer("seed", seed, -(2**63), 2**63 - 1)
+        check_integer("seed", seed, -(2**63), 2**63 - 1)
     elif seed.dtype != torch.int64 or seed.numel() != 1:
         raise ValueError(f"seed: {tuple(seed.shape)} {seed.dtype}, expected one int64")
 
 
 def _dropout(x: torch.Tensor, dropped: int, seed: int | torch.Tensor) -> torch.Tensor:
-    floating(x=x)
+    check_floating(x=x)
     if isinstance(seed, torch.Tensor) and seed.device != x.device:
         raise ValueError(f"seed: on {seed.device}, expected {x.device} as x is")
     x = x.contiguous()
@@ -273,9 +274,9 @@ def dropout(
     none; ValueError for another p, or a seed elsewhere. Returns the shape and dtype of x.
     Differentiable once: only the seed is kept for the backward pass.
     """
-    checks.tensor("x", x)
-    p = checks.number("p", p, 0, 1)
-    flag("training", training)
+    checks.check_tensor("x", x)
+    p = checks.check_number("p", p, 0, 1)
+    check_flag("training", training)
     _check(seed)
     dropped = _levels(p)
     if not (training and dropped):

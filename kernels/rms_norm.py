@@ -12,7 +12,7 @@ Memory decides: `ops/rms_norm.py` counts bytes and FLOPs. The kernels, and why t
 import torch
 
 from ._runtime.autograd import needs_grad, once
-from ._runtime.checks import number
+from ._runtime.checks import check_number
 from .norm_details.backward import RMS_PAIR, RMS_SPLIT_FORMS, backward_configs, norm_backward
 from .norm_details.backward_two_pass import RMS_TILE
 from .norm_details.forward import RMS_TILES, forward_configs, norm_forward
@@ -54,7 +54,7 @@ def rms_norm(
     s = x + residual is what was normalized. Differentiable in all tensors given. Raises TypeError
     for another dtype, ValueError for a shape or device that does not fit x.
     """
-    eps = number("eps", eps)
+    eps = check_number("eps", eps)
     if needs_grad(x, weight, residual):
         return _RMSNorm.apply(x, weight, residual, eps)
     y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, False, False)

@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ._runtime.autograd import constant, needs_grad, once
+from ._runtime.autograd import check_no_grad, needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import flag
+from ._runtime.checks import check_flag
 from ._runtime.configs import Configs
 from ._runtime.layout import ACCESS_BYTES
 
@@ -220,9 +220,9 @@ def rotary(
     nothing is written in place. Differentiable once, in q and k; ValueError where cos or sin
     requires a gradient.
     """
-    flag("interleaved", interleaved)
+    check_flag("interleaved", interleaved)
     if needs_grad(cos, sin):
-        constant(cos=cos, sin=sin)
+        check_no_grad(cos=cos, sin=sin)
     if needs_grad(q, k):
         return _Rotary.apply(q, k, cos, sin, interleaved)
     return _rotate(q, k, cos, sin, interleaved, False)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import ORDERED, flag, real, tensors
+from ._runtime.checks import ORDERED, check_flag, check_real, check_tensors
 from ._runtime.configs import Configs
 from ._runtime.device import sm_count
 from ._runtime.layout import as_read
@@ -167,10 +167,10 @@ def bucketize(
     unsorted ones give indices without a meaning. Returns the shape of x, int64, or int32 with
     `out_int32`. ValueError for boundaries of another dtype, device or rank.
     """
-    tensors(x=x, boundaries=boundaries)
-    flag("right", right)
-    flag("out_int32", out_int32)
-    real(ORDERED, x=x)
+    check_tensors(x=x, boundaries=boundaries)
+    check_flag("right", right)
+    check_flag("out_int32", out_int32)
+    check_real(ORDERED, x=x)
     if boundaries.dim() != 1 or boundaries.dtype != x.dtype or boundaries.device != x.device:
         raise ValueError(
             f"boundaries: shape {tuple(boundaries.shape)} {boundaries.dtype} on "

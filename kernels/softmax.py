@@ -16,9 +16,9 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import flag, floating, number, tensors
+from ._runtime.checks import check_flag, check_floating, check_number, check_tensors
 from ._runtime.configs import Configs
-from ._runtime.layout import rows_of
+from ._runtime.layout import as_rows_2d
 from ._triton.math import LOG2E
 from ._triton.memory import opaque_zero, store_as, to_f32_rematerialized
 from ._triton.row_access import edges, inner, most_whole, split, whole
@@ -298,14 +298,14 @@ def _rows(x):
     """x, or a view or copy whose rows are contiguous and equally far apart, and that distance."""
     if x.is_contiguous():
         return x, x.shape[-1]
-    rows = rows_of(x)
+    rows = as_rows_2d(x)
     return rows, rows.stride(0)
 
 
 def _check(x, causal):
     if x.dim() <= causal:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected {1 + causal} dimensions or more")
-    floating(x=x)
+    check_floating(x=x)
 
 
 def softmax_fwd(
@@ -442,10 +442,10 @@ def softmax(
     dtype of x; differentiable in x. TypeError for another dtype, ValueError for another shape or
     device.
     """
-    scale, causal = number("scale", scale), flag("causal", causal)
+    scale, causal = check_number("scale", scale), check_flag("causal", causal)
     heads = queries = None
     if causal or mask is not None:
-        tensors(x=x, **({} if mask is None else {"mask": mask}))
+        check_tensors(x=x, **({} if mask is None else {"mask": mask}))
         _check(x, causal)
         heads, queries = (1, 1, *x.shape[:-1])[-2:]
         if mask is not None and x.numel():

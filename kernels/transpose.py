@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import MOVABLE, real, tensor
+from ._runtime.checks import MOVABLE, check_real, check_tensor
 from ._runtime.configs import Configs
 
 
@@ -148,7 +148,7 @@ MOST_COLUMNS = 65535
 def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     """x: [M, N], contiguous in N, its rows anywhere; TypeError for its dtype. Returns [N, M],
     contiguous."""
-    real(MOVABLE, x=x)
+    check_real(MOVABLE, x=x)
     m, n = x.shape
     itemsize = x.element_size()
     out = x.new_empty((n, m))
@@ -193,7 +193,7 @@ class _Transpose(torch.autograd.Function):
 def _turned(x: torch.Tensor) -> torch.Tensor:
     if x.stride(1) == 1 or x.shape[1] <= 1:
         return transpose_fwd(x)
-    real(MOVABLE, x=x)
+    check_real(MOVABLE, x=x)
     # Rows that are no runs of memory: a copy, and already in order where x is itself a transpose.
     return x.mT.clone(memory_format=torch.contiguous_format)
 
@@ -205,7 +205,7 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
     other than two dimensions. Returns [N, M], contiguous. Differentiable; the gradient is a view of
     that of the result.
     """
-    tensor("x", x)
+    check_tensor("x", x)
     if x.dim() != 2:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
     return _Transpose.apply(x) if needs_grad(x) else _turned(x)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import floating, number, pair
+from ._runtime.checks import check_floating, check_floating_pair, check_number
 from ._runtime.configs import Configs
 from ._triton.arrival_counter import arrival_counter
 from .elementwise_details.blocks import (
@@ -163,14 +163,14 @@ DOT_TILES = Configs(_dot_kernel, DOT_BLOCKS, _choose_dot, _suits_dot)
 
 def scale_fwd(x: torch.Tensor, alpha: float) -> torch.Tensor:
     """alpha x; TypeError where x is not floating."""
-    floating(x=x)
+    check_floating(x=x)
     x = x.contiguous()
     return _forward("scale", x, x, alpha)
 
 
 def vector_fwd(op: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """x ∘ y; ValueError or TypeError where they do not belong together."""
-    pair(x, y)
+    check_floating_pair(x, y)
     return _forward(op, x.contiguous(), y.contiguous(), 1.0)
 
 
@@ -207,7 +207,7 @@ def vector_bwd(
 def dot_fwd(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The dot product, without dimensions; ValueError or TypeError where x and y do not belong
     together."""
-    pair(x, y)
+    check_floating_pair(x, y)
     x, y, n = x.contiguous(), y.contiguous(), x.numel()
     config = DOT_TILES.pick(x.device, n=n, itemsize=x.element_size())
     programs = max(1, -(-n // (config["BLOCK_N"] * config["STEPS"])))
@@ -293,7 +293,7 @@ def scale(x: torch.Tensor, alpha: float) -> torch.Tensor:
     x: any shape; float32, float16 or bfloat16, else TypeError. Returns the shape and dtype of x.
     TypeError where alpha is no number. Differentiable once, in x.
     """
-    alpha = number("alpha", alpha)
+    alpha = check_number("alpha", alpha)
     return _Scale.apply(x, alpha) if needs_grad(x) else scale_fwd(x, alpha)
 
 

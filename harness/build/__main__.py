@@ -111,12 +111,11 @@ def _abroad(file: str, arch: str) -> list:
     """Return the last default launch on an architecture for each kernel, op and dtype."""
     from harness.build import compiler, recorder
     from kernels._runtime import device as _device
-    from kernels._runtime import generation as _generation
 
     limits = {"hip": arch.startswith("gfx")}
     if arch in compiler.SHARED_BYTES:
         limits["shared_bytes"] = compiler.SHARED_BYTES[arch]
-    with _device.planned_for(**limits), _generation.planned_for(hopper=False):
+    with _device.assume_device(**limits, hopper=False):
         found = recorder.of_file(file, DTYPES, {}, every=False)
     return list({(x.name, x.op.name, x.dtype): x for x in found}.values())
 

@@ -76,7 +76,7 @@ def of_file(
         rest = ((case, dtype) for case in cases for dtype in op.dtypes_of(case))
         for case, dtype in (*itertools.product(cases, dtypes), *rest):
             if missing:
-                with _device.planned_for(**limits):
+                with _device.assume_device(**limits):
                     made = launched(op, case, dtype)
                 found += [x for x in made if x.name in missing]
                 missing -= {launch.name for launch in found}

@@ -31,10 +31,10 @@ def keys_in_sweep(
 
     If several cases have one key, the case that moves the most bytes stands for it, in the first of
     `dtypes`. A key without a choice is left out. most: the number of cases of each sweep that
-    count, None for all. limits: those of `kernels._runtime.device.planned_for`.
+    count, None for all. limits: those of `kernels._runtime.device.assume_device`.
     """
     found: dict[tuple, tuple[float, Launch, str]] = {}
-    with _device.planned_for(**limits):
+    with _device.assume_device(**limits):
         for op in registry.declared(stem):
             for case, dtype in itertools.product(op.sweep[:most], dtypes):
                 if dtype in op.dtypes_of(case):
@@ -93,7 +93,7 @@ def rejected_candidates(
     binaries: dict[tuple, tuple] = {}
     users: dict[tuple, list[tuple[int, int]]] = {}
     reasons: list[dict[int, str]] = [{} for _ in tuning_keys]
-    with _device.planned_for(**limits):
+    with _device.assume_device(**limits):
         for number, tuning_key in enumerate(tuning_keys):
             for index, candidate in enumerate(tuning_key.candidates):
                 try:
@@ -159,7 +159,7 @@ def _compile(
     from harness.build import compiler
 
     try:
-        with _device.planned_for(**limits):
+        with _device.assume_device(**limits):
             kernel = compiler.compile(_trial(stem, tuning_key, candidate), arch)
     except Exception as error:
         return _reason(error)

@@ -1,17 +1,17 @@
-"""When launchers need autograd, and what they refuse where they have no gradient."""
+"""Autograd for launchers: whether a gradient is wanted, and errors if none can be given."""
 
 import functools
 from collections.abc import Callable
 
 import torch
 
-from .checks import no_tangent
+from .checks import check_no_tangent
 
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
-    """Whether a result of these tensors takes part in a backward pass.
+    """Return whether a result of these tensors takes part in a backward pass.
 
-    What is no tensor is none here: the launcher refuses it by name.
+    An argument that is no tensor counts as none; the launcher refuses it by name.
     """
     try:
         for tensor in tensors:
@@ -23,7 +23,7 @@ def needs_grad(*tensors: torch.Tensor | None) -> bool:
 
 
 class _Refusing(torch.autograd.Function):
-    """Hands gradients on that hang on further tensors, and refuses to differentiate them."""
+    """Pass on gradients that depend on further tensors, and refuse to differentiate them."""
 
     @staticmethod
     def forward(ctx, name, count, *gradients_and_further):
@@ -39,12 +39,11 @@ class _Refusing(torch.autograd.Function):
 
 
 def once(backward: Callable) -> Callable:
-    """A backward pass whose gradients cannot be differentiated again: to do so is an error.
+    """Return a backward pass whose gradients raise an error if they are differentiated again.
 
-    It counts on the tensors that are saved, an output being enough, and on the gradients that it is
-    given: a result depends on the inputs through one of them, or is constant in them. PyTorch's
-    `once_differentiable` raises nothing where only some inputs are asked for, since what it returns
-    is tied to no input: part of a sum would silently count as a constant.
+    A result depends on the inputs through a saved tensor or a gradient, or is constant in them; a
+    saved output is enough. PyTorch's `once_differentiable` ties its result to no input. If only
+    some inputs are asked for, it raises nothing, and part of a sum silently counts as a constant.
     """
     name = backward.__qualname__.partition(".")[0].lstrip("_")
 
@@ -67,12 +66,12 @@ def once(backward: Callable) -> Callable:
     return differentiated
 
 
-def constant(**tensors: torch.Tensor | None) -> None:
-    """ValueError names a tensor of which a derivative is wanted, by an op that computes none."""
+def check_no_grad(**tensors: torch.Tensor | None) -> None:
+    """Raise ValueError if a derivative is wanted in one of the tensors; the op computes none."""
     for name, tensor in tensors.items():
         if needs_grad(tensor):
             raise ValueError(
                 f"{name}: requires a gradient, which this op does not compute; expected a tensor "
                 f"without one, such as {name}.detach()"
             )
-    no_tangent(**tensors)
+    check_no_tangent(**tensors)

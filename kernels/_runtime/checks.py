@@ -1,6 +1,7 @@
-"""Checks of arguments: a wrong one is refused by its name, its value and what was expected.
+"""Checks of arguments: an error names the argument, its value and what was expected.
 
-TypeError is for a dtype, and for an object of another kind; ValueError for a value or a shape.
+A wrong kind of object or a wrong dtype raises TypeError, also a dtype that differs from another
+argument's. A wrong value, shape, device or layout raises ValueError.
 """
 
 import numbers
@@ -23,36 +24,42 @@ MOVABLE = (*ORDERED, torch.float8_e4m3fn, torch.float8_e5m2)
 MOST_ITEMS = 2**31 - 2**12
 
 
-def require(holds: bool, message: str) -> None:
+def check_that(holds: bool, message: str) -> None:
+    """Raise ValueError with the message unless the condition holds."""
     if not holds:
         raise ValueError(message)
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: a tensor by what it is, anything else by a short repr."""
+    """Return how a message shows a value: a tensor by shape and dtype, else a short repr."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
     return reprlib.repr(value)
 
 
-def tensor(name: str, value: object) -> None:
-    """The value is a tensor; else TypeError."""
+def check_tensor(name: str, value: object) -> None:
+    """Raise TypeError unless the value is a tensor."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name}: {shown(value)}, expected a tensor")
 
 
-def tensors(**named: object) -> None:
-    """Each is a tensor; else TypeError names the odd one."""
+def check_tensors(**named: object) -> None:
+    """Raise TypeError unless each value is a tensor."""
     for name, value in named.items():
-        tensor(name, value)
+        check_tensor(name, value)
 
 
-def number(name: str, value: object, low: float | None = None, high: float | None = None) -> float:
-    """The value as a float. TypeError where it is no real number, as a bool and a tensor are none;
-    ValueError outside [low, high], if both are given."""
-    # Nearly all are, and a call of a short kernel has no time for more.
+def check_number(
+    name: str, value: object, low: float | None = None, high: float | None = None
+) -> float:
+    """Return the value as a float.
+
+    Raise TypeError if it is no real number; a bool and a tensor are none. Raise ValueError if it
+    lies outside [low, high] and both are given.
+    """
+    # Nearly all values are floats, and a call of a short kernel has no time for more.
     if type(value) is not float:
-        # A graph that is traced understands these two.
+        # Dynamo understands these two types, but not `numbers.Real`.
         known = isinstance(value, (float, int)) and not isinstance(value, bool)
         if not known and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
             raise TypeError(f"{name}: {shown(value)}, expected a number")
@@ -62,9 +69,11 @@ def number(name: str, value: object, low: float | None = None, high: float | Non
     return value
 
 
-def integer(name: str, value: object, low: int | None = None, high: int | None = None) -> int:
-    """The value. TypeError where it is no integer, as a bool is none; ValueError outside
-    [low, high]."""
+def check_integer(name: str, value: object, low: int | None = None, high: int | None = None) -> int:
+    """Return the value.
+
+    Raise TypeError if it is no integer; a bool is none. Raise ValueError outside [low, high].
+    """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name}: {shown(value)}, expected an integer")
     if low is not None and value < low:
@@ -74,69 +83,84 @@ def integer(name: str, value: object, low: int | None = None, high: int | None =
     return value
 
 
-def flag(name: str, value: object) -> bool:
-    """The value; TypeError where it is neither True nor False."""
+def check_flag(name: str, value: object) -> bool:
+    """Return the value; raise TypeError unless it is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: {shown(value)}, expected True or False")
     return value
 
 
-def one_of(name: str, value: object, choices: tuple) -> None:
-    """The value is among the choices; else ValueError."""
+def check_one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise TypeError unless the value is a string, and ValueError if it is not a choice."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: {shown(value)}, expected one of {choices}")
     if value not in choices:
         raise ValueError(f"{name}: {shown(value)}, expected one of {choices}")
 
 
-def same(**tensors: torch.Tensor) -> None:
-    """All have the shape, dtype and device of the first; else ValueError names the odd one."""
-    first_name, first = "", None
-    for name, tensor in tensors.items():
-        if first is None:
-            first_name, first = name, tensor
-        elif (
-            tensor.shape != first.shape
-            or tensor.dtype != first.dtype
-            or tensor.device != first.device
-        ):
+def check_same_dtype(**tensors: torch.Tensor) -> None:
+    """Raise TypeError unless all have the dtype of the first."""
+    (first_name, first), *others = tensors.items()
+    for name, tensor in others:
+        if tensor.dtype != first.dtype:
+            raise TypeError(f"{name}: {tensor.dtype}, expected {first.dtype} as {first_name} has")
+
+
+def check_same_device(**tensors: torch.Tensor) -> None:
+    """Raise ValueError unless all are on the device of the first."""
+    (first_name, first), *others = tensors.items()
+    for name, tensor in others:
+        if tensor.device != first.device:
+            raise ValueError(f"{name}: on {tensor.device}, expected {first.device} as {first_name}")
+
+
+def check_same_meta(**tensors: torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless all have the dtype, shape and device of the first."""
+    check_same_dtype(**tensors)
+    (first_name, first), *others = tensors.items()
+    for name, tensor in others:
+        if tensor.shape != first.shape:
             raise ValueError(
-                f"{name}: {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}, expected "
-                f"{tuple(first.shape)} {first.dtype} on {first.device} as {first_name} has"
+                f"{name}: shape {tuple(tensor.shape)}, expected {tuple(first.shape)} as "
+                f"{first_name} has"
             )
+    check_same_device(**tensors)
 
 
-def floating(**tensors: torch.Tensor) -> None:
-    """Each has a dtype that the kernels compute in; else TypeError names the odd one."""
+def check_floating(**tensors: torch.Tensor) -> None:
+    """Raise TypeError unless each has a dtype that the kernels compute in (FLOATING)."""
     for name, tensor in tensors.items():
         if tensor.dtype not in FLOATING:
             raise TypeError(f"{name}: {tensor.dtype}, expected float32, float16 or bfloat16")
 
 
-def pair(x: torch.Tensor, y: torch.Tensor) -> None:
-    """What `same` and `floating` ask of x and y, asked at once: a wrong one is looked for later."""
+def check_floating_pair(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Raise as `check_same_meta` and `check_floating` do, after a single test of x and y."""
     if not (
         x.dtype is y.dtype and x.dtype in FLOATING and x.shape == y.shape and x.device == y.device
     ):
-        same(x=x, y=y)
-        floating(x=x)
+        check_floating(x=x)
+        check_same_meta(x=x, y=y)
 
 
-def shaped(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    """The tensor has this shape; else ValueError."""
+def check_shape(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless the tensor has this shape."""
     if tensor.shape != shape:
         raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected {shape}")
 
 
-def real(dtypes: tuple[torch.dtype, ...], **tensors: torch.Tensor) -> None:
-    """Each has one of these dtypes, all that the kernels can compare (ORDERED) or move (MOVABLE);
-    else TypeError names the odd one."""
+def check_real(dtypes: tuple[torch.dtype, ...], **tensors: torch.Tensor) -> None:
+    """Raise TypeError unless each has one of these dtypes.
+
+    dtypes: all that the kernels can compare (ORDERED) or move (MOVABLE).
+    """
     for name, tensor in tensors.items():
         if tensor.dtype not in dtypes:
             raise TypeError(f"{name}: {tensor.dtype}, expected a dtype of real numbers")
 
 
-def no_tangent(**tensors: torch.Tensor | None) -> None:
-    """None has a derivative of forward-mode differentiation, which would be lost; else ValueError
-    names the odd one."""
+def check_no_tangent(**tensors: torch.Tensor | None) -> None:
+    """Raise ValueError if one has a tangent of forward-mode differentiation; it would be lost."""
     for name, tensor in tensors.items():
         if tensor is not None and has_tangent(tensor):
             raise ValueError(
@@ -145,8 +169,8 @@ def no_tangent(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def placed(name: str, tensor: torch.Tensor, kind: str) -> None:
-    """The tensor lies in memory of a device of this kind, or of a GPU; else ValueError."""
+def check_in_memory(name: str, tensor: torch.Tensor, kind: str) -> None:
+    """Raise ValueError unless the tensor lies in memory of a GPU or of a device of this kind."""
     if tensor.device.type not in (kind, "cuda"):
         raise ValueError(f"{name}: on {tensor.device}, expected the memory of a {kind} device")
     if tensor.numel() and not tensor.data_ptr():

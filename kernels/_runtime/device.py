@@ -1,4 +1,8 @@
-"""What a launcher may ask of the device, with an answer where there is none."""
+"""Properties of a device that launchers ask for, also for tensors without a device.
+
+Ahead-of-time builds and the interpreter have tensors on no GPU. Launchers choose for these as on
+an H200, or as `assume_device` says.
+"""
 
 import contextlib
 import functools
@@ -6,52 +10,75 @@ from collections.abc import Iterator
 
 import torch
 
-# Tensors without a device (ahead-of-time builds, the interpreter) are planned for as on an H200.
-_plan = {"sm_count": 132, "shared_bytes": 232448, "hip": torch.version.hip is not None}
-
+_assumed = {
+    "sm_count": 132,
+    "shared_bytes": 232448,
+    "hip": torch.version.hip is not None,
+    "hopper": True,
+}
 
 # PyTorch looks the device up anew each time, which takes a tenth of a launch.
-_remembered = functools.cache(torch.cuda.get_device_properties)
+_cached_properties = functools.cache(torch.cuda.get_device_properties)
+_capability = functools.cache(torch.cuda.get_device_capability)
 
 
 def _properties(device: torch.device):
-    # A graph is traced once, and cannot look into what remembers.
+    # Dynamo traces a graph once, and cannot look into a function that caches.
     if torch.compiler.is_dynamo_compiling():
         return torch.cuda.get_device_properties(device)
-    return _remembered(device)
+    return _cached_properties(device)
 
 
 def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors of `device`."""
+    """Return the number of streaming multiprocessors of `device`."""
     if device.type != "cuda":
-        return _plan["sm_count"]
+        return _assumed["sm_count"]
     return _properties(device).multi_processor_count
 
 
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory, in bytes, that one program may have on `device`."""
+    """Return the shared memory, in bytes, that one program may have on `device`."""
     if device.type != "cuda":
-        return _plan["shared_bytes"]
+        return _assumed["shared_bytes"]
     return _properties(device).shared_memory_per_block_optin
 
 
 def has_ptx(device: torch.device) -> bool:
-    """Whether kernels that hold instructions of NVIDIA run on `device`: no interpreter has them."""
-    return device.type != "cpu" and not _plan["hip"]
+    """Return whether `device` runs kernels with instructions of NVIDIA; no interpreter does."""
+    return device.type != "cpu" and not _assumed["hip"]
+
+
+def is_hopper(device: torch.device) -> bool:
+    """Return whether `device` runs kernels for the tensor cores of Hopper (sm_90 only)."""
+    if not has_ptx(device):
+        return False
+    return _capability(device)[0] == 9 if device.type == "cuda" else _assumed["hopper"]
 
 
 def float32_dot() -> str:
-    """The input precision of a `tl.dot` that keeps float32 accuracy: three tf32 products on the
-    tensor cores of NVIDIA; AMD's compiler knows no such form."""
-    return "ieee" if _plan["hip"] else "tf32x3"
+    """Return the input precision of a `tl.dot` that keeps float32 accuracy.
+
+    On NVIDIA it is three tf32 products on the tensor cores; AMD's compiler has no such form.
+    """
+    return "ieee" if _assumed["hip"] else "tf32x3"
 
 
 @contextlib.contextmanager
-def planned_for(**limits: int | bool) -> Iterator[None]:
-    """Within the body tensors without a device are planned for with these limits instead."""
-    before = dict(_plan)
-    _plan.update(limits)
+def assume_device(
+    *,
+    sm_count: int | None = None,
+    shared_bytes: int | None = None,
+    hip: bool | None = None,
+    hopper: bool | None = None,
+) -> Iterator[None]:
+    """Within the body, choose for tensors on no GPU as if their device had these properties.
+
+    A property that is None stays as it is.
+    """
+    before = dict(_assumed)
+    given = {"sm_count": sm_count, "shared_bytes": shared_bytes, "hip": hip, "hopper": hopper}
+    _assumed.update({name: value for name, value in given.items() if value is not None})
     try:
         yield
     finally:
-        _plan.update(before)
+        _assumed.update(before)

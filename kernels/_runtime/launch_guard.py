@@ -16,7 +16,7 @@ import torch
 from triton.runtime.interpreter import InterpretedFunction
 
 from . import internals
-from .checks import no_tangent, placed, shown
+from .checks import check_in_memory, check_no_tangent, shown
 
 # Why tensors may have no memory now; see `shapes_only`.
 _shapes_only: list[str] = []
@@ -58,8 +58,10 @@ class Launcher:
 
     def _refuse_unreadable(self, name: str, value: torch.Tensor) -> None:
         if not (value.is_meta and _shapes_only):
-            placed(name, value, "cpu" if not value.is_cuda and self.is_interpreted() else "cuda")
-        no_tangent(**{name: value})
+            check_in_memory(
+                name, value, "cpu" if not value.is_cuda and self.is_interpreted() else "cuda"
+            )
+        check_no_tangent(**{name: value})
 
     def is_interpreted(self) -> bool:
         """Whether Triton interprets the kernels of the launcher's file, on a CPU."""

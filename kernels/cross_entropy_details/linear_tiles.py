@@ -16,9 +16,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .._runtime.configs import Configs
-from .._runtime.device import shared_bytes, sm_count
-from .._runtime.generation import is_hopper
-from .._runtime.layout import describable
+from .._runtime.device import is_hopper, shared_bytes, sm_count
+from .._runtime.layout import tma_compatible
 from .._triton.math import LOG2E
 from . import linear_tiles_hopper as hopper
 from .row import row_loss
@@ -134,7 +133,7 @@ HOPPER_TILES = Configs(
 def suited(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether there is a tile for each multiprocessor, the copy engine can walk x and weight, of
     two bytes an item, and one that traces a graph does not ask: it has no addresses."""
-    if torch.compiler.is_compiling() or not (describable(x) and describable(weight)):
+    if torch.compiler.is_compiling() or not (tma_compatible(x) and tma_compatible(weight)):
         return False
     (m, h), v, itemsize = x.shape, weight.shape[0], x.element_size()
     config = TILES.pick(x.device, v=v, h=h)

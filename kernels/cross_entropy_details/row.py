@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .._runtime import internals
 from .._runtime.call_cache import cached_launch
-from .._runtime.checks import integer, number, one_of
+from .._runtime.checks import check_integer, check_number, check_one_of
 from .._runtime.device import sm_count
 from .._runtime.layout import ACCESS_BYTES
 from .._triton.math import LN2, LOG2E
@@ -35,10 +35,10 @@ def options_of(
     reductions: tuple[str, ...] = REDUCTIONS,
 ) -> tuple[int, float, float, str]:
     """The options, numbers as int and float; TypeError or ValueError names a wrong one."""
-    integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
-    label_smoothing = number("label_smoothing", label_smoothing, 0, 1)
-    z_loss = number("z_loss", z_loss)
-    one_of("reduction", reduction, reductions)
+    check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+    label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
+    z_loss = check_number("z_loss", z_loss)
+    check_one_of("reduction", reduction, reductions)
     return ignore_index, label_smoothing, z_loss, reduction
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
-from .._runtime.checks import pair
+from .._runtime.checks import check_floating_pair
 from .._runtime.configs import Configs
 from .blocks import (
     WORD,
@@ -98,7 +98,7 @@ def extremum_fwd(
     flags: int16, a word for each eight elements; None unless they are to be kept. ValueError or
     TypeError where x and y do not belong together.
     """
-    pair(x, y)
+    check_floating_pair(x, y)
     x, y = x.contiguous(), y.contiguous()
     out, n = torch.empty_like(x), x.numel()
     flags = x.new_empty(words_of(n), dtype=torch.int16) if keep else None

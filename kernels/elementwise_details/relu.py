@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
-from .._runtime.checks import floating
+from .._runtime.checks import check_floating
 from .._runtime.configs import Configs
 from .blocks import (
     WORD,
@@ -99,7 +99,7 @@ def rectifier_fwd(
     flags: uint8, a word for each eight elements; None unless they are to be kept. TypeError where
     x is not floating.
     """
-    floating(x=x)
+    check_floating(x=x)
     x = x.contiguous()
     y, n = torch.empty_like(x), x.numel()
     flags = x.new_empty(words_of(n), dtype=torch.uint8) if keep else None

@@ -1,19 +1,18 @@
 """The check of arguments that layer norm and RMS norm share."""
 
-from .._runtime.checks import floating, same, shaped
+from .._runtime.checks import check_floating, check_same_device, check_same_meta, check_shape
 
 
 def check_norm(x, residual, **vectors):
     """TypeError or ValueError where the arguments of a norm do not belong together."""
     vectors = {name: tensor for name, tensor in vectors.items() if tensor is not None}
-    floating(x=x, **vectors)
+    check_floating(x=x, **vectors)
     if x.dim() == 0:
         raise ValueError("x: has no dimension to normalize over, expected one at least")
-    n, device = x.shape[-1], x.device
+    n = x.shape[-1]
     for name, tensor in vectors.items():
         if tensor.dim() != 1 or tensor.shape[0] != n:
-            shaped(name, tensor, (n,))
-        if tensor.device != device:
-            raise ValueError(f"{name}: on {tensor.device}, expected {device} as x")
+            check_shape(name, tensor, (n,))
+        check_same_device(x=x, **{name: tensor})
     if residual is not None:
-        same(x=x, residual=residual)
+        check_same_meta(x=x, residual=residual)

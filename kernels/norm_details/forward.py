@@ -18,7 +18,7 @@ import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
-from .._runtime.layout import rows_of
+from .._runtime.layout import as_rows_2d
 from .._triton.exchange import empty_slots, may_wait
 from .._triton.memory import load_f32_hinted, opaque_zero, store_as, to_f32_rematerialized
 from .checks import check_norm
@@ -422,10 +422,10 @@ def norm_forward(
 
 
 def spaced(x: torch.Tensor, n: int) -> tuple[torch.Tensor, int]:
-    """x of shape [..., n], as it is or as `rows_of` gives it, and how far apart its rows are."""
+    """x of shape [..., n], as it is or as `as_rows_2d` gives it, and how far apart its rows are."""
     if x.is_contiguous():
         return x, n
-    x = rows_of(x)
+    x = as_rows_2d(x)
     return x, x.stride(0)
 
 

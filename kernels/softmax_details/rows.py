@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from .._runtime.autograd import needs_grad
-from .._runtime.checks import require
+from .._runtime.checks import check_that
 from .._triton.memory import load_f32
 
 
@@ -130,12 +130,12 @@ def broadcast_mask(mask, x, heads, queries):
     fits = 0 < mask.dim() <= x.dim() and all(
         own in (1, size) for own, size in zip(mask.shape[::-1], x.shape[::-1], strict=False)
     )
-    require(fits, f"mask: shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}")
+    check_that(fits, f"mask: shape {tuple(mask.shape)}, expected to broadcast to {tuple(x.shape)}")
     if mask.dtype not in (x.dtype, torch.float32):
         of_x = "" if x.dtype == torch.float32 else f"{x.dtype} or "
         raise TypeError(f"mask: {mask.dtype}, expected {of_x}torch.float32, which is added to x")
-    require(mask.device == x.device, f"mask: on {mask.device}, expected {x.device}")
-    require(not needs_grad(mask), "mask: requires a gradient, expected a constant")
+    check_that(mask.device == x.device, f"mask: on {mask.device}, expected {x.device}")
+    check_that(not needs_grad(mask), "mask: requires a gradient, expected a constant")
     if mask.stride(-1) != 1 or mask.shape[-1] != n:
         mask = mask.expand(*mask.shape[:-1], n).contiguous()
     return mask.expand(x.shape).reshape(-1, heads, queries, n)

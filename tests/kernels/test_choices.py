@@ -47,7 +47,7 @@ def choices(sweeps):
         for configs in recorder.declared(stem):
             configs._known.clear()
     found = []
-    with device.planned_for(**LIMITS):
+    with device.assume_device(**LIMITS):
         for name, op in OPS.items():
             for case in PROBES[name]:
                 dtype = "bfloat16" if "bfloat16" in op.dtypes else op.dtypes[0]

@@ -15,7 +15,6 @@ from harness.study import jobs
 from kernels import linear_cross_entropy
 from kernels._runtime import configs as _tuned
 from kernels._runtime import device as _device
-from kernels._runtime import generation as _generation
 from kernels._runtime import launch_guard as _launch_guard
 from kernels.cross_entropy_details import linear_tiles as _linear_loss
 from tests.support import kernel_files
@@ -34,10 +33,10 @@ def second_gpu(monkeypatch):
     compiled(monkeypatch)
     monkeypatch.setenv(_tuned.MODE, "")
     limits = types.SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232448)
-    monkeypatch.setattr(_device, "_remembered", lambda device: limits)
-    monkeypatch.setattr(_generation, "_capability", lambda device: (9, 0))
+    monkeypatch.setattr(_device, "_cached_properties", lambda device: limits)
+    monkeypatch.setattr(_device, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(_launch_guard, "placed", lambda name, tensor, kind: None)
+    monkeypatch.setattr(_launch_guard, "check_in_memory", lambda name, tensor, kind: None)
     return gpu
 
 

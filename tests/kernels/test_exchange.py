@@ -7,7 +7,7 @@ import torch
 
 from kernels._runtime import call_trace as _call_trace
 from kernels._runtime import multiprocessors as _multiprocessors
-from kernels._runtime.device import planned_for
+from kernels._runtime.device import assume_device
 from kernels._triton import arrival_counter as _arrivals
 from kernels._triton import exchange as _exchange
 
@@ -76,7 +76,7 @@ def test_available_multiprocessors(gpu, driver, expected):
 
 
 def test_without_a_gpu_the_plan_counts(monkeypatch):
-    with planned_for(sm_count=16):
+    with assume_device(sm_count=16):
         assert _multiprocessors.available(CPU) == 16
 
 

@@ -16,7 +16,7 @@ from kernels import cross_entropy, vector
 from kernels import layer_norm as layer_norm_family
 from kernels import rms_norm as rms_norm_family
 from kernels import softmax as family
-from kernels._runtime.device import planned_for
+from kernels._runtime.device import assume_device
 from kernels._runtime.launch_guard import shapes_only
 from kernels._triton import exchange as _exchange
 from kernels.layer_norm import layer_norm
@@ -130,7 +130,7 @@ def test_softmax_does_not_wait_where_a_device_may_not_hold_a_row(multiprocessors
     """Four launches of groups of eight programs need room for 32, four to a multiprocessor."""
     x = randn(2, 2048).requires_grad_()
     sharers = _exchange.SHARERS * 8 // _softmax_shared.PER_SM
-    with planned_for(sm_count=sharers + multiprocessors - 4), interleaved() as runs:
+    with assume_device(sm_count=sharers + multiprocessors - 4), interleaved() as runs:
         softmax(x).sum().backward()
     shared = ["_forward_shared_kernel", "_backward_shared_kernel"]
     assert ([run.kernel for run in runs] == shared) == (multiprocessors == 4)
@@ -251,7 +251,7 @@ def test_a_nan_in_a_long_row_of_a_norm_stays_in_its_row(name):
 def test_rows_of_a_norm_are_split_if_the_device_holds_their_programs(multiprocessors, walks):
     """A row of 66,064 has 8 programs, and up to four waiting launches may share a device."""
     x = randn(1, 66064, dtype=torch.float16)
-    with planned_for(sm_count=multiprocessors), interleaved() as runs:
+    with assume_device(sm_count=multiprocessors), interleaved() as runs:
         rms_norm(x, torch.ones(66064, dtype=torch.float16))
     assert [run.grid[0] == 1 for run in runs] == [walks]
 

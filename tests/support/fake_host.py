@@ -9,7 +9,7 @@ from triton.runtime.jit import JITFunction
 
 from kernels._runtime import launch_guard as _launch_guard
 from kernels._runtime import plan_compiler as _plan_compiler
-from kernels._runtime.checks import placed
+from kernels._runtime.checks import check_in_memory
 from tests.support.fake_gpu import CudaLauncher
 
 
@@ -49,7 +49,9 @@ class Host:
 
         monkeypatch.setattr(JITFunction, "run", run)
         monkeypatch.setattr(
-            _launch_guard, "placed", lambda name, tensor, kind: placed(name, tensor, "cpu")
+            _launch_guard,
+            "check_in_memory",
+            lambda name, tensor, kind: check_in_memory(name, tensor, "cpu"),
         )
         cuda = {"_cuda_getDevice": lambda: -1, "_cuda_getCurrentRawStream": lambda device: 0}
         for name, function in cuda.items():
