@@ -87,7 +87,9 @@ class Stack:
         with torch.device(device):
             model = Transformer(config, self.parts, seed).to(dtype)
         if self.compiled:
-            model.compile(dynamic=False)
+            # A number that changes, as the tokens in a cache do, becomes a symbol by itself. With
+            # `dynamic=False` each decoded token would be a program, and after eight none.
+            model.compile()
         return model
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from network import stack
 from network.cache import Cache
 from network.config import preset
 from network.decode import decode
@@ -93,3 +94,19 @@ def test_refuses(what):
 def test_dropout_is_off_while_decoding():
     model, (ids, _) = built(preset("tiny-gpt2")), tokens()
     assert torch.equal(decode(model.train(), ids, 5), decode(model.train(), ids, 5))
+
+
+def test_a_compiled_network_decodes_with_one_program_for_all_tokens(monkeypatch):
+    plain_model, (ids, _) = built(plain("tiny")), tokens()
+    graphs, whole = [], torch.compile
+
+    def counted(graph, given):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda *a, **k: whole(*a, **k, backend=counted))
+    compiled = stack.load("torch_compile").build(plain("tiny"))
+    compiled.load_state_dict(plain_model.state_dict())
+    torch._dynamo.reset()
+    assert torch.equal(decode(compiled, ids, 14), decode(plain_model, ids, 14))
+    assert len(graphs) == 2, "one for the prompt, one for the tokens after it"
