@@ -98,7 +98,10 @@ class Layer:
         self.down = linear(names.down, c.width, c.mlp)
 
     def __call__(self, x, residual, context: Context):
-        """x: what the layer before adds, [B, S, C]; residual: the stream, or None. Both, later."""
+        """Return what this layer adds to the stream, and the stream before that, [B, S, C] each.
+
+        x, residual: the same two of the layer before; the residual of the first layer is None.
+        """
         h, residual = normed(self.config, self.parts, self.norm1, x, residual)
         x = self._dropped(self._linear(self._attended(h, context), self.out), context, 2)
         h, residual = normed(self.config, self.parts, self.norm2, x, residual)

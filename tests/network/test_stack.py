@@ -143,13 +143,11 @@ def test_the_tiny_network_trains_on_our_parts_as_on_pytorchs():
 
 
 def test_our_dropout_repeats_with_its_seed_and_changes_with_the_step():
+    """At every site, that within attention included: nothing is drawn from PyTorch's generator."""
     config = preset("tiny-gpt2")
-    ours = stack.one_part("dropout")
-    model, (ids, targets) = built(config, ours), tokens(length=6)
-    # The attention's own dropout is PyTorch's, from its generator.
-    eager = stack.load("torch_eager").parts.attention
-    parts_ = ours.parts.with_parts(attention=lambda q, k, v, p, seed: eager(q, k, v))
-    model = built(config, dataclasses.replace(ours, parts=parts_))
+    ours = stack.able(stack.load("ours"), config, training=True)
+    assert {"attention", "dropout"} <= set(ours.own)
+    model, (ids, targets) = built(config, ours), tokens(batch=1, length=5)
     first = model(ids, targets)
     assert torch.equal(first, model(ids, targets))
     step = TrainStep(model, rate=0.0)
