@@ -80,14 +80,42 @@ def matmul(a, b, bias=None, activation="none"):
     return activate(a @ b if bias is None else torch.addmm(bias, a, b), activation)
 
 
-def attention(q, k, v, causal=False):
+def attention(q, k, v, mask=None, causal=False, window=None):
     """Attention with its scores in memory."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + mask
     if causal:
-        s = q.shape[-2]
-        future = torch.ones(s, s, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
+        last = k.shape[-2] - q.shape[-2]
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(last + 1)
+        if window is not None:
+            hidden = hidden | torch.ones_like(hidden).tril(last - window - 1)
+        scores = scores.masked_fill(hidden, -math.inf)
     return torch.softmax(scores, dim=-1) @ v
+
+
+def decode_attention(q, k, v, lengths=None):
+    """Attention of the last queries over a cache, query heads of one key head side by side."""
+    (b, h, rows, d), heads, s = q.shape, k.shape[1], k.shape[2]
+    group = h // heads
+    scores = q.reshape(b, heads, group * rows, d) @ k.transpose(-1, -2) / math.sqrt(d)
+    if lengths is None and rows == 1:
+        return (torch.softmax(scores, dim=-1) @ v).view(q.shape)
+    seen = seen_by(q, k, lengths)
+    scores = scores.view(b, heads, group, rows, s).masked_fill(~seen[:, None], -math.inf)
+    weights = torch.softmax(scores, dim=-1).masked_fill(~seen[:, None], 0.0)
+    return (weights.view(b, heads, group * rows, s) @ v).view(q.shape)
+
+
+def seen_by(q, k, lengths):
+    """Which keys each of the last queries sees: [B, 1, Q, S]."""
+    rows, s = q.shape[2], k.shape[2]
+    ends = torch.full(q.shape[:1], s, device=q.device) if lengths is None else lengths
+    last = ends[:, None] - rows + torch.arange(rows, device=q.device)
+    return (torch.arange(s, device=q.device) <= last[..., None])[:, None]
 
 
 def swiglu(gate, up):

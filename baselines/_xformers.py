@@ -3,18 +3,41 @@
 import re
 
 from xformers.ops import LowerTriangularMask, memory_efficient_attention
+from xformers.ops.fmha.attn_bias import (
+    LocalAttentionFromBottomRightMask,
+    LowerTriangularFromBottomRightMask,
+)
 
 
-def attention(q, k, v, causal, op):
+def attention(q, k, v, mask, causal, window, op):
     """op: (forward, backward) operators of `xformers.ops.fmha`; None leaves the choice to it."""
     # The library wants [batch, position, head, dimension]: views, nothing is copied.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    mask = LowerTriangularMask() if causal else None
+    rows, heads, keys, key_heads = *q.shape[1:3], *k.shape[1:3]
+    if mask is not None and causal:
+        raise ValueError("a mask beside causal is not offered")
+    if mask is not None:
+        mask = mask.expand(q.shape[0], heads, rows, keys)
+    elif window is not None:
+        mask = LocalAttentionFromBottomRightMask(window_left=window, window_right=0)
+    elif causal:
+        mask = LowerTriangularMask() if rows == keys else LowerTriangularFromBottomRightMask()
+    if key_heads != heads:
+        # It wants [batch, position, key head, head of its group, dimension].
+        group = heads // key_heads
+        q = q.unflatten(2, (key_heads, group))
+        k, v = (x[:, :, :, None].expand(-1, -1, -1, group, -1) for x in (k, v))
     try:
         out = memory_efficient_attention(q, k, v, attn_bias=mask, op=op)
     except (NotImplementedError, ValueError) as error:
         raise type(error)(_why(str(error))) from error
-    return out.transpose(1, 2)
+    return out.flatten(2, -2).transpose(1, 2)
+
+
+def decode_attention(q, k, v, lengths, op):
+    if lengths is not None:
+        raise ValueError("lengths on the device are not offered for a cache of this layout")
+    return attention(q, k, v, None, q.shape[2] > 1, None, op)
 
 
 def _why(message):

@@ -1,6 +1,6 @@
 """flash-attn 2 (Dao, 2024): its CUDA attention, and the Triton kernels that the package carries."""
 
-from flash_attn import flash_attn_func
+from flash_attn import flash_attn_func, flash_attn_with_kvcache
 
 LIBRARY = "flash-attn"
 # Its kernels: flash_attn/ops/triton/layer_norm.py and cross_entropy.py of 2.8.3. Its product,
@@ -12,10 +12,19 @@ AUTOTUNES = ("layer_norm", "rms_norm")
 WIDE = {"cross_entropy": ("out",)}
 
 
-def attention(q, k, v, causal=False):
+def attention(q, k, v, mask=None, causal=False, window=None):
+    if mask is not None:
+        raise ValueError("a mask is not offered")
     # The library wants [batch, position, head, dimension]: views, nothing is copied.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return flash_attn_func(q, k, v, causal=causal).transpose(1, 2)
+    bounds = (-1 if window is None else window, 0 if causal else -1)
+    return flash_attn_func(q, k, v, causal=causal, window_size=bounds).transpose(1, 2)
+
+
+def decode_attention(q, k, v, lengths=None):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    ends = None if lengths is None else lengths.int()
+    return flash_attn_with_kvcache(q, k, v, cache_seqlens=ends, causal=True).transpose(1, 2)
 
 
 def gelu(x, approximate="none"):

@@ -11,5 +11,9 @@ from baselines import _xformers
 LIBRARY = "xformers"
 
 
-def attention(q, k, v, causal=False):
-    return _xformers.attention(q, k, v, causal, (flash3.FwOp, flash3.BwOp))
+def attention(q, k, v, mask=None, causal=False, window=None):
+    return _xformers.attention(q, k, v, mask, causal, window, (flash3.FwOp, flash3.BwOp))
+
+
+def decode_attention(q, k, v, lengths=None):
+    return _xformers.decode_attention(q, k, v, lengths, (flash3.FwOp, None))

@@ -36,13 +36,20 @@ def rms_norm(x, weight, eps, residual=None):
     return x, residual
 
 
-def attention(q, k, v, causal=False):
+def attention(q, k, v, mask=None, causal=False, window=None):
     if q.shape[0] != 1:
         raise ValueError("a batch in this layout is not offered")
+    if mask is not None:
+        raise ValueError("an additive mask is not offered")
     _for_inference(q, k, v)
     # It wants queries as [position, head, dimension], and takes the others as they are.
     out = single_prefill_with_kv_cache(
-        q[0].transpose(0, 1), k[0], v[0], causal=causal, kv_layout="HND"
+        q[0].transpose(0, 1),
+        k[0],
+        v[0],
+        causal=causal,
+        kv_layout="HND",
+        window_left=-1 if window is None else window,
     )
     return out.transpose(0, 1)[None]
 

@@ -18,16 +18,20 @@ if not torch.cuda.is_available():
 _attend = compiled(flex_attention)
 
 
-def _is_past(batch, head, query, key):
-    return query >= key
-
-
 @functools.lru_cache(maxsize=8)
-def _causal_mask(length, device):
-    """Which blocks of scores are empty; made once a length, as a training loop would."""
-    return create_block_mask(_is_past, None, None, length, length, device=device)
+def _causal_mask(rows, keys, window, device):
+    """Which blocks of scores are empty; made once a shape, as a training loop would."""
+
+    def is_seen(batch, head, query, key):
+        position = query + (keys - rows)
+        past = position >= key
+        return past if window is None else past & (position - window <= key)
+
+    return create_block_mask(is_seen, None, None, rows, keys, device=device)
 
 
-def attention(q, k, v, causal=False):
-    mask = _causal_mask(q.shape[-2], q.device) if causal else None
-    return _attend(q, k, v, block_mask=mask)
+def attention(q, k, v, mask=None, causal=False, window=None):
+    if mask is not None:
+        raise ValueError("a mask is written as a function of the score there, not as a tensor")
+    blocks = _causal_mask(q.shape[-2], k.shape[-2], window, q.device) if causal else None
+    return _attend(q, k, v, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])

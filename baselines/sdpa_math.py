@@ -7,5 +7,9 @@ from baselines import _sdpa
 LIBRARY = "torch"
 
 
-def attention(q, k, v, causal=False):
-    return _sdpa.attention(q, k, v, causal, SDPBackend.MATH)
+def attention(q, k, v, mask=None, causal=False, window=None):
+    return _sdpa.attention(q, k, v, mask, causal, window, SDPBackend.MATH)
+
+
+def decode_attention(q, k, v, lengths=None):
+    return _sdpa.decode_attention(q, k, v, lengths, SDPBackend.MATH)

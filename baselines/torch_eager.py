@@ -28,6 +28,7 @@ layer_norm = formulas.layer_norm
 rms_norm = formulas.rms_norm
 matmul = formulas.matmul
 attention = formulas.attention
+decode_attention = formulas.decode_attention
 swiglu = formulas.swiglu
 geglu = formulas.geglu
 rotary = formulas.rotary

@@ -16,8 +16,12 @@ AUTOTUNES = ("matmul",)
 IN_PLACE = ("rms_norm",)
 
 
-def attention(q, k, v, causal=False):
-    return _xformers.attention(q, k, v, causal, None)
+def attention(q, k, v, mask=None, causal=False, window=None):
+    return _xformers.attention(q, k, v, mask, causal, window, None)
+
+
+def decode_attention(q, k, v, lengths=None):
+    return _xformers.decode_attention(q, k, v, lengths, None)
 
 
 def rms_norm(x, weight, eps, residual=None):

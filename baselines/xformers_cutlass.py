@@ -7,5 +7,9 @@ from baselines import _xformers
 LIBRARY = "xformers"
 
 
-def attention(q, k, v, causal=False):
-    return _xformers.attention(q, k, v, causal, (cutlass.FwOp, cutlass.BwOp))
+def attention(q, k, v, mask=None, causal=False, window=None):
+    return _xformers.attention(q, k, v, mask, causal, window, (cutlass.FwOp, cutlass.BwOp))
+
+
+def decode_attention(q, k, v, lengths=None):
+    return _xformers.decode_attention(q, k, v, lengths, (cutlass.FwOp, None))

@@ -7,5 +7,9 @@ from baselines import _xformers
 LIBRARY = "xformers"
 
 
-def attention(q, k, v, causal=False):
-    return _xformers.attention(q, k, v, causal, (flash.FwOp, flash.BwOp))
+def attention(q, k, v, mask=None, causal=False, window=None):
+    return _xformers.attention(q, k, v, mask, causal, window, (flash.FwOp, flash.BwOp))
+
+
+def decode_attention(q, k, v, lengths=None):
+    return _xformers.decode_attention(q, k, v, lengths, (flash.FwOp, None))

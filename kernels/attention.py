@@ -3,7 +3,7 @@
 FLOPs: 4 D for each pair of a row and a key that it sees, forward; 10 D backward. Bytes: q, k and v
 read, out written; the scores never leave the chip (Dao et al., "FlashAttention", 2022). A program
 owns a tile of query rows and walks the keys in tiles, with the running maximum m and sum l of an
-online softmax; both live in base 2, so that scale and log2(e) fold into one multiplication. Only
+online softmax; in 16 bits both live in base 2, so that scale and log2(e) fold into one factor. Only
 tiles that the diagonal, a window or the end of the sequence cuts are masked; all others run
 without, and tiles that no row sees are skipped. Programs of one head stand side by side, so its
 keys stay in L2; causal ones start with the longest rows.
@@ -23,26 +23,33 @@ from ._runtime.call_cache import cached_launch
 from ._runtime.checks import (
     MOST_ITEMS,
     check_flag,
-    check_floating,
     check_integer,
     check_number,
+    check_tensor,
     check_tensors,
     check_that,
     shown,
 )
 from ._runtime.configs import Configs
 from ._runtime.device import shared_bytes
-from ._triton.math import LN2, LOG2E
+from ._triton.math import LN2
 from ._triton.memory import store_as
 from .attention_details.backward import attention_bwd
-from .attention_details.launch import LEVELS, in_rows, like, options_of, strides_of, strides_of_mask
-from .attention_details.scores import attend_keys, key_range, load_tile
+from .attention_details.launch import (
+    LEVELS,
+    SCALES,
+    SMALL,
+    check_heads,
+    first_to_fit,
+    in_rows,
+    like,
+    options_of,
+    strides_of,
+    strides_of_mask,
+    tile,
+)
+from .attention_details.scores import attend_keys, factor_of, key_range, load_tile
 from .random_details.philox import boxed
-
-LEAST_D, MOST_D, STEP_D = 16, 256, 8
-# Scales that are normal numbers of float32, above zero: a negative one would turn the maximum.
-SCALES = 2.0**-126, 2.0**127
-
 
 ACCUMULATES = {"attention": "float32"}
 
@@ -88,7 +95,8 @@ def attention(
     check_tensors(q=q, k=k, v=v)
     check_flag("causal", causal)
     check_flag("return_lse", return_lse)
-    _check(q, k, v, mask)
+    check_heads(q, k, v)
+    _check_mask(mask, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
     left, right = _bounds(window, causal)
     dropped = _dropped(check_number("dropout", dropout, 0, 1))
@@ -122,40 +130,20 @@ class _Attention(torch.autograd.Function):
         return *grads, None, None, None, None, None, None, None
 
 
-def _check(q, k, v, mask):
-    """TypeError or ValueError where the tensors do not belong together."""
-    check_that(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, H, S, D]")
-    b, h, sq, d = q.shape
-    fits = LEAST_D <= d <= MOST_D and d % STEP_D == 0
-    wide = f"expected a multiple of {STEP_D} from {LEAST_D} to {MOST_D}"
-    check_that(fits, f"q: head dimension {d}, {wide}")
-    check_floating(q=q)
-    check_that(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, H, S, D]")
-    heads, sk = k.shape[1], k.shape[2]
-    fits = k.shape[0] == b and k.shape[3] == d
-    check_that(fits, f"k: shape {tuple(k.shape)}, expected [{b}, K, Sk, {d}] as q has")
-    groups = h % heads == 0 if heads else h == 0
-    check_that(groups, f"k: {heads} heads, expected a number that divides the {h} of q")
-    shape = tuple(k.shape)
-    check_that(v.shape == k.shape, f"v: shape {tuple(v.shape)}, expected {shape} as k has")
-    for name, x in (("k", k), ("v", v)):
-        check_that(
-            x.dtype == q.dtype and x.device == q.device,
-            f"{name}: {x.dtype} on {x.device}, expected {q.dtype} on {q.device} as q has",
-        )
-    longest = max(sq, sk)
-    check_that(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
-    if mask is not None:
-        check_tensors(mask=mask)
-        check_no_grad(mask=mask)
-        if mask.dtype not in (torch.bool, torch.float32, q.dtype):
-            raise TypeError(f"mask: {mask.dtype}, expected {q.dtype}, float32 or bool")
-        check_that(mask.device == q.device, f"mask: on {mask.device}, expected {q.device} as q is")
-        shape, full = tuple(mask.shape), (b, h, sq, sk)
-        fits = len(shape) <= 4 and all(
-            size in (1, most) for size, most in zip(reversed(shape), reversed(full), strict=False)
-        )
-        check_that(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
+def _check_mask(mask, q, k):
+    """TypeError or ValueError where the mask does not belong to q and k."""
+    if mask is None:
+        return
+    check_tensor("mask", mask)
+    check_no_grad(mask=mask)
+    if mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        raise TypeError(f"mask: {mask.dtype}, expected {q.dtype}, float32 or bool")
+    check_that(mask.device == q.device, f"mask: on {mask.device}, expected {q.device} as q is")
+    shape, full = tuple(mask.shape), (*q.shape[:3], k.shape[2])
+    fits = len(shape) <= 4 and all(
+        size in (1, most) for size, most in zip(reversed(shape), reversed(full), strict=False)
+    )
+    check_that(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
 
 
 def _bounds(window, causal):
@@ -202,11 +190,12 @@ def _forward_kernel(
     BLOCK_M rows of one head: it reads them of q, walks the keys that they see, and writes them of
     out, of lse and of stats. stats: m + log2(l); of float32 m, and log2(l) `rows` further on.
     mask, lse, stats: may be None.
-    GROUP: query heads of one key head. left, right: see `_attention_scores`, bounds if LEFT, RIGHT.
+    GROUP: query heads of one key head. left, right: bounds if LEFT, RIGHT, as in
+    `attention_details/scores.py`.
     inverse: one over the share that DROPOUT keeps. BLOCK_D: a power of two, at least D.
     """
-    # torch.compile hands scalars over in float64.
-    scale = tl.cast(scale, tl.float32) * LOG2E
+    NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
+    scale = factor_of(scale, NATURAL)
     PADDED: tl.constexpr = BLOCK_D != D
     tiles = tl.cdiv(SQ, BLOCK_M)
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -220,7 +209,7 @@ def _forward_kernel(
     row = offs_m.to(tl.int64)[:, None]
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh + row * stride_qs + offs_d[None, :]
     k_ptrs = k_ptr + b * stride_kb + h // GROUP * stride_kh
-    k_ptrs += offs_n.to(tl.int64)[None, :] * stride_ks + offs_d[:, None]
+    k_ptrs += offs_n.to(tl.int64)[:, None] * stride_ks + offs_d[None, :]
     v_ptrs = v_ptr + b * stride_vb + h // GROUP * stride_vh
     v_ptrs += offs_n.to(tl.int64)[:, None] * stride_vs + offs_d[None, :]
     if mask_ptr is not None:
@@ -253,11 +242,12 @@ def _forward_kernel(
     log_l = tl.log2(tl.where(empty, 1.0, l))
     place = head * SQ + offs_m
     if lse_ptr is not None:
-        tl.store(lse_ptr + place, (m + log_l) * LN2, mask=inside)
+        lse = m + log_l * LN2 if NATURAL else (m + log_l) * LN2
+        tl.store(lse_ptr + place, lse, mask=inside)
     if stats_ptr is not None:
         # To the backward pass it is a row whose weights are all zero.
         m = tl.where(empty, float("inf"), m)
-        if q.dtype == tl.float32:
+        if NATURAL:
             tl.store(stats_ptr + rows + place, log_l, mask=inside)
         else:
             m += log_l
@@ -310,39 +300,26 @@ def attention_fwd(
     return out, lse, stats
 
 
-def _tile(m, n, warps, stages):
-    return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
-
-
-CONFIGS = (
-    _tile(128, 64, 8, 3),
-    _tile(64, 64, 4, 3),
-    _tile(128, 64, 8, 4),
-    _tile(128, 64, 4, 2),
-    _tile(128, 128, 8, 2),
-    _tile(64, 32, 4, 2),
+NARROW, WIDE = tile(128, 64, 8, 3), tile(64, 64, 4, 3)
+CONFIGS = (tile(128, 64, 8, 2), tile(64, 32, 4, 2), *SMALL)
+MORE_CONFIGS = (
+    tile(128, 64, 8, 4),
+    tile(128, 64, 4, 2),
+    tile(128, 128, 8, 2),
+    tile(64, 64, 4, 2),
+    tile(64, 128, 4, 2),
+    tile(128, 128, 8, 3),
 )
-MORE_CONFIGS = (_tile(64, 64, 4, 2), _tile(64, 128, 4, 2), _tile(128, 128, 8, 3))
-# By the rank of the head dimension: float32, and 16 bits on devices with little shared memory.
-FLOAT32_CONFIG = _tile(64, 32, 4, 2)
-SMALL_CONFIGS = (_tile(32, 32, 4, 1), _tile(16, 16, 4, 1))
-
-
-def _shared_bytes(config, d, itemsize):
-    """What the tile of q and the stages of k and v take."""
-    keys = 2 * config["num_stages"] * config["BLOCK_N"]
-    return (config["BLOCK_M"] + keys) * d * itemsize
 
 
 def _choose(s, d, itemsize, causal, shared):
-    if itemsize == 4:
-        return FLOAT32_CONFIG
-    # Where a head is wide, two small programs a multiprocessor overlap better than one.
-    ranked = (CONFIGS[1], CONFIGS[0]) if d == 128 else CONFIGS[:2]
-    fitting = [config for config in ranked if _shared_bytes(config, d, itemsize) <= shared]
-    return fitting[0] if fitting else CONFIGS[-1]
+    # If a head is wide, two small programs a multiprocessor overlap better than one; one whose
+    # accumulator fills the registers has no choice. See the lab book: tiles by the tuner.
+    best = NARROW if d <= 64 else WIDE if d <= 128 else CONFIGS[0]
+    ranked = (best, *CONFIGS) if itemsize == 2 else SMALL
+    return first_to_fit(ranked, ("BLOCK_M", "BLOCK_N"), 1, d, itemsize, shared)
 
 
-FORWARD = Configs(_forward_kernel, CONFIGS + MORE_CONFIGS, _choose)
+FORWARD = Configs(_forward_kernel, (NARROW, WIDE, *CONFIGS, *MORE_CONFIGS), _choose)
 
 attention_fwd = cached_launch(attention_fwd)

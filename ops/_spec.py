@@ -24,6 +24,7 @@ class Tensor:
     """One tensor argument.
 
     - shape: size letters separated by blanks, such as `M N`; empty for a tensor without dimensions.
+      From letters joined by a bar, such as `T|S`, the first counts that the case has.
     - dtype: a fixed dtype, such as `int64`; if empty, the dtype of the cell.
     - grad: the backward pass computes its gradient.
     - when: a flag. The tensor is present in cases with this flag; other cases pass None.
@@ -52,6 +53,16 @@ class Tensor:
     sentinel: tuple[str, int] | None = None
     scale: "float | Callable[[Case], float]" = 1.0
     table: "Callable[[Case, int], object] | None" = None
+
+    def letters(self, sizes: Mapping[str, int]) -> list[str]:
+        """Return the letters of its sizes in a case with these sizes; KeyError if it lacks one."""
+        found = []
+        for letters in self.shape.split():
+            *others, last = letters.split("|")
+            found.append(next((each for each in others if each in sizes), last))
+            if found[-1] not in sizes:
+                raise KeyError(f"no size {letters}")
+        return found
 
     def scale_of(self, a_case: "Case") -> float:
         """Return the standard deviation of its plain entries in a case."""

@@ -1,45 +1,76 @@
-"""Scaled dot-product attention, forward: out = softmax(scale q kᵀ + mask) v for each head.
+"""Scaled dot-product attention: out = softmax(scale q kᵀ + mask) v for each head.
 
-The scale is 1 / sqrt(D). The mask hides later keys where causal, and there is none otherwise.
+The scale is 1 / sqrt(D). Query head h reads key head h // (H / K), K being H if a case has none.
+Row i stands at key p = i + T - S, T being S if a case has none. Causal rows see no key beyond p,
+and with a window W none before p - W. The mask is added to the scores of all heads.
 
-Bytes: q, k and v are read and out is written, 4 B H S D items; the S by S scores need not leave the
-chip. FLOPs: 4 B H S² D, half of that where causal. Cases: the sizes of the FlashAttention papers
-(Dao et al., 2022) and of Whisper's encoder.
+Bytes: forward, q, k, v and the mask are read and out is written; the scores need not leave the
+chip. Backward, out, its gradient and the logarithm of each row's sum are read too, and three
+gradients are written. FLOPs: 4 D forward and 10 D backward for each pair of a row and a key that it
+sees, as Dao counts them ("FlashAttention-2", 2023). Causal rows see half of a square. Cases: the
+sizes of the FlashAttention papers (Dao et al., 2022), of Whisper's encoder and of named models.
 """
 
 import math
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from ops._drawn import log_uniform
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
 
 
-def attention_reference(q, k, v, causal):
-    s, d = q.shape[-2:]
-    mask = torch.ones(s, s, dtype=torch.bool, device=q.device).tril() if causal else None
-    heads = []
-    # One head at a time: all scores of a long sequence at once would not fit.
-    for qh, kh, vh in zip(*(x.reshape(-1, s, d) for x in (q, k, v)), strict=True):
-        scores = qh @ kh.T / math.sqrt(d)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        heads.append(torch.softmax(scores, dim=-1) @ vh)
-    return torch.stack(heads).view(q.shape) if heads else torch.empty_like(q)
+def attention_reference(q, k, v, mask=None, causal=False, window=None):
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    if causal:
+        last = k.shape[2] - q.shape[2]
+        seen = seen.tril(last)
+        if window is not None:
+            seen = seen.triu(last - window)
+    heads, group = [], q.shape[1] // k.shape[1]
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            given = q[b, h], k[b, h // group], v[b, h // group], mask, seen
+            # All scores of a long sequence would not fit: those of one head at a time are kept.
+            heads.append(checkpoint(_head, *given, use_reentrant=False, preserve_rng_state=False))
+    # Without a head the result hangs on the keys as well, whose gradients are zero.
+    return torch.stack(heads).view(q.shape) if heads else q + 0 * (k.sum() + v.sum())
+
+
+def _head(q, k, v, mask, seen):
+    scores = q @ k.T / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
 
 
 def _cost(a_case, direction, itemsize):
     b, h, s, d = (a_case[letter] for letter in "BHSD")
-    flops = 4 * b * h * s * s * d
-    return Cost(
-        3 * b * h * s * d * itemsize,
-        b * h * s * d * itemsize,
-        flops // 2 if "causal" in a_case.flags else flops,
-    )
+    heads, t = a_case.sizes.get("K", h), a_case.sizes.get("T", s)
+    rows, keys = b * h * s * d * itemsize, b * heads * t * d * itemsize
+    mask = s * t * itemsize if "mask" in a_case.flags else 0
+    products = 2 * b * h * d * _pairs(a_case, s, t)
+    if direction == "forward":
+        return Cost(rows + 2 * keys + mask, rows, products)
+    return Cost(3 * rows + 2 * keys + mask + _kept(a_case), rows + 2 * keys, products * 5 // 2)
+
+
+def _kept(a_case):
+    """The logarithm of the sum of each row, in float32."""
+    return 4 * a_case["B"] * a_case["H"] * a_case["S"]
+
+
+def _pairs(a_case, s, t):
+    """Twice the number of pairs of a row and a key that it sees; triangles are half squares."""
+    if "causal" not in a_case.flags:
+        return 2 * s * t
+    window = a_case.sizes.get("W", t)
+    hidden = max(0, t - window) ** 2 - max(0, t - s - window) ** 2
+    return 2 * s * t - s * s - hidden
 
 
 def _sweep():
-    """16,384 tokens and a hidden size of 2048, as the FlashAttention papers do; and speech."""
+    """16,384 tokens and a hidden size of 2048, as the FlashAttention papers do; and models."""
     for flags in ((), ("causal",)):
         for d in (64, 128):
             for s in (512, 1024, 2048, 4096, 8192, 16384):
@@ -47,22 +78,38 @@ def _sweep():
                 yield case(*flags, dtypes=dtypes, B=16384 // s, H=2048 // d, S=s, D=d)
     # The encoder of Whisper large: 1500 frames.
     yield case(B=8, H=20, S=1500, D=64, dtypes=("bfloat16",))
+    llama, bf16 = {"H": 32, "K": 8}, ("bfloat16",)
+    # Llama 3 8B in training, and reading the end of a prompt; the window of Mistral 7B.
+    yield case("causal", B=4, **llama, S=4096, D=128, dtypes=bf16)
+    yield case("causal", B=1, **llama, S=16384, D=128, dtypes=bf16)
+    yield case("causal", B=1, **llama, S=1024, T=16384, D=128, dtypes=bf16)
+    yield case("causal", B=1, **llama, W=4095, S=16384, D=128, dtypes=bf16)
+    # Heads that are no power of two, and wide ones: Phi-3 mini, Gemma 2 9B.
+    yield case("causal", B=4, H=32, S=4096, D=96, dtypes=bf16)
+    yield case("causal", B=2, H=16, K=8, S=8192, D=256, dtypes=bf16)
+    # The bias of a relative position, as in T5.
+    yield case("mask", B=8, H=16, S=2048, D=64, dtypes=bf16)
 
 
 def _drawn(generator):
-    """Any length of a sequence, heads of 64 or 128, and batches of up to 16,384 tokens in all."""
+    """Any length of a sequence, heads of 64 or 128, and batches of up to 8192 tokens in all."""
     flags = generator.choice(((), ("causal",)))
-    d, h = generator.choice((64, 128)), generator.choice((8, 12, 16, 20, 32, 40))
-    s = log_uniform(generator, 128, 16384)
-    return case(*flags, B=max(1, log_uniform(generator, 1024, 16384) // s), H=h, S=s, D=d)
+    d, h = generator.choice((64, 128)), generator.choice((8, 12, 16, 20, 32))
+    s = log_uniform(generator, 128, 8192)
+    return case(*flags, B=max(1, log_uniform(generator, 1024, 8192) // s), H=h, S=s, D=d)
 
 
-ROWS = Tensor("B H S D")
+KEYS = Tensor("B K|H T|S D")
 ATTENTION = Op(
     "attention",
     attention_reference,
-    {"q": ROWS, "k": ROWS, "v": ROWS},
-    _cost,
+    {
+        "q": Tensor("B H S D"),
+        "k": KEYS,
+        "v": KEYS,
+        "mask": Tensor("S T|S", grad=False, when="mask"),
+    },
+    in_turn(_cost, _kept),
     edge=(
         case(B=1, H=1, S=1, D=64),
         case(B=1, H=2, S=127, D=64),
@@ -76,13 +123,27 @@ ATTENTION = Op(
         case(B=1, H=2, S=40, D=64, layout="offset8", dtypes=("float16",)),
         case("causal", B=1, H=2, S=40, D=64, layout="transposed"),
         case("causal", B=2, H=1, S=40, D=64, layout="expanded"),
+        case("causal", B=2, H=4, K=2, S=100, D=64),
+        case(B=1, H=6, K=1, S=70, T=150, D=64),
+        case(B=1, H=2, S=150, T=70, D=64),
+        case("causal", B=1, H=4, K=2, S=70, T=200, D=128),
+        case("causal", B=1, H=4, K=2, S=1, T=130, D=64),
+        case("causal", B=1, H=2, W=40, S=200, D=64),
+        case("causal", B=1, H=4, K=2, W=64, S=90, T=200, D=64),
+        case("mask", B=2, H=2, S=70, D=64),
+        case("causal", "mask", B=1, H=4, K=2, S=40, T=100, D=64),
+        case(B=1, H=2, S=70, D=16),
+        case("causal", B=1, H=2, S=70, D=40),
+        case("causal", B=1, H=2, K=1, S=70, D=96),
+        case(B=1, H=1, S=70, D=256),
         case("causal", B=1, H=1, S=140, D=64, values="large", dtypes=("float32", "bfloat16")),
         case(B=1, H=1, S=140, D=64, values="equal"),
         case(B=1, H=1, S=140, D=64, values="spike", dtypes=("float32", "bfloat16")),
         case("causal", B=1, H=1, S=40, D=64, values="denormal"),
     ),
     sweep=tuple(_sweep()),
+    passes=PASSES,
     drawn=_drawn,
-    params={"causal": False},
-    flags={"causal": {"causal": True}},
+    params={"causal": False, "window": lambda a_case: a_case.sizes.get("W")},
+    flags={"causal": {"causal": True}, "mask": {}},
 )

@@ -66,7 +66,7 @@ def gradients(
 
 def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: str) -> torch.Tensor:
     key = f"{cell}/{name}"
-    shape = [case[letter] for letter in spec.shape.split()]
+    shape = [case[letter] for letter in spec.letters(case.sizes)]
     if swapped := spec.transposed and spec.transposed in case.flags:
         shape[-2:] = reversed(shape[-2:])
     element = getattr(torch, spec.dtype or dtype)

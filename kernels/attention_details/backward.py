@@ -24,15 +24,32 @@ from .._runtime.device import shared_bytes
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
 from ..random_details.philox import boxed
-from .launch import in_rows, like, options_of, strides_of, strides_of_mask
-from .scores import kept_entries, key_range, load_tile, masked_scores, row_range, unit
+from .launch import (
+    SMALL,
+    first_to_fit,
+    in_rows,
+    like,
+    options_of,
+    strides_of,
+    strides_of_mask,
+    tile,
+)
+from .scores import (
+    factor_of,
+    kept_entries,
+    key_range,
+    load_tile,
+    masked_scores,
+    row_range,
+    unit,
+)
 
 
 @triton.jit
-def _weights(scores, factor, m, log_l, PRECISE: tl.constexpr):
-    """exp2(factor scores - m - log_l), the weights of rows with these statistics."""
-    if PRECISE:
-        return tl.exp2((scores * factor - m) - log_l)
+def _weights(scores, factor, m, log_l, NATURAL: tl.constexpr):
+    """The weights of rows with these statistics; log_l counts in float32 alone."""
+    if NATURAL:
+        return tl.exp2((scores * factor - m) * LOG2E - log_l)
     else:
         return tl.exp2(scores * factor - m)
 
@@ -50,13 +67,14 @@ def _load_rows(ptrs, inside, outside, MASKED: tl.constexpr, KEPT: tl.constexpr):
 
 @triton.jit
 def _loop_keys(
-    dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, last,
+    acc, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, last,
     stride_ks, stride_vs, stride_mm, stride_mn,
     SQ, SK, left, right, scale, seed, dropped, inverse, head,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq with the keys from first to last, not yet scaled. first: a multiple of BLOCK_N."""
+    """acc with the keys from first to last: dq, not yet scaled, or without delta rowsum(P dP)."""
+    NATURAL: tl.constexpr = q.dtype == tl.float32
     offs_n = tl.arange(0, BLOCK_N)
     # A sequence length of one is a compile-time constant, and so is what follows from it.
     k_ptrs += tl.cast(first, tl.int64) * stride_ks
@@ -68,18 +86,61 @@ def _loop_keys(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
         scores = masked_scores(
             scores, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
-            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED,
+            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
-        p = _weights(scores, unit(mask_ptr, scale), m, log_l, q.dtype == tl.float32)
+        p = _weights(scores, unit(mask_ptr, scale), m, log_l, NATURAL)
         dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
             kept = kept_entries(seed, dropped, head, offs_m, start, SQ, SK, BLOCK_M, BLOCK_N)
             dp = tl.where(kept, dp * inverse, 0.0)
-        ds = p * (dp - delta)
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)
+        if delta is None:
+            acc += tl.sum(p * dp, 1)
+        else:
+            ds = p * (dp - delta)
+            acc = tl.dot(ds.to(k.dtype), k, acc, input_precision=PRECISION)
         k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
         v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
-    return dq
+    return acc
+
+
+@triton.jit
+def _all_keys(
+    acc, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, start_m,
+    stride_ks, stride_vs, stride_mm, stride_mn,
+    SQ, SK, left, right, scale, seed, dropped, inverse, head,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """acc with all keys that the rows from start_m on see; see `_loop_keys`."""
+    first, whole, cut, last = key_range(start_m, SK, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+    if LEFT:
+        acc = _loop_keys(
+            acc, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
+            first, tl.minimum(whole, last), stride_ks, stride_vs, stride_mm, stride_mn,
+            SQ, SK, left, right, scale, seed, dropped, inverse, head,
+            LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    acc = _loop_keys(
+        acc, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
+        whole, cut, stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, scale, seed, dropped, inverse, head,
+        LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    return _loop_keys(
+        acc, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
+        cut, last, stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, scale, seed, dropped, inverse, head,
+        LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def _transposed_dot(a, b, PRECISION: tl.constexpr):
+    """b aᵀ; of float32 it is rounded as a bᵀ is by the kernel of dq."""
+    if a.dtype == tl.float32:
+        return tl.trans(tl.dot(a, tl.trans(b), input_precision=PRECISION))
+    else:
+        return tl.dot(b, tl.trans(a), input_precision=PRECISION)
 
 
 @triton.jit
@@ -93,7 +154,7 @@ def _loop_rows(
     """dk, not yet scaled, and dv with the rows from first to last. first: a multiple of BLOCK_M."""
     q_ptrs += tl.cast(first, tl.int64) * stride_qs
     dout_ptrs += tl.cast(first, tl.int64) * stride_dos
-    PRECISE: tl.constexpr = k.dtype == tl.float32
+    NATURAL: tl.constexpr = k.dtype == tl.float32
     for start in range(first, last, BLOCK_M):
         offs_m = start + tl.arange(0, BLOCK_M)
         inside = offs_m < SQ
@@ -102,23 +163,24 @@ def _loop_rows(
         place = head * SQ + offs_m
         # A row that is outside has weights of zero.
         m = _load_rows(stats_ptr + place, inside, float("inf"), MASKED, True)
-        log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, MASKED, PRECISE)
+        log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, MASKED, NATURAL)
         delta = _load_rows(delta_ptr + place, inside, 0.0, MASKED, True)
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
+        scores = _transposed_dot(q, k, PRECISION)  # [BLOCK_N, BLOCK_M]
         scores = masked_scores(
             scores, mask_ptr, offs_m[None, :], offs_n[:, None], stride_mm, stride_mn,
-            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED,
+            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
-        p = _weights(scores, unit(mask_ptr, scale), m[None, :], log_l[None, :], PRECISE)
-        dp = tl.dot(v, tl.trans(dout), input_precision=PRECISION)
+        p = _weights(scores, unit(mask_ptr, scale), m[None, :], log_l[None, :], NATURAL)
         if DROPOUT:
             kept = kept_entries(seed, dropped, head, offs_m, start_n, SQ, SK, BLOCK_M, BLOCK_N)
             kept = tl.trans(kept)
-            dp = tl.where(kept, dp * inverse, 0.0)
-            dropped_p = tl.where(kept, p * inverse, 0.0)
+            left_p = tl.where(kept, p * inverse, 0.0)
         else:
-            dropped_p = p
-        dv = tl.dot(dropped_p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+            left_p = p
+        dv = tl.dot(left_p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        dp = _transposed_dot(dout, v, PRECISION)
+        if DROPOUT:
+            dp = tl.where(kept, dp * inverse, 0.0)
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
         q_ptrs += tl.cast(stride_qs, tl.int64) * BLOCK_M
@@ -144,8 +206,10 @@ def _dq_kernel(
     and writes them of dq and delta. mask, dlse: may be None. delta: [B, H, SQ]. Other parameters
     as those of the forward kernel.
     """
+    NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     # torch.compile hands scalars over in float64.
     scale, inverse = tl.cast(scale, tl.float32), tl.cast(inverse, tl.float32)
+    factor = factor_of(scale, NATURAL)
     PADDED: tl.constexpr = BLOCK_D != D
     tiles = tl.cdiv(SQ, BLOCK_M)
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -165,40 +229,31 @@ def _dq_kernel(
     if mask_ptr is not None:
         mask_ptr += b * stride_mb + h * stride_mh
     place = head * SQ + offs_m
-    out = load_tile(out_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
     dout = load_tile(dout_ptrs, inside[:, None], wide[None, :], True, PADDED)
-    delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    # A row that is outside has weights of zero.
+    m = _load_rows(stats_ptr + place, inside, float("inf"), True, True)[:, None]
+    log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, True, NATURAL)[:, None]
+    if NATURAL:
+        # A weight of one has a delta that is its dP, to the last bit; of the rounded O it has not.
+        delta = _all_keys(
+            tl.zeros((BLOCK_M,), tl.float32), q, dout, None, m, log_l, k_ptrs, v_ptrs, mask_ptr,
+            offs_m, wide, tile * BLOCK_M, stride_ks, stride_vs, stride_mm, stride_mn,
+            SQ, SK, left, right, factor, seed, dropped, inverse, head,
+            LEFT, RIGHT, DROPOUT, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    else:
+        out = load_tile(out_ptrs, inside[:, None], wide[None, :], True, PADDED)
+        delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
     if dlse_ptr is not None:
         delta -= tl.load(dlse_ptr + place, mask=inside, other=0.0)
     tl.store(delta_ptr + place, delta, mask=inside)
-    q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
-    # A row that is outside has weights of zero.
-    PRECISE: tl.constexpr = q.dtype == tl.float32
-    m = _load_rows(stats_ptr + place, inside, float("inf"), True, True)[:, None]
-    log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, True, PRECISE)[:, None]
-    delta = delta[:, None]
-    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    first, whole, cut, last = key_range(
-        tile * BLOCK_M, SK, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N
-    )
-    if LEFT:
-        dq = _loop_keys(
-            dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
-            first, tl.minimum(whole, last), stride_ks, stride_vs, stride_mm, stride_mn,
-            SQ, SK, left, right, scale * LOG2E, seed, dropped, inverse, head,
-            LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    dq = _loop_keys(
-        dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
-        whole, cut, stride_ks, stride_vs, stride_mm, stride_mn,
-        SQ, SK, left, right, scale * LOG2E, seed, dropped, inverse, head,
-        LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    dq = _loop_keys(
-        dq, q, dout, delta, m, log_l, k_ptrs, v_ptrs, mask_ptr, offs_m, wide,
-        cut, last, stride_ks, stride_vs, stride_mm, stride_mn,
-        SQ, SK, left, right, scale * LOG2E, seed, dropped, inverse, head,
-        LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    dq = _all_keys(
+        tl.zeros((BLOCK_M, BLOCK_D), tl.float32), q, dout, delta[:, None], m, log_l,
+        k_ptrs, v_ptrs, mask_ptr, offs_m, wide, tile * BLOCK_M,
+        stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, factor, seed, dropped, inverse, head,
+        LEFT, RIGHT, DROPOUT, PRECISION, PADDED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + row * stride_dqs + offs_d[None, :]
     store_as(dq_ptrs, dq * scale, inside[:, None] & wide[None, :])
@@ -222,7 +277,9 @@ def _dkdv_kernel(
     reads them of k and v, walks in each of the GROUP query heads the rows that see them, of q,
     dout, stats and delta, and writes dk and dv. Parameters as those of the forward kernel.
     """
+    NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale, inverse = tl.cast(scale, tl.float32), tl.cast(inverse, tl.float32)
+    factor = factor_of(scale, NATURAL)
     PADDED: tl.constexpr = BLOCK_D != D
     tiles = tl.cdiv(SK, BLOCK_N)
     tile, key_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
@@ -256,21 +313,21 @@ def _dkdv_kernel(
             dk, dv = _loop_rows(
                 dk, dv, k, v, head_q_ptrs, head_dout_ptrs, head_mask_ptr, stats_ptr, delta_ptr,
                 offs_n, wide, first, tl.minimum(whole, last),
-                stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, scale * LOG2E,
+                stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, factor,
                 seed, dropped, inverse, head, rows, tile * BLOCK_N,
                 LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
             )  # fmt: skip
         dk, dv = _loop_rows(
             dk, dv, k, v, head_q_ptrs, head_dout_ptrs, head_mask_ptr, stats_ptr, delta_ptr,
             offs_n, wide, whole, cut,
-            stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, scale * LOG2E,
+            stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, factor,
             seed, dropped, inverse, head, rows, tile * BLOCK_N,
             LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         dk, dv = _loop_rows(
             dk, dv, k, v, head_q_ptrs, head_dout_ptrs, head_mask_ptr, stats_ptr, delta_ptr,
             offs_n, wide, cut, last,
-            stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, scale * LOG2E,
+            stride_qs, stride_dos, stride_mm, stride_mn, SQ, SK, left, right, factor,
             seed, dropped, inverse, head, rows, tile * BLOCK_N,
             LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
@@ -328,31 +385,26 @@ def attention_bwd(
     return dq, dk, dv
 
 
-def _tile(m, n, warps, stages):
-    return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
-
-
-DQ_CONFIGS = (
-    _tile(128, 64, 8, 2), _tile(128, 64, 8, 3), _tile(64, 64, 4, 2), _tile(64, 64, 4, 3),
-    _tile(128, 32, 4, 2), _tile(64, 32, 4, 2), _tile(128, 128, 8, 2),
-    _tile(32, 32, 4, 1), _tile(16, 16, 4, 1),
-)  # fmt: skip
-DKDV_CONFIGS = (
-    _tile(64, 128, 8, 2), _tile(64, 128, 8, 3), _tile(64, 64, 4, 2), _tile(64, 64, 4, 3),
-    _tile(32, 128, 4, 2), _tile(32, 64, 4, 2), _tile(128, 128, 8, 2),
-    _tile(32, 32, 4, 1), _tile(16, 16, 4, 1),
-)  # fmt: skip
+# The largest first, of those that a rule may fall back to for want of shared memory.
+DQ_CONFIGS = (tile(128, 64, 8, 2), tile(128, 32, 8, 2), tile(64, 32, 4, 2), *SMALL)
+DKDV_CONFIGS = (tile(64, 128, 8, 2), tile(32, 64, 8, 2), tile(32, 64, 4, 2), *SMALL)
+MORE_DQ = (tile(128, 64, 8, 3), tile(64, 64, 4, 2), tile(64, 64, 4, 3))
+MORE_DKDV = (tile(64, 128, 8, 3), tile(64, 64, 4, 2), tile(64, 64, 4, 3))
 
 
 def _choose_dq(d, itemsize, shared):
-    return DQ_CONFIGS[0] if itemsize == 2 else DQ_CONFIGS[-2]
+    # Two tiles stay, q and the gradient of out, beside the stages of k and v.
+    ranked = DQ_CONFIGS if itemsize == 2 else SMALL
+    return first_to_fit(ranked, ("BLOCK_M", "BLOCK_N"), 2, d, itemsize, shared)
 
 
 def _choose_dkdv(d, itemsize, shared):
-    return DKDV_CONFIGS[0] if itemsize == 2 else DKDV_CONFIGS[-2]
+    # Wider heads spill with more rows or keys.
+    ranked = DKDV_CONFIGS[d > 128 :] if itemsize == 2 else SMALL
+    return first_to_fit(ranked, ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared)
 
 
-DQ = Configs(_dq_kernel, DQ_CONFIGS, _choose_dq)
-DKDV = Configs(_dkdv_kernel, DKDV_CONFIGS, _choose_dkdv)
+DQ = Configs(_dq_kernel, DQ_CONFIGS + MORE_DQ, _choose_dq)
+DKDV = Configs(_dkdv_kernel, DKDV_CONFIGS + MORE_DKDV, _choose_dkdv)
 
 attention_bwd = cached_launch(attention_bwd)

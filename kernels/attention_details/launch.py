@@ -1,12 +1,49 @@
 """The host's side that the launchers of attention share: views, allocations, kernel arguments."""
 
+from collections.abc import Sequence
+
 import torch
 
+from .._runtime.checks import (
+    MOST_ITEMS,
+    check_floating,
+    check_same_device,
+    check_same_dtype,
+    check_that,
+)
+from .._runtime.configs import Config
 from .._runtime.device import float32_dot
 from .._runtime.layout import as_read
 
 # Numbers of 16 bits decide what dropout keeps.
 LEVELS = 2**16
+
+
+LEAST_D, MOST_D, STEP_D = 16, 256, 8
+# Scales that are normal numbers of float32, above zero: a negative one would turn the maximum.
+SCALES = 2.0**-126, 2.0**127
+
+
+def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """TypeError or ValueError where these are not [B, H, Sq, D] and twice [B, K, Sk, D]."""
+    check_that(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, H, S, D]")
+    b, h, sq, d = q.shape
+    fits = LEAST_D <= d <= MOST_D and d % STEP_D == 0
+    wide = f"expected a multiple of {STEP_D} from {LEAST_D} to {MOST_D}"
+    check_that(fits, f"q: head dimension {d}, {wide}")
+    check_floating(q=q)
+    check_that(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, H, S, D]")
+    heads, sk = k.shape[1], k.shape[2]
+    fits = k.shape[0] == b and k.shape[3] == d
+    check_that(fits, f"k: shape {tuple(k.shape)}, expected [{b}, K, Sk, {d}] as q has")
+    groups = h % heads == 0 if heads else h == 0
+    check_that(groups, f"k: {heads} heads, expected a number that divides the {h} of q")
+    shape = tuple(k.shape)
+    check_that(v.shape == k.shape, f"v: shape {tuple(v.shape)}, expected {shape} as k has")
+    check_same_dtype(q=q, k=k, v=v)
+    check_same_device(q=q, k=k, v=v)
+    longest = max(sq, sk)
+    check_that(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
 
 
 def in_rows(x: torch.Tensor) -> torch.Tensor:
@@ -61,5 +98,41 @@ def options_of(
         # Only float32 has anything to split.
         "PRECISION": float32_dot() if q.dtype == torch.float32 else "ieee",
         "D": d,
-        "BLOCK_D": 1 << (d - 1).bit_length(),
+        "BLOCK_D": padded(d),
     }
+
+
+def padded(d: int) -> int:
+    """The power of two that a head takes in a tile."""
+    return 1 << (d - 1).bit_length()
+
+
+def tile(m: int, n: int, warps: int, stages: int) -> Config:
+    """A configuration of a kernel: rows and keys of a tile."""
+    return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
+
+
+# For little shared memory, and for float32. All kernels of float32 take the same tensor core
+# instructions, so that they round scores alike.
+SMALL = (tile(32, 32, 4, 2), tile(32, 32, 4, 1), tile(16, 16, 4, 1))
+
+
+def first_to_fit(
+    ranked: Sequence[Config], sides: tuple[str, str], owned: int, d: int, itemsize: int, shared: int
+) -> Config:
+    """The first configuration whose tiles fit in shared memory, or the last.
+
+    sides: the sizes of the side that a program owns, `owned` tiles of which stay, and of the side
+    that it walks, two tiles of which each stage has.
+    """
+    own, walked = sides
+    if itemsize == 4 and d > 128:
+        # With more rows accumulators fill the registers many times over.
+        return SMALL[-1]
+    # The parts of a float32 product are laid out anew, in half as much again.
+    itemsize = 6 if itemsize == 4 else itemsize
+    for config in ranked:
+        rows = owned * config[own] + 2 * config["num_stages"] * config[walked]
+        if rows * padded(d) * itemsize <= shared:
+            return config
+    return ranked[-1]

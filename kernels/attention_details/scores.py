@@ -1,12 +1,16 @@
 """Device functions that the kernels of attention share.
 
 They say which keys a row sees, apply the mask, draw the bits of dropout, and walk the keys of the
-forward pass. Offsets of rows and of
-keys come with two dimensions, so a tile may be [rows, keys] or its transpose.
+forward pass. Offsets of rows and of keys come with two dimensions, so a tile may be [rows, keys] or
+its transpose.
 
 Row i stands at position p = i + Sk - Sq of the keys: the last row stands at the last key. A bounded
 row sees the keys from i + left to i + right; so `left` is Sk - Sq less the window's left size, and
 `right` is Sk - Sq plus its right size, which is zero if the attention is causal.
+
+Scores of 16 bits, and m with them, are in base 2: scale and log2(e) fold into one factor. Scores of
+float32 are natural. There the rounding of that factor would show, and a large score that is m shall
+be subtracted from itself before anything is rounded.
 """
 
 import triton
@@ -91,18 +95,19 @@ def row_range(
 @triton.jit
 def masked_scores(
     scores, mask_ptr, rows, keys, stride_mm, stride_mn, SQ, SK, left, right, scale,
-    LEFT: tl.constexpr, RIGHT: tl.constexpr, MASKED: tl.constexpr,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, MASKED: tl.constexpr, NATURAL: tl.constexpr,
 ):  # fmt: skip
     """Scores with the mask added, and minus infinity for keys that a row does not see.
 
-    scores: products of rows and keys. mask_ptr: of this head, or None. scale: in base 2, and
-    applied only where there is a mask: `unit` says what remains to be applied.
+    scores: products of rows and keys. mask_ptr: of this head, or None. scale: as `factor_of` has
+    it; applied only if there is a mask, and `unit` says what remains to be applied.
     """
     if mask_ptr is not None:
         ptrs = mask_ptr + rows.to(tl.int64) * stride_mm + keys.to(tl.int64) * stride_mn
         mask = tl.load(ptrs, mask=(rows < SQ) & (keys < SK), other=0)
         if mask.dtype.is_floating():
-            scores = scores * scale + mask.to(tl.float32) * LOG2E
+            mask = mask.to(tl.float32)
+            scores = scores * scale + (mask if NATURAL else mask * LOG2E)
         else:
             scores = tl.where(mask != 0, scores * scale, -float("inf"))
     if MASKED:
@@ -116,8 +121,25 @@ def masked_scores(
 
 
 @triton.jit
+def factor_of(scale, NATURAL: tl.constexpr):
+    """The factor of scores: the scale, natural or for base 2."""
+    # torch.compile hands scalars over in float64.
+    scale = tl.cast(scale, tl.float32)
+    return scale if NATURAL else scale * LOG2E
+
+
+@triton.jit
+def power(x, base, NATURAL: tl.constexpr):
+    """exp(x - base), or 2**(x - base)."""
+    if NATURAL:
+        return tl.exp2((x - base) * LOG2E)
+    else:
+        return tl.exp2(x - base)
+
+
+@triton.jit
 def unit(mask_ptr, scale):
-    """The factor that takes what `masked_scores` returns to base 2."""
+    """The factor that is left to apply to what `masked_scores` returns."""
     if mask_ptr is None:
         return scale
     else:
@@ -167,19 +189,20 @@ def attend_keys(
     k_ptrs += tl.cast(first, tl.int64) * stride_ks
     v_ptrs += tl.cast(first, tl.int64) * stride_vs
     factor = unit(mask_ptr, scale)
+    NATURAL: tl.constexpr = q.dtype == tl.float32
     for start in range(first, last, BLOCK_N):
         inside = start + offs_n < SK
-        k = load_tile(k_ptrs, inside[None, :], wide[:, None], MASKED, PADDED)
-        scores = tl.dot(q, k, input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        k = load_tile(k_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
         scores = masked_scores(
             scores, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
-            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED,
+            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
         m_new = tl.maximum(m, tl.max(scores, 1) * factor)
         # A row that has only seen minus infinity must not subtract it from itself.
         base = tl.where(m_new == -float("inf"), 0.0, m_new)
-        p = tl.exp2(scores * factor - base[:, None])
-        shrink = tl.exp2(m - base)
+        p = power(scores * factor, base[:, None], NATURAL)
+        shrink = power(m, base, NATURAL)
         l = l * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None]
         if DROPOUT:

@@ -32,11 +32,13 @@ def layernorm(input, gemma, beta, eps=1e-6):
     return norm(input.float(), input.shape[-1:], gemma, beta, eps).to(input.dtype)
 
 
-def single_prefill_with_kv_cache(q, k, v, causal=False, kv_layout="NHD"):
+def single_prefill_with_kv_cache(q, k, v, causal=False, kv_layout="NHD", window_left=-1):
     """q: [position, head, dimension]; k, v: [head, position, dimension] where kv_layout is HND."""
     if kv_layout != "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    out = ATTENTION.reference(q.transpose(0, 1)[None], k[None], v[None], causal)
+    window = None if window_left < 0 else window_left
+    given = q.transpose(0, 1)[None], k[None], v[None]
+    out = ATTENTION.reference(*given, causal=causal, window=window)
     return out[0].transpose(0, 1).contiguous()
 
 
@@ -90,6 +92,9 @@ def test_its_norms_compute_their_ops(flashinfer):
 
 def test_its_attention_is_for_one_request(flashinfer):
     found = verdicts(flashinfer, "attention")
+    masked = {reason for case, reason in found if "mask" in case.flags}
+    assert masked == {"a batch in this layout is not offered", "an additive mask is not offered"}
+    found = [(case, reason) for case, reason in found if "mask" not in case.flags]
     assert {reason for case, reason in found if case.sizes["B"] == 1} <= {""}
     declined = {reason for case, reason in found if case.sizes["B"] != 1}
     assert declined == {"a batch in this layout is not offered"}
@@ -97,8 +102,8 @@ def test_its_attention_is_for_one_request(flashinfer):
     assert timed
     for causal in (False, True):
         q, k, v = (torch.randn(1, 3, 5, 16) for _ in range(3))
-        wanted = ATTENTION.reference(q, k, v, causal)
-        assert torch.allclose(flashinfer.attention(q, k, v, causal), wanted, atol=1e-6)
+        wanted = ATTENTION.reference(q, k, v, causal=causal)
+        assert torch.allclose(flashinfer.attention(q, k, v, causal=causal), wanted, atol=1e-6)
 
 
 def test_a_kernel_for_inference_declines_gradients(flashinfer):

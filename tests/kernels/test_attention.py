@@ -334,9 +334,6 @@ REFUSALS = {
     r"v: shape \(1, 1, 5, 16\), expected": lambda: attend(
         *[randn(1, 1, 4, 16)] * 2, randn(1, 1, 5, 16)
     ),
-    "v: torch.float16 on .*, expected": lambda: attend(
-        *[randn(1, 1, 4, 16)] * 2, randn(1, 1, 4, 16, dtype=half)
-    ),
     r"mask: shape \(4, 5\), expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, mask=randn(4, 5)),
     r"mask: shape \(1, 1, 1, 4, 4\), expected": lambda: attend(
         *[randn(1, 1, 4, 16)] * 3, mask=randn(1, 1, 1, 4, 4)
@@ -361,6 +358,26 @@ def test_bad_arguments_are_refused(message):
         REFUSALS[message]()
 
 
+def test_refuses_tensors_of_two_dtypes():
+    with pytest.raises(TypeError, match=r"^v: torch.float16, expected"):
+        attend(*[randn(1, 1, 4, 16)] * 2, randn(1, 1, 4, 16, dtype=half))
+
+
 def test_refuses_a_mask_of_another_dtype():
     with pytest.raises(TypeError, match=r"^mask: torch.int64, expected"):
         attend(*[randn(1, 1, 4, 16)] * 3, mask=torch.zeros(4, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("shared", [65536, 101376, 166912, 232448])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_tiles_fit_in_the_shared_memory_that_there_is(itemsize, shared):
+    for d in range(16, 257, 8):
+        key, wide = {"d": d, "itemsize": itemsize, "shared": shared}, 1 << (d - 1).bit_length()
+        chosen = (
+            ("BLOCK_M", "BLOCK_N", 1, attention.FORWARD.choose(s=4096, causal=True, **key)),
+            ("BLOCK_M", "BLOCK_N", 2, _attention_backward.DQ.choose(**key)),
+            ("BLOCK_N", "BLOCK_M", 2, _attention_backward.DKDV.choose(**key)),
+        )
+        for own, walked, owned, config in chosen:
+            rows = owned * config[own] + 2 * config["num_stages"] * config[walked]
+            assert rows * wide * itemsize <= shared, f"head dimension {d}: {config}"

@@ -18,6 +18,7 @@ WRONG = {
     float | None: (TypeError, (True, [1.0], "x", NUMBER, 1j)),
     bool: (TypeError, (None, 1, 0.0, "no", NUMBER)),
     int: (TypeError, (None, True, 1.5, "x", NUMBER)),
+    int | None: (TypeError, (True, 1.5, "x", NUMBER)),
     int | torch.Tensor: (TypeError, (None, True, False, 1.5, "x", [3])),
     int | torch.Tensor | None: (TypeError, (True, False, 1.5, "x", [3])),
     int | tuple[int, int] | None: (TypeError, (True, 1.5, "x", (1.5, 1), (2, None), NUMBER)),

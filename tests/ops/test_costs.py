@@ -80,6 +80,35 @@ LINES = [
     # q, k, v and out have 2 x 3 x 5 x 7 = 210 items. Two products have 2 x 3 x 5 x 5 x 7 = 1050.
     ("attention", "forward", case(B=2, H=3, S=5, D=7), 2, 1260, 420, 4200),
     ("attention", "forward", case("causal", B=2, H=3, S=5, D=7), 4, 2520, 840, 2100),
+    # Backward, out, its gradient and 30 sums of rows are read too, and three gradients written.
+    ("attention", "backward", case(B=2, H=3, S=5, D=7), 2, 2100 + 120, 1260, 10500),
+    ("attention", "both", case(B=2, H=3, S=5, D=7), 2, 1260 + 2220, 420 + 120 + 1260, 14700),
+    ("attention", "forward", case("mask", B=2, H=3, S=5, D=7), 2, 1260 + 50, 420, 4200),
+    # q and out have 2 x 4 x 3 x 8 = 192 items, k and v 2 x 2 x 5 x 8 = 160 each. Rows end at keys
+    # 3 to 5, halves of the last square left out: 3 x 5 - 9 / 2 = 10.5 pairs for each of 8 heads.
+    (
+        "attention",
+        "forward",
+        case("causal", B=2, H=4, K=2, S=3, T=5, D=8),
+        4,
+        768 + 1280,
+        768,
+        2688,
+    ),
+    # The window hides a triangle of 3 x 3 / 2 pairs.
+    ("attention", "forward", case("causal", B=2, H=4, K=2, W=2, S=3, T=5, D=8), 2, 1024, 384, 1536),
+    # 4 heads of 3 queries have 2 x 4 x 3 x 8 = 192 items, 2 heads of 5 keys and values 320.
+    ("decode_attention", "forward", case(B=2, H=4, K=2, Q=3, S=5, D=8), 2, 384 + 640, 384, 3840),
+    # In the mean half of the keys count; there are two lengths of 8 bytes.
+    (
+        "decode_attention",
+        "forward",
+        case("lengths", B=2, H=4, K=2, Q=3, S=5, D=8),
+        4,
+        1424,
+        768,
+        1920,
+    ),
     # a of 3 x 5, b of 5 x 7, out of 3 x 7.
     ("matmul", "forward", case(M=3, N=7, K=5), 2, 30 + 70, 42, 210),
     ("matmul", "forward", case("gelu", "bias", M=3, N=7, K=5), 4, 60 + 140 + 28, 84, 210),

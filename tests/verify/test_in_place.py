@@ -88,6 +88,10 @@ def test_xformers_writes_its_sum_over_x_as_its_user_has_it(monkeypatch):
     names = {
         "xformers": {},
         "xformers.ops": {"LowerTriangularMask": None, "memory_efficient_attention": None},
+        "xformers.ops.fmha": {},
+        "xformers.ops.fmha.attn_bias": dict.fromkeys(
+            ("LocalAttentionFromBottomRightMask", "LowerTriangularFromBottomRightMask")
+        ),
         "xformers.ops.rmsnorm": {"rms_norm": None, "rms_norm_add": norm_add},
         "xformers.ops.tiled_matmul": {"tiled_matmul": None},
     }

@@ -1,0 +1,309 @@
+"""Attention of one or a few new queries over a cache of keys and values: softmax(scale q kᵀ) v.
+
+Bytes: the keys and values that count are read once, 2 B K S D items; the rest is small. FLOPs:
+4 B H Q S D, so memory decides. Query heads that share a key head are rows of one tile, so each key
+is read once for all of them. One sequence has too few heads for a whole GPU. So the keys are split:
+each split gives its result and the logarithm of its sum of exponentials, and a second kernel weighs
+them (Dao et al., "Flash-Decoding for long-context inference", 2023). The number of splits depends
+on shapes alone, and each sum has one owner, so results do not vary.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ._runtime.autograd import check_no_grad
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import (
+    MOST_ITEMS,
+    check_flag,
+    check_integer,
+    check_number,
+    check_tensor,
+    check_tensors,
+    check_that,
+)
+from ._runtime.configs import Configs
+from ._runtime.device import float32_dot, shared_bytes, sm_count
+from ._triton.math import LN2, LOG2E
+from ._triton.memory import store_as
+from .attention_details.launch import (
+    SCALES,
+    check_heads,
+    first_to_fit,
+    in_rows,
+    padded,
+    strides_of,
+)
+from .attention_details.scores import attend_keys, factor_of, load_tile
+
+ACCUMULATES = {"decode_attention": "float32"}
+# Rows of a tile: `tl.dot` has at least the first.
+LEAST_ROWS, MOST_ROWS = 16, 64
+# Splits of one sequence, and how many of them the second kernel takes at once.
+MOST_SPLITS, AT_ONCE = 128, 16
+# Programs that a multiprocessor holds, and keys that a split has at least.
+PER_SM, LEAST_KEYS = 2, 256
+# More splits are worth their second kernel if they keep more than this share more programs at work.
+NEARLY = 0.85
+
+
+def decode_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    num_splits: int | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return softmax(scale q kᵀ) v of the last Q positions of each sequence over its cache.
+
+    q: [B, H, Q, D]; k, v: the cache, [B, K, S, D], H a multiple of K: query head h reads key head
+    h // (H / K). One dtype of float32, float16, bfloat16; D a multiple of 8 from 16 to 256. Any
+    strides: a tensor is copied only if its last stride is not 1. lengths: [B], int32 or int64, the
+    keys of each sequence that count, the new ones among them; S if None. It is read on the device,
+    where less than 0 counts as 0 and more than S as S. Query i stands at p = lengths - Q + i, and
+    sees the keys to p, with a window none before p - window. scale: above zero, 1 / sqrt(D) if
+    None. num_splits: into how many parts the keys are split, chosen if None; the results differ by
+    rounding.
+
+    Returns [B, H, Q, D], contiguous; with return_lse also the natural logarithm of the sum of
+    exponentials, [B, H, Q] in float32. A query that sees no key gives zeros and minus infinity.
+    Deterministic. ValueError if a tensor requires a gradient, or shapes, devices or values do not
+    fit; TypeError for another dtype or kind of argument.
+    """
+    check_tensors(q=q, k=k, v=v)
+    check_no_grad(q=q, k=k, v=v)
+    check_flag("return_lse", return_lse)
+    check_heads(q, k, v)
+    if lengths is not None:
+        check_tensor("lengths", lengths)
+        if lengths.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"lengths: {lengths.dtype}, expected int32 or int64")
+        shape = tuple(lengths.shape)
+        check_that(shape == (q.shape[0],), f"lengths: shape {shape}, expected ({q.shape[0]},)")
+        on = f"lengths: on {lengths.device}, expected {q.device} as q is"
+        check_that(lengths.device == q.device, on)
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    scale = check_number("scale", scale, *SCALES)
+    if window is not None:
+        check_integer("window", window, 0, MOST_ITEMS)
+    if num_splits is not None:
+        check_integer("num_splits", num_splits, 1, MOST_SPLITS)
+    out, lse = decode_fwd(q, k, v, lengths, scale, window, num_splits, return_lse)
+    return (out, lse) if return_lse else out
+
+
+@triton.jit
+def _split_kernel(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, lse_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_split, stride_lse, stride_length,
+    K, GROUP, Q, S, splits, window, scale,
+    LEFT: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out = softmax(scale q kᵀ) v and lse over the keys of one split.
+
+    Grid: splits * cdiv(GROUP * Q, BLOCK_M) * B * K programs. A program owns BLOCK_M rows, which are
+    the Q queries of the GROUP query heads of one key head, and one of `splits` parts of the keys
+    that they see: it reads both, and writes rows of out and of lse. out: [splits, B, K, GROUP, Q,
+    D], lse: [splits, B, K, GROUP, Q] or None; strides of a split are given. lse has base 2, or the
+    natural one if this kernel is the LAST. lengths: may be None. window: a bound if LEFT. BLOCK_D:
+    a power of two, at least D.
+    """
+    NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
+    scale = factor_of(scale, NATURAL)
+    PADDED: tl.constexpr = BLOCK_D != D
+    tiles = tl.cdiv(GROUP * Q, BLOCK_M)
+    split, rest = tl.program_id(0) % splits, tl.program_id(0) // splits
+    tile, group = rest % tiles, rest // tiles
+    b, key_head = (group // K).to(tl.int64), (group % K).to(tl.int64)
+    length = S
+    if lengths_ptr is not None:
+        length = tl.load(lengths_ptr + b * stride_length)
+        length = tl.maximum(0, tl.minimum(S, length)).to(tl.int32)
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    inside, wide = rows < GROUP * Q, offs_d < D
+    offs_m, head = rows % Q, key_head * GROUP + (rows // Q).to(tl.int64)
+    q_ptrs = q_ptr + b * stride_qb + head * stride_qh + offs_m.to(tl.int64) * stride_qs
+    key = offs_n.to(tl.int64)
+    k_ptrs = k_ptr + b * stride_kb + key_head * stride_kh
+    k_ptrs += key[:, None] * stride_ks + offs_d[None, :]
+    v_ptrs = v_ptr + b * stride_vb + key_head * stride_vh
+    v_ptrs += key[:, None] * stride_vs + offs_d[None, :]
+    q = load_tile(q_ptrs[:, None] + offs_d[None, :], inside[:, None], wide[None, :], True, PADDED)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    # The keys that any row sees, from `start` on, in parts of whole tiles.
+    right = length - Q
+    left = right - window
+    start = 0
+    if LEFT:
+        start = tl.maximum(0, left) // BLOCK_N * BLOCK_N
+    part = tl.cdiv(tl.cdiv(length - start, splits), BLOCK_N) * BLOCK_N
+    first = start + split * part
+    last = tl.minimum(length, first + part)
+    # The first row sees the keys to `right`, the last row those from `whole` on.
+    whole = first
+    if LEFT:
+        whole = tl.cdiv(tl.maximum(0, left + Q - 1), BLOCK_N) * BLOCK_N
+        whole = tl.maximum(first, tl.minimum(whole, tl.cdiv(last, BLOCK_N) * BLOCK_N))
+    cut = tl.minimum(last, tl.maximum(0, right + 1)) // BLOCK_N * BLOCK_N
+    cut = tl.maximum(whole, cut)
+    if LEFT:
+        acc, l, m = attend_keys(
+            acc, l, m, q, k_ptrs, v_ptrs, None, offs_m, wide, first, tl.minimum(whole, last),
+            stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, 0, 0, 0,
+            LEFT, True, False, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    acc, l, m = attend_keys(
+        acc, l, m, q, k_ptrs, v_ptrs, None, offs_m, wide, whole, cut,
+        stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, 0, 0, 0,
+        LEFT, True, False, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    acc, l, m = attend_keys(
+        acc, l, m, q, k_ptrs, v_ptrs, None, offs_m, wide, cut, last,
+        stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, 0, 0, 0,
+        LEFT, True, False, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    empty = l == 0.0
+    place = group.to(tl.int64) * GROUP * Q + rows
+    if lse_ptr is not None:
+        lse = (m * LOG2E if NATURAL else m) + tl.log2(tl.where(empty, 1.0, l))
+        if LAST:
+            lse *= LN2
+        tl.store(lse_ptr + split.to(tl.int64) * stride_lse + place, lse, mask=inside)
+    out_ptrs = out_ptr + split.to(tl.int64) * stride_split + place[:, None] * D + offs_d[None, :]
+    out = acc / tl.where(empty, 1.0, l)[:, None]
+    store_as(out_ptrs, out, inside[:, None] & wide[None, :])
+
+
+@triton.jit
+def _combine_kernel(
+    part_ptr, part_lse_ptr, out_ptr, lse_ptr, stride_split, stride_lse, splits,
+    D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """out = sum of part 2**(part_lse - lse), lse = log2 of the sum of 2**part_lse, over splits.
+
+    Grid: one program for each row of out; it reads its row of part and part_lse in each split,
+    BLOCK_S splits at once, and writes it of out and, in natural logarithms, of lse, or None.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    wide = offs_d < D
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    m, l = -float("inf"), 0.0
+    for start in range(0, splits, BLOCK_S):
+        split = (start + offs_s).to(tl.int64)
+        inside = split < splits
+        lse = tl.load(part_lse_ptr + split * stride_lse + row, mask=inside, other=-float("inf"))
+        m_new = tl.maximum(m, tl.max(lse, 0))
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        weights = tl.exp2(lse - base)
+        shrink = tl.exp2(m - base)
+        ptrs = part_ptr + split[:, None] * stride_split + row * D + offs_d[None, :]
+        part = tl.load(ptrs, mask=inside[:, None] & wide[None, :], other=0.0)
+        acc = acc * shrink + tl.sum(part * weights[:, None], 0)
+        l = l * shrink + tl.sum(weights, 0)
+        m = m_new
+    empty = l == 0.0
+    l_safe = tl.where(empty, 1.0, l)
+    store_as(out_ptr + row * D + offs_d, acc / l_safe, wide)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + row, (m + tl.log2(l_safe)) * LN2)
+
+
+def decode_fwd(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lengths: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    num_splits: int | None,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return out [B, H, Q, D], and lse [B, H, Q] if return_lse.
+
+    Arguments as `decode_attention` takes them.
+    """
+    q, k, v = map(in_rows, (q, k, v))
+    (b, h, rows, d), heads, s = q.shape, k.shape[1], k.shape[2]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = q.new_empty((b, h, rows), dtype=torch.float32) if return_lse else None
+    if out.numel() == 0:
+        return out, lse
+    group = h // heads
+    key = {"rows": group * rows, "d": d, "itemsize": q.element_size()}
+    config = SPLIT.pick(q.device, **key, shared=shared_bytes(q.device))
+    tiles = triton.cdiv(group * rows, config["BLOCK_M"])
+    splits = num_splits or _splits(b * heads * tiles, s, sm_count(q.device))
+    part, part_lse = out, lse
+    if splits > 1:
+        part = q.new_empty((splits, b, h, rows, d), dtype=torch.float32)
+        part_lse = q.new_empty((splits, b, h, rows), dtype=torch.float32)
+    _split_kernel[(splits * tiles * b * heads,)](
+        q_ptr=q, k_ptr=k, v_ptr=v, lengths_ptr=lengths, out_ptr=part, lse_ptr=part_lse,
+        **strides_of(q=q, k=k, v=v), stride_split=b * h * rows * d, stride_lse=b * h * rows,
+        stride_length=0 if lengths is None else lengths.stride(0),
+        K=heads, GROUP=group, Q=rows, S=s, splits=splits,
+        window=0 if window is None else window, scale=scale,
+        LEFT=window is not None, LAST=splits == 1, D=d, BLOCK_D=padded(d),
+        # Only float32 has anything to split.
+        PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee", **config,
+    )  # fmt: skip
+    if splits > 1:
+        _combine_kernel[(b * h * rows,)](
+            part_ptr=part, part_lse_ptr=part_lse, out_ptr=out, lse_ptr=lse,
+            stride_split=b * h * rows * d, stride_lse=b * h * rows, splits=splits,
+            D=d, BLOCK_S=AT_ONCE, BLOCK_D=padded(d), num_warps=4,
+        )  # fmt: skip
+    return out, lse
+
+
+def _splits(programs: int, s: int, multiprocessors: int) -> int:
+    """The least number of splits that keeps nearly as many programs at work as any other.
+
+    programs: how many there are with one split. The last wave of programs is the fuller the more
+    splits there are; flash-attn chooses by the same thought (its `num_splits_heuristic`).
+    """
+    slots = PER_SM * multiprocessors
+    most = max(1, min(MOST_SPLITS, s // LEAST_KEYS))
+    shares = [n * programs / (-(-n * programs // slots) * slots) for n in range(1, most + 1)]
+    enough = NEARLY * max(shares)
+    return next(n for n, share in enumerate(shares, 1) if share >= enough)
+
+
+CONFIGS = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": keys, "num_warps": 4, "num_stages": stages}
+    for rows in (16, 32, 64)
+    for keys in (16, 32, 64, 128)
+    for stages in (1, 2, 3)
+)
+
+
+def _choose(rows, d, itemsize, shared):
+    block_m = min(MOST_ROWS, max(LEAST_ROWS, 1 << (rows - 1).bit_length()))
+    # Two programs share a multiprocessor: 64 keys of 128 entries of 16 bits, in three stages.
+    keys = max(16, min(64, 2**14 // (padded(d) * itemsize)))
+    config = {"BLOCK_M": block_m, "BLOCK_N": keys, "num_warps": 4, "num_stages": 3}
+    ranked = [config | {"num_stages": stages} for stages in (3, 2, 1)]
+    return first_to_fit(ranked, ("BLOCK_M", "BLOCK_N"), 1, d, itemsize, shared)
+
+
+def _suits(candidate, rows, d, itemsize, shared):
+    block_m = min(MOST_ROWS, max(LEAST_ROWS, 1 << (rows - 1).bit_length()))
+    size = (block_m + 2 * candidate["num_stages"] * candidate["BLOCK_N"]) * padded(d) * itemsize
+    return candidate["BLOCK_M"] == block_m and size <= shared
+
+
+SPLIT = Configs(_split_kernel, CONFIGS, _choose, _suits)
+
+decode_fwd = cached_launch(decode_fwd)

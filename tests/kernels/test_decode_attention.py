@@ -1,0 +1,149 @@
+"""Attention over a cache: lengths, splits, grouped heads, windows, layouts and refusals."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels import decode_attention as decoding
+from tests.support.attention import oracle
+from tests.support.values import DEVICE, few, randn
+
+decode = decoding.decode_attention
+BOUND = {torch.float32: 4e-6, torch.float16: 3e-3}
+
+
+def agrees(q, k, v, lengths=None, window=None, num_splits=None):
+    """The result of each sequence is that of its queries over the keys that count."""
+    ends = None if lengths is None else torch.tensor(lengths, device=DEVICE)
+    out, lse = decode(q, k, v, ends, window=window, num_splits=num_splits, return_lse=True)
+    assert out.is_contiguous() and out.dtype == q.dtype and lse.dtype == torch.float32
+    for index in range(len(q)):
+        one = slice(index, index + 1)
+        size = k.shape[2] if lengths is None else min(k.shape[2], max(0, lengths[index]))
+        keys, values = (x[one, :, :size].cpu().double() for x in (k, v))
+        # No key before the first is hidden by the window of a row before the last.
+        truth, truth_lse = oracle(
+            q[one].cpu().double(),
+            keys,
+            values,
+            causal=True,
+            window=None if window is None else (window, -1),
+        )
+        found, found_lse = out[one].cpu(), lse[one].cpu()
+        seen = truth_lse.isfinite()
+        assert torch.equal(found_lse.isneginf(), ~seen) and not found[~seen].any()
+        assert (found - truth).abs().max().item() <= BOUND[q.dtype] * 4
+        if seen.any():
+            assert (found_lse - truth_lse)[seen].abs().max().item() <= 1e-5
+    return out
+
+
+def made(b, h, heads, rows, s, d, dtype=torch.float32):
+    sizes = ((h, rows), (heads, s), (heads, s))
+    return [randn(b, n, size, d, dtype=dtype, seed=i) for i, (n, size) in enumerate(sizes)]
+
+
+@few
+@given(st.data())
+def test_random_shapes_lengths_and_splits(data):
+    b, heads, s = (data.draw(st.integers(1, most)) for most in (3, 2, 400))
+    h = heads * data.draw(st.sampled_from([1, 2, 5]))
+    q, k, v = made(
+        *(b, h, heads, data.draw(st.integers(1, 5)), s, 8 * data.draw(st.integers(2, 6))),
+        dtype=data.draw(st.sampled_from([torch.float32, torch.float16])),
+    )
+    lengths = st.lists(st.integers(-2, s + 2), min_size=b, max_size=b)
+    agrees(
+        *(q, k, v),
+        data.draw(st.one_of(st.none(), lengths)),
+        data.draw(st.one_of(st.none(), st.integers(0, 100))),
+        data.draw(st.one_of(st.none(), st.integers(1, 9))),
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_more_rows_than_a_tile_holds(rows):
+    agrees(*made(1, 24, 1, rows, 150, 16), num_splits=2)
+
+
+def test_the_cache_of_another_order_needs_no_copy(monkeypatch):
+    q, k, v = made(2, 4, 2, 1, 300, 32)
+    expected = decode(q, k, v)
+    cache = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v)]
+
+    def copies(*_):
+        raise AssertionError("a tensor was copied")
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", copies)
+    assert torch.equal(decode(q, *cache), expected)
+
+
+def test_what_lies_beyond_the_length_is_not_read():
+    q, k, v = made(1, 4, 2, 1, 600, 32)
+    expected = decode(q, k[:, :, :100], v[:, :, :100], num_splits=1)
+    k[:, :, 256:], v[:, :, 256:] = math.nan, math.nan
+    length = torch.tensor([100], device=DEVICE)
+    assert torch.equal(decode(q, k, v, length, num_splits=1), expected)
+    assert decode(q, k, v, length.int(), num_splits=5).isfinite().all()
+
+
+def test_lengths_may_lie_apart():
+    tensors = made(3, 4, 2, 1, 100, 16)
+    lengths = torch.tensor([[7, 0], [100, 0], [40, 0]], device=DEVICE)
+    expected = agrees(*tensors, [7, 100, 40])
+    assert torch.equal(decode(*tensors, lengths[:, 0]), expected)
+
+
+def test_one_split_writes_what_several_sum_up_to():
+    q, k, v = made(1, 8, 2, 1, 900, 64)
+    one = agrees(q, k, v, num_splits=1)
+    for splits in (2, 7, 40):
+        assert (agrees(q, k, v, num_splits=splits) - one).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("programs", [1, 8, 64, 100, 512, 5000])
+@pytest.mark.parametrize("s", [1, 100, 1000, 8192, 131072])
+def test_splits_fill_the_multiprocessors_and_are_no_more_than_needed(programs, s):
+    splits = decoding._splits(programs, s, 132)
+    slots = decoding.PER_SM * 132
+
+    def share(n):
+        waves = -(-n * programs // slots)
+        return n * programs / (waves * slots)
+
+    possible = range(1, max(1, min(decoding.MOST_SPLITS, s // decoding.LEAST_KEYS)) + 1)
+    assert splits in possible
+    enough = decoding.NEARLY * max(map(share, possible))
+    assert share(splits) >= enough and all(share(n) < enough for n in range(1, splits))
+
+
+def test_the_keys_of_an_empty_batch_and_of_an_empty_cache():
+    assert decode(*made(0, 4, 2, 1, 50, 16)).shape == (0, 4, 1, 16)
+    assert not agrees(*made(2, 4, 2, 1, 0, 16)).any()
+
+
+REFUSALS = {
+    "k: 3 heads, expected": lambda: decode(*made(1, 4, 3, 1, 9, 16)),
+    r"lengths: shape \(3,\), expected \(2,\)": lambda: decode(
+        *made(2, 2, 2, 1, 9, 16), torch.ones(3, dtype=torch.int64, device=DEVICE)
+    ),
+    "num_splits: 0, expected": lambda: decode(*made(1, 2, 2, 1, 9, 16), num_splits=0),
+    "window: -1, expected": lambda: decode(*made(1, 2, 2, 1, 9, 16), window=-1),
+    "q: requires a gradient": lambda: decode(
+        *(x.requires_grad_() for x in made(1, 2, 2, 1, 9, 16))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSALS)
+def test_refuses(message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        REFUSALS[message]()
+
+
+def test_refuses_lengths_of_another_dtype():
+    with pytest.raises(TypeError, match=r"^lengths: torch.float32, expected"):
+        decode(*made(1, 2, 2, 1, 9, 16), torch.ones(1, device=DEVICE))
