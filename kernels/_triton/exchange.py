@@ -1,25 +1,25 @@
-"""Sums that several programs of a launch take together, each waiting for the parts of the others.
+"""Sums over several programs of a launch: each program waits for the partials of the others.
 
-A part is its own message. A slot holds a value that no sum has until the part stands there. A
-program that reads anything else has read the part, so nothing needs a fence.
+A partial is its own message. An empty slot holds a value that no partial has. A program that reads
+another value has read the partial, so the exchange needs no fence.
 
-Why nobody waits for ever. The programs of a group have neighbouring numbers, and GPUs start
-programs in the order of their numbers. So of the first group that has not ended, either all
-programs run, or the next ones to start are its own. They do start if the device can hold a whole
-group. `may_wait` says whether it can; a launcher that hears no takes a path without waiting:
+No program waits for ever. The programs of a group have neighbouring numbers, and GPUs start
+programs in the order of their numbers. In the first group that has not ended, either all programs
+run, or the next ones to start belong to it. They do start if the device can hold a whole group.
+`may_wait` says whether it can. If it cannot, a launcher takes a path without waiting:
 
     may_wait(device, programs, per_sm=1) -> bool
 
 The single-pass scan of Merrill and Garland (2016) relies on the order as well, but its programs
 wait for earlier ones alone. Here they wait for later ones too, hence the count. Several launches
 that wait may share a device, each with a group that has started in part. SHARERS of them cannot
-fill it together.
+fill the device together.
 
-Numbers drawn on arrival would make the order of the starts indifferent. They cost each program an
-atomic operation before its first load, and do not help against other launches. A cooperative launch
-helps against both, if the device holds the whole grid at once, as it does not where each row has
-programs of its own. tests/kernels/test_interleaved.py shows what is claimed here, and what happens
-without.
+Two other ways were not taken. Numbers drawn on arrival would make the order of the starts
+indifferent. But they cost each program an atomic operation before its first load, and do not help
+against other launches. A cooperative launch helps against both, but the device must hold the whole
+grid at once. It does not if each row has programs of its own. tests/kernels/test_interleaved.py
+tests these claims, and shows the deadlock without them.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ import triton.language as tl
 from .._runtime.device import has_ptx
 from .._runtime.multiprocessors import available
 
-# As an integer; as a float32 number it is a NaN, and not the one that stands for all others here.
+# The bits of an empty slot. As float32 they are a NaN, but not the one that `_bits` writes for all.
 NOT_READY = -1
-# How many launches whose programs wait may run on a device at once, and still all end.
+# So many launches whose programs wait may run on a device at once, and all of them end.
 SHARERS = 4
-# A loop of Triton would keep the compiler from fetching the next tile while this one waits. In one
-# line, as all strings of kernels: PyTorch's compiler writes them into a source of its own.
+# A loop of Triton would keep the compiler from fetching the next tile while this one waits. Strings
+# of kernels have one line, because PyTorch's compiler writes them into a source of its own.
 WAIT = tl.constexpr(
     "{ .reg .pred unsaid; "
     "again: "
@@ -48,34 +48,33 @@ WAIT = tl.constexpr(
     "@unsaid bra again; }"
 )
 
-# Whether whoever runs the interpreter has its programs take turns.
+# True while programs in the interpreter take turns.
 _plan = {"turns": False}
 
 
 def supports_spin_wait(device: torch.device) -> bool:
-    """Whether kernels with a wait run on `device` at all.
+    """Return whether kernels with a wait run on `device` at all.
 
-    Triton's interpreter runs one program after the other, and the instructions are NVIDIA's.
-    PyTorch's compiler believes of a kernel that has any that it writes to all tensors.
+    Triton's interpreter runs one program after the other, and the instructions are NVIDIA's. If a
+    kernel has such instructions, PyTorch's compiler assumes that it writes to all tensors.
     """
     waits = has_ptx(device) or _plan["turns"]
     return waits and not torch.compiler.is_dynamo_compiling()
 
 
 def may_wait(device: torch.device, programs: int, per_sm: int = 1) -> bool:
-    """Whether groups of so many `programs` of a launch may wait for each other on `device`.
+    """Return whether groups of so many `programs` may wait for each other on `device`.
 
     per_sm: how many programs a multiprocessor holds for sure; one always. The multiprocessors are
-    those that the current stream has, of a slice (MIG) or a green context too. SHARERS groups must
-    find room, so that SHARERS launches in different streams cannot stop each other.
+    those of the current stream, also in a slice (MIG) or a green context. SHARERS groups must find
+    room, so that SHARERS launches in different streams cannot stop each other.
     """
     return supports_spin_wait(device) and SHARERS * programs <= per_sm * available(device)
 
 
 @contextlib.contextmanager
 def taking_turns() -> Iterator[None]:
-    """Within the body programs may wait for each other in the interpreter too, since it has them
-    take turns."""
+    """Let programs in the interpreter wait for each other within the body: they take turns."""
     before = _plan["turns"]
     _plan["turns"] = True
     try:
@@ -85,25 +84,26 @@ def taking_turns() -> Iterator[None]:
 
 
 def empty_slots(groups: int, programs: int, device: torch.device) -> torch.Tensor:
-    """Slots for the bits of pairs of sums, of groups of programs: int32 [groups, programs, 2].
+    """Return empty slots for the pairs of partials of groups of programs: [groups, programs, 2].
 
-    They are new in each call, so a call that allocates them has no plan (`_plan.py`). A launch
-    that reads a slot twice would read what the launch before left there.
+    They are int32 and new in each call, so a call that allocates them has no plan. A launch that
+    reused slots would read the partials of the launch before.
     """
     return torch.full((groups, programs, 2), NOT_READY, dtype=torch.int32, device=device)
 
 
 @triton.jit
 def _bits(part):
+    """Return the bits of a float32 number; all NaNs have the same ones."""
     return tl.where(part == part, part, float("nan")).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def exchange_partials(slots_ptr, program, first, second, PROGRAMS: tl.constexpr):
-    """The parts of all programs of a group, in each of them: two blocks of PROGRAMS, which zeros
-    fill up to the next power of two.
+    """Return the partials of all programs of a group, to each of them: two blocks [PROGRAMS].
 
-    slots_ptr: the slots of the group. program: which of them this is. first, second: its parts.
+    Zeros fill the blocks up to the next power of two. slots_ptr: the slots of the group. program:
+    the number of this program in its group. first, second: its partials.
     """
     publish(slots_ptr, program, first, second)
     return collect(slots_ptr, PROGRAMS)
@@ -111,7 +111,7 @@ def exchange_partials(slots_ptr, program, first, second, PROGRAMS: tl.constexpr)
 
 @triton.jit
 def publish(slots_ptr, program, first, second):
-    """Store a program's parts where its group finds them; arguments as of `exchange_partials`."""
+    """Store a program's partials in its slots; the arguments are those of `exchange_partials`."""
     own = slots_ptr + 2 * program
     tl.atomic_xchg(own, _bits(first), sem="relaxed")
     tl.atomic_xchg(own + 1, _bits(second), sem="relaxed")
@@ -119,7 +119,7 @@ def publish(slots_ptr, program, first, second):
 
 @triton.jit
 def collect(slots_ptr, PROGRAMS: tl.constexpr):
-    """Wait for the parts of all programs of a group; result as of `exchange_partials`."""
+    """Wait for the partials of a group and return them as `exchange_partials` does."""
     ROOM: tl.constexpr = triton.next_power_of_2(PROGRAMS)
     which = tl.arange(0, ROOM)
     if PROGRAMS < ROOM:

@@ -1,6 +1,6 @@
 """Functions of one number in float32 that several kernels compute in registers.
 
-PRECISE asks for what float32 results can show; without it a result of 16 bits is as near.
+PRECISE: the error shows in no float32 result; otherwise it shows in no result of 16 bits.
 """
 
 import math
@@ -19,46 +19,46 @@ GELU_3 = tl.constexpr(2 * math.sqrt(2 / math.pi) * math.log2(math.e) * 0.044715)
 
 @triton.jit
 def reciprocal(x, PRECISE: tl.constexpr):
-    """1 / x for x from one on."""
+    """Return 1 / x for x of at least one."""
     if PRECISE:
         return 1 / x
     else:
-        # One instruction and a product; a division also guards against what is far from one.
+        # One instruction and a product. A division also guards against numbers far from one.
         root = tl.rsqrt(x)
         return root * root
 
 
 @triton.jit
 def tanh_of(x, PRECISE: tl.constexpr):
-    """tanh x, of |x| with the sign of x; near zero by its series, where the quotient cancels."""
+    """Return tanh x, as tanh |x| with the sign of x; near zero by its series, as 1 - t cancels."""
     size = tl.abs(x)
     t = tl.exp2(size * (-2 * LOG2E))
     far = (1 - t) * reciprocal(1 + t, PRECISE)
     x2 = x * x
     near = size + size * x2 * (-1 / 3 + x2 * (2 / 15 + x2 * (-17 / 315 + x2 * (62 / 2835))))
     y = tl.where(x2 < 0.0625, near, far)
-    # The sign as a bit: minus zero has it too.
+    # The sign is copied as a bit, because minus zero has one too.
     bits = y.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & SIGN)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def gelu_gate(x, PRECISE: tl.constexpr):
-    """sigmoid(2u) of gelu by tanh, which is x times it; u = sqrt(2 / π) (x + 0.044715 x³)."""
+    """Return sigmoid(2u), u = sqrt(2 / π) (x + 0.044715 x³); gelu by tanh is x sigmoid(2u)."""
     return reciprocal(1 + tl.exp2(x * (-GELU_1 - GELU_3 * x * x)), PRECISE)
 
 
 @triton.jit
 def gelu_gate_slope(x, gate):
-    """The derivative of gelu by tanh, x gate."""
-    # From the factor that vanishes on, since the square of a large x is infinite.
+    """Return the derivative of gelu by tanh, which is x gate."""
+    # The factor that vanishes comes first, because the square of a large x is infinite.
     bend = x * gate * (1 - gate)
     return gate + bend * (LN2 * GELU_1) + bend * x * x * (3 * LN2 * GELU_3)
 
 
 @triton.jit
 def normal(x, PRECISE: tl.constexpr):
-    """Φ(x) and exp(-x²/2)."""
+    """Return Φ(x) and exp(-x²/2)."""
     bell = tl.exp2(x * x * (-0.5 * LOG2E))
     if PRECISE:
         return 0.5 + 0.5 * tl.erf(x * 0.7071067811865476), bell

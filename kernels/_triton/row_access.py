@@ -1,12 +1,13 @@
 """Rows that begin at any element, read and written in accesses of 16 bytes.
 
 Such an access needs an address that is a multiple of 16. If the distance of rows is no multiple of
-16 elements, Triton cannot know of one, and accesses single elements. A row of any address and
-length has three parts: the `lead`, up to the first multiple of 32 bytes, which are a sector of the
-memory; `width` elements from there, whole accesses; and what is left, which is shorter than an
-access. The second part is a row that Triton reads as any aligned one. The other two are the
-`edges`, one small tile of single accesses. So no access leaves the row: there is nothing to mask
-out, and no neighbour to spare. Compilers peel loops likewise.
+16 elements, Triton cannot know of one, and accesses single elements.
+
+A row of any address and length has three parts. The `lead` ends at the first multiple of 32 bytes,
+a sector of the memory. From there on, `width` elements are whole accesses. The rest is shorter than
+an access. Triton reads the second part as any aligned row. The other two are the `edges`, one small
+tile of single accesses. So no access leaves the row: there is nothing to mask out, and no neighbour
+to spare. Compilers peel loops likewise.
 
     lead, width = whole(row_ptr, N)
     places, there = edges(lead, width, N, row_ptr.dtype)
@@ -23,18 +24,20 @@ import triton.language as tl
 
 from .._runtime.layout import ACCESS_BYTES
 
-# Triton knows of a size or an address whether it is a multiple of this, and of no other number.
+# Triton knows whether a size or an address is a multiple of this, and of no other number.
 KNOWN = tl.constexpr(16)
 ACCESS_BITS = tl.constexpr(8 * ACCESS_BYTES)
-# Where whole accesses begin: those of a warp then share no sector with those of the next one.
+# Whole accesses begin at a sector, so two warps share none.
 SECTOR_BYTES = 32
 SECTOR_BITS = tl.constexpr(8 * SECTOR_BYTES)
 
 
 @triton.jit
 def whole(row_ptr, N):
-    """Where in a row of N elements, a sector or more, whole accesses begin, and how many elements
-    they have."""
+    """Return the element of a row at which whole accesses begin, and the number of their elements.
+
+    N: the elements of the row, a sector or more.
+    """
     BITS: tl.constexpr = row_ptr.dtype.element_ty.primitive_bitwidth
     ACCESS: tl.constexpr = ACCESS_BITS // BITS
     past = row_ptr.to(tl.int64).to(tl.int32) // (BITS // 8)
@@ -44,8 +47,8 @@ def whole(row_ptr, N):
 
 @triton.jit
 def inner(row_ptr, lead):
-    """row_ptr + lead, of which the compiler is told that whole accesses begin there."""
-    # Of a sum, since what is said of an argument is forgotten where the function is inlined.
+    """Return row_ptr + lead, and tell the compiler that whole accesses begin there."""
+    # The hint is for the sum, because a hint for an argument is lost when the function is inlined.
     if len(lead.shape) == 2:
         # The compiler makes one number of [1, 1], finds two multiples said of it, and ends.
         tl.static_assert(lead.shape[0] > 1, "the pointer of one row is to be a scalar")
@@ -56,26 +59,28 @@ def inner(row_ptr, lead):
 
 @triton.jit
 def edges(lead, width, N, ptr_dtype: tl.constexpr):
-    """The columns that whole accesses leave, and which of them there are: two sectors' elements,
-    [E], or [M, E] where lead and width are [M, 1]."""
+    """Return the columns outside of whole accesses, and which of them exist.
+
+    Both are [E], the elements of two sectors, or [M, E] if lead and width are [M, 1].
+    """
     EDGES: tl.constexpr = 2 * SECTOR_BITS // ptr_dtype.element_ty.primitive_bitwidth
     return edges_of(tl.arange(0, EDGES), lead, width, N)
 
 
 @triton.jit
 def edges_of(lanes, lead, width, N):
-    """As `edges`, for 0, 1, … in lanes, of which there are at least as many as in two sectors."""
+    """Return as `edges` does, for lanes 0, 1, …, at least as many as two sectors have elements."""
     if len(lead.shape) == 2:
         lanes = lanes[None, :]
     return tl.where(lanes < lead, lanes, lanes + width), lanes < N - width
 
 
 def split(n: int, *rows: tuple[torch.Tensor, int]) -> bool:
-    """Whether a kernel is to split rows of n elements as above.
+    """Return whether a kernel is to split rows of n elements as above.
 
-    rows: tensors of one dtype, each with the distance of its rows in elements. True where Triton
-    would access single elements, and a row begins equally far past a multiple of 16 bytes in all
-    tensors. False in a traced graph, which has no addresses to ask for, and for rows that are
+    rows: tensors of one dtype, each with the distance of its rows in elements. The result is true
+    if Triton would access single elements, and a row begins equally far past a multiple of 16 bytes
+    in all tensors. It is false in a traced graph, which has no addresses, and for rows that are
     shorter than a sector.
     """
     if torch.compiler.is_dynamo_compiling() or n * rows[0][0].element_size() < SECTOR_BYTES:
@@ -91,7 +96,7 @@ def split(n: int, *rows: tuple[torch.Tensor, int]) -> bool:
 
 
 def most_whole(n: int, itemsize: int) -> int:
-    """How many elements of a row of n are in whole accesses at most."""
+    """Return how many elements of a row of n are in whole accesses at most."""
     access = ACCESS_BYTES // itemsize
     return n // access * access
 

@@ -1,24 +1,26 @@
-"""Tiles of softmax: rows that a program keeps in registers in chunks, and rows that it walks."""
+"""Tiles of softmax: rows that a program keeps in registers in chunks, and rows in a loop."""
 
-# The longest row that one program keeps in its registers: backward, and backward where it keeps
-# both of the tensors that it reads.
+# The longest row, in bytes, that one program keeps in its registers: a tensor of it, or both y and
+# dy in the backward pass.
 ROW_BYTES = 131072
 PAIR_BYTES = 65536
-# Forward it keeps the weights, in float32, of rows of so many elements. Of 16-bit rows, whose loads
-# are short beside the exponentials, it pays to walk the longer ones: they are in the first cache.
-WEIGHTS = 16384
-FEWER_WEIGHTS = 12288
+# The longest row, in elements, whose numerators the forward pass keeps in float32. For 16-bit rows
+# a loop is faster from fewer elements on: the first cache serves the second and third reading, and
+# these loads are short beside the exponentials.
+NUMERATORS = 16384
+FEWER_NUMERATORS = 12288
 ACCESS_BYTES = 16
 MOST_CHUNKS = 4
-# Of rows that are split: the longest that a program reads twice backward, where others share longer
-# ones, and the longest that are a tile of several forward, where a warp takes longer ones in turn.
-SPLIT_WALK_BYTES = 16384
+# Limits of rows that are split into whole accesses and edges. A program reads rows of up to the
+# first twice in the backward pass; several programs hold a longer one. Rows of up to the second are
+# a tile of several in the forward pass; a warp takes longer ones in turn.
+SPLIT_LOOP_BYTES = 16384
 TILED_BYTES = 256
-# A walk of more steps is not unrolled: all its loads at once would take too many registers.
-MOST_STEPS = 8
-# Rows of more elements have few tiles that fit.
+# A longer loop is not unrolled: all its loads at once would take too many registers.
+MOST_BLOCKS = 8
+# Few tiles fit rows of more elements.
 LONG_ROW = 32768
-# What a thread keeps of a tensor: 64 registers at most.
+# The most that a thread keeps of a tensor: 64 registers.
 HELD_BYTES = 256
 # (longest row in bytes, rows of a program, most elements of a chunk, warps)
 ROW_TILES = (
@@ -56,23 +58,26 @@ LOOP_CANDIDATES = tuple(
 )
 
 
-def keeps(n, itemsize, causal):
-    """Whether a program keeps the weights of a row in its registers."""
-    return n <= (FEWER_WEIGHTS if itemsize == 2 and not causal else WEIGHTS)
+def fits_in_registers(n, itemsize, causal):
+    """Return whether a program keeps the numerators of a row in its registers."""
+    return n <= (FEWER_NUMERATORS if itemsize == 2 and not causal else NUMERATORS)
 
 
-def walks_backward(n, itemsize, causal):
-    """Whether a program reads y and dy twice: long rows, and those of which the first cache holds
-    enough for a multiprocessor."""
+def reads_rows_twice(n, itemsize, causal):
+    """Return whether a program of the backward pass reads y and dy twice.
+
+    It does so with long rows, and with rows that the first cache of a multiprocessor can hold. A
+    diagonal takes registers, so causal rows are long earlier.
+    """
     if causal:
         return n * itemsize > PAIR_BYTES
     return n * itemsize > ROW_BYTES or 4096 < n * itemsize <= (32768 if itemsize == 2 else 16384)
 
 
-def constant_steps(n, block):
-    """The steps of a walk along n elements where the kernel is to know them, else 0."""
-    steps = -(-n // block)
-    return steps if steps <= MOST_STEPS else 0
+def constant_num_blocks(n, block):
+    """Return the number of blocks of n elements if the kernel is to know it, else 0."""
+    blocks = -(-n // block)
+    return blocks if blocks <= MOST_BLOCKS else 0
 
 
 def choose_row(n, itemsize, causal=False, wide=False, tiles=ROW_TILES):
@@ -98,7 +103,7 @@ def choose_loop(n, itemsize):
 
 def choose_backward_loop(n, itemsize):
     if n * itemsize <= 4096:
-        # An access a thread.
+        # One access for each thread.
         block = 512 // itemsize
         while block < n:
             block *= 2
@@ -111,7 +116,7 @@ def choose_backward_loop(n, itemsize):
 
 
 def suits_row(candidate, n, itemsize, causal=False, most=2):
-    """Whether the chunks are full and few, and a thread holds 16 to 256 bytes of a row."""
+    """Return whether the chunks are full and few, and a thread holds 16 to 256 bytes of a row."""
     rows, block, warps = candidate.values()
     chunks = -(-n // block)
     held = rows * chunks * block * itemsize / (32 * warps)

@@ -1,9 +1,9 @@
-"""Softmax of short rows that begin at any element: a warp takes several, each as scalars know it.
+"""Softmax of short rows that begin at any element: a warp takes several, one after the other.
 
-Rows of a few hundred elements share a program, or its start would take longer than they do. As a
-tile of rows they would have their edges (`_triton/row_access.py`) in a tile of another layout,
-whose sums and maxima pass through shared memory. Here each row is a tile of its own, a line of
-which one thread has. The first threads have an element of the edges each, so a row is reduced once.
+Rows of a few hundred elements share a program, or its start would take longer than they do. A tile
+of several rows would have their edges (`_triton/row_access.py`) in a tile of another layout, whose
+sums and maxima pass through shared memory. Here each row is a tile of its own, and a thread has a
+line of it. The first threads have an element of the edges each, so a row is reduced once.
 """
 
 import torch
@@ -14,16 +14,17 @@ from .._runtime.layout import ACCESS_BYTES
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
 from .._triton.row_access import edges_of, inner, most_whole, whole
-from .rows import finite_or_zero, share_of, weights_of
+from .rows import exp_numerators, finite_or_zero, inv_sum
 
-# The longest rows that share a program, and what a program takes of a tensor.
+# The longest rows that share a program, and the bytes of a tensor that a program takes.
 SHORT_BYTES, PROGRAM_BYTES = 1024, 2048
-# A thread for each element of the edges, in one warp.
+# One thread for each element of the edges, in one warp.
 LEAST_LANES = 32
 
 
 @triton.jit
 def _columns(LANES: tl.constexpr, ACCESS: tl.constexpr):
+    """Return the columns [LANES, ACCESS]; a thread has a line of them."""
     return tl.arange(0, LANES)[:, None] * ACCESS + tl.arange(0, ACCESS)[None, :]
 
 
@@ -34,10 +35,13 @@ def _forward_short_kernel(
 ):  # fmt: skip
     """y = exp(scale x - max scale x) / sum exp(scale x - max scale x) of rows of N elements.
 
-    Grid: a program for ROWS rows. Reads x, whose rows lie stride_xm apart; writes y, whose rows lie
-    N apart. scale: positive and normal. LANES ACCESS >= N.
+    Grid: cdiv(M, ROWS). A program, one warp, owns ROWS rows. It reads x, whose rows lie stride_xm
+    apart, and writes y, whose rows lie N apart.
+
+    scale is positive and normal, and `split` holds for x and y. ACCESS: the elements of 16 bytes.
+    LANES: a power of two and 32 or more; LANES ACCESS covers the whole accesses of a row.
     """
-    slope = tl.cast(scale, tl.float32) * LOG2E
+    scale_log2e = tl.cast(scale, tl.float32) * LOG2E
     first = tl.program_id(0).to(tl.int64) * ROWS
     columns = _columns(LANES, ACCESS)
     xs, ends = (), ()
@@ -51,14 +55,15 @@ def _forward_short_kernel(
     for i in tl.static_range(ROWS):
         lead, width = whole(x_ptr + (first + i) * stride_xm, N)
         places, there = edges_of(tl.arange(0, LANES), lead, width, N)
-        top = tl.maximum(tl.max(xs[i].to(tl.float32), 1), ends[i].to(tl.float32))
-        highest = finite_or_zero(tl.max(top, 0))
-        weights, at_ends = weights_of(xs[i], highest, slope), weights_of(ends[i], highest, slope)
-        share = share_of(tl.sum(tl.sum(weights, 1) + at_ends, 0), y_ptr.dtype.element_ty)
+        m_lanes = tl.maximum(tl.max(xs[i].to(tl.float32), 1), ends[i].to(tl.float32))
+        m = finite_or_zero(tl.max(m_lanes, 0))
+        numerators = exp_numerators(xs[i], m, scale_log2e)
+        at_ends = exp_numerators(ends[i], m, scale_log2e)
+        inv_l = inv_sum(tl.sum(tl.sum(numerators, 1) + at_ends, 0), y_ptr.dtype.element_ty)
         y_row = y_ptr + (first + i) * N
-        store_as(y_row + places, at_ends * share, there & (first + i < M))
+        store_as(y_row + places, at_ends * inv_l, there & (first + i < M))
         mask = (columns < width) & (first + i < M)
-        store_as(inner(y_row, lead) + columns, weights * share, mask)
+        store_as(inner(y_row, lead) + columns, numerators * inv_l, mask)
 
 
 @triton.jit
@@ -68,8 +73,10 @@ def _backward_short_kernel(
 ):  # fmt: skip
     """dx = scale y (dy - sum y dy) of rows of N elements.
 
-    Grid and constants: as forward. Reads y and dy, whose rows lie stride_ym and stride_dym apart;
-    writes dx, whose rows lie N apart.
+    Grid: cdiv(M, ROWS). A program, one warp, owns ROWS rows. It reads y and dy, whose rows lie
+    stride_ym and stride_dym apart, and writes dx, whose rows lie N apart.
+
+    The constexprs are those of `_forward_short_kernel`; `split` holds for y, dy and dx.
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
     columns = _columns(LANES, ACCESS)
@@ -89,16 +96,16 @@ def _backward_short_kernel(
         places, there = edges_of(tl.arange(0, LANES), lead, width, N)
         y, dy = ys[i].to(tl.float32), dys[i].to(tl.float32)
         y_end, dy_end = y_ends[i].to(tl.float32), dy_ends[i].to(tl.float32)
-        weighted = tl.sum(tl.sum(y * dy, 1) + y_end * dy_end, 0)
+        delta = tl.sum(tl.sum(y * dy, 1) + y_end * dy_end, 0)
         dx_row = dx_ptr + (first + i) * N
-        at_end = y_end * (dy_end - weighted) * scale
+        at_end = y_end * (dy_end - delta) * scale
         store_as(dx_row + places, at_end, there & (first + i < M))
         mask = (columns < width) & (first + i < M)
-        store_as(inner(dx_row, lead) + columns, y * (dy - weighted) * scale, mask)
+        store_as(inner(dx_row, lead) + columns, y * (dy - delta) * scale, mask)
 
 
 def short(n: int, itemsize: int) -> bool:
-    """Whether rows of n elements share a program."""
+    """Return whether rows of n elements share a program."""
     return most_whole(n, itemsize) * itemsize <= SHORT_BYTES
 
 
@@ -110,7 +117,7 @@ def _sizes(n: int, itemsize: int) -> dict[str, int]:
 
 
 def forward_short(x: torch.Tensor, y: torch.Tensor, stride: int, scale: float) -> None:
-    """y = softmax(scale x) of rows [..., N] that lie `stride` elements apart; scale positive."""
+    """Write softmax(scale x) of rows [..., N] that lie `stride` apart to y; scale is positive."""
     n = x.shape[-1]
     m, sizes = y.numel() // n, _sizes(n, x.element_size())
     _forward_short_kernel[(-(-m // sizes["ROWS"]),)](
@@ -122,7 +129,7 @@ def forward_short(x: torch.Tensor, y: torch.Tensor, stride: int, scale: float) -
 def backward_short(
     y: torch.Tensor, dy: torch.Tensor, dx: torch.Tensor, strides: tuple[int, int], scale: float
 ) -> None:
-    """dx = scale y (dy - sum y dy) of rows [..., N]; those of y and dy lie `strides` apart."""
+    """Write scale y (dy - sum y dy) to dx; rows of y and dy lie `strides` elements apart."""
     n = y.shape[-1]
     m, sizes = dx.numel() // n, _sizes(n, y.element_size())
     _backward_short_kernel[(-(-m // sizes["ROWS"]),)](

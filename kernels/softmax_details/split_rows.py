@@ -1,20 +1,21 @@
 """Softmax of rows that outgrow the registers of a program: several programs hold each.
 
-Everything is read once. Forward each thread weighs what it holds against the maximum of that, so
-one exponential an element is enough, and nobody waits for a maximum first. The weights of a row
-meet in one exchange of a maximum and a sum (`_triton/exchange.py`), and a factor a thread corrects
-them. Backward y and dy are held as they came, and a sum is exchanged. The hardware deals the rows
-out, and programs of several rows share a multiprocessor, so that one waits and computes while
-another loads. The clusters of QuACK hold a row likewise, and exchange through shared memory.
+Each element is read once. In the forward pass a thread computes its numerators against its own
+maximum. So each element takes one exponential, and no program waits for a maximum first. The
+programs of a row exchange a maximum and a sum once (`_triton/exchange.py`), and each thread
+multiplies its numerators by one factor. In the backward pass y and dy stay in registers in their
+dtype, and the programs exchange a sum. Programs of several rows share a multiprocessor, so one
+waits and computes while another one loads. QuACK's clusters hold a row likewise, but they exchange
+through shared memory.
 
-Rows of any width are held so, split (`_triton/row_access.py`) where they begin at any element.
-Where accesses are single elements all the same, since tensors lie differently, more programs hold a
-row and each thread less of it.
+Rows that begin at any element have whole accesses and edges (`_triton/row_access.py`). If the
+tensors lie differently, accesses are single elements. Then more programs hold a row, and each
+thread holds less of it.
 
-How many programs a multiprocessor has is decided by the weights, which are kept in float32. Where
-the results are bfloat16 two of them share a register: of a weight between zero and one the sign
-and the highest bit of the exponent are zero, which leaves nine bits for the mantissa, two more than
-the result has. The result is then at most 1.25 times as far off as one rounding.
+The numerators are in float32, and their registers decide how many programs a multiprocessor has. If
+the results are bfloat16, two numerators share a register. The sign and the highest bit of the
+exponent of a number from zero to one are zero. That leaves nine bits for the mantissa, two more
+than the result has, so the result is at most 1.25 times as far off as one rounding.
 """
 
 import torch
@@ -28,20 +29,20 @@ from .._triton.memory import load_f32, opaque_zero, store_as, to_f32_remateriali
 from .._triton.row_access import edges, inner, most_whole, whole
 from .rows import finite_or_zero
 
-# What a thread holds of a tensor at most, in chunks of an access. Of rows whose accesses are single
-# elements half as much, if those have 16 bits: each takes a register.
+# The most chunks, each an access, that a thread holds of a tensor. With accesses of single elements
+# it holds half as many chunks of 16-bit rows, because each element takes a register.
 MOST_CHUNKS = 8
-# Many small programs overlap best; of rows beyond so many bytes fewer that wait for each other are
-# better, where they need no masks, for which there are no registers.
+# Many small programs overlap best. Rows of more than SHORT_BYTES are faster with fewer programs
+# that wait for each other, but only if they need no masks, for which there are no registers.
 WARPS, MORE_WARPS = 4, 8
 SHORT_BYTES = 131072
-# So many programs of WARPS fit a multiprocessor for sure, since no thread has more than 128
-# registers. One of MORE_WARPS takes the room of two, and there are half as many of them.
+# A multiprocessor has room for so many programs of WARPS, since no thread has more than 128
+# registers. A program of MORE_WARPS takes the room of two, and there are half as many of them.
 PER_SM = 4
-# Whole accesses, and sizes that Triton knows to be multiples of them.
+# Whole accesses need sizes and addresses that Triton knows to be multiples of this.
 ALIGNMENT = 16
-# Two float32 numbers in 0 to 1 to one register, rounded to nearest, and back. Written in Triton the
-# compiler would move the unpacking to the packing, and keep all in float32 as before.
+# Packs two float32 numbers in 0 to 1 into one register, rounded to nearest, and unpacks them. In
+# Triton the compiler would move the unpacking to the packing, and keep all in float32 as before.
 PACK = tl.constexpr(
     "{ .reg .b32 low, high; "
     "mad.lo.u32 low, $1, 4, 0x8000; "
@@ -57,22 +58,23 @@ UNPACK = tl.constexpr(
 
 
 @triton.jit
-def _weighed(top, total, other_top, other_total):
-    """The maximum of two parts of a row, and the sum of their weights against it."""
-    both = tl.maximum(top, other_top)
+def _combined(m, l, other_m, other_l):
+    """Return the maximum of two parts of a row, and the sum of their numerators against it."""
+    both = tl.maximum(m, other_m)
     base = finite_or_zero(both)
-    return both, total * tl.exp2(top - base) + other_total * tl.exp2(other_top - base)
+    return both, l * tl.exp2(m - base) + other_l * tl.exp2(other_m - base)
 
 
 @triton.jit
-def _packed(weight):
-    """Weights from zero to one in int16, with which a NaN is lost."""
-    bits = weight.to(tl.int32, bitcast=True)
+def _packed(numerator):
+    """Return numbers from zero to one in int16; a NaN is lost."""
+    bits = numerator.to(tl.int32, bitcast=True)
     return tl.inline_asm_elementwise(PACK, "=r,r,r", [bits], dtype=tl.int16, is_pure=False, pack=2)
 
 
 @triton.jit
 def _unpacked(packed):
+    """Return the numbers of `_packed` in float32."""
     bits = tl.inline_asm_elementwise(
         UNPACK, "=r,=r,r", [packed], dtype=tl.int32, is_pure=False, pack=2
     )
@@ -80,184 +82,192 @@ def _unpacked(packed):
 
 
 @triton.jit
-def _forward_shared_kernel(
+def _forward_split_kernel(
     x_ptr, y_ptr, slots_ptr, stride_xm, N, scale,
-    ACCESS: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK_N: tl.constexpr, HOLDERS: tl.constexpr, PACKED: tl.constexpr,
+    ACCESS: tl.constexpr, EVEN_N: tl.constexpr, SPLIT: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """y = exp(scale x - max scale x) / sum exp(scale x - max scale x) of rows of N elements.
 
-    Grid: HOLDERS programs for each row, side by side. A program has CHUNKS blocks of BLOCK_N
-    columns and waits for the others of its row, so `may_wait` must hold. Reads x, whose rows lie
-    stride_xm apart; writes y, whose rows lie N apart, and two words for each program in slots,
-    int32 [M, HOLDERS, 2], all NOT_READY before. scale: positive. ACCESS divides BLOCK_N; EVEN:
-    HOLDERS CHUNKS BLOCK_N == N; PACKED: y is bfloat16. SPLIT: rows are split as in
-    `_triton/row_access.py`, and the last program of a row has its edges.
+    Grid: M NUM_SPLITS. The programs of a row have neighbouring numbers. A program owns NUM_CHUNKS
+    chunks of BLOCK_N columns and waits for the others of its row, so `may_wait` must hold. It reads
+    x, whose rows lie stride_xm apart, and writes y, whose rows lie N apart. It also writes a pair
+    of words to slots, int32 [M, NUM_SPLITS, 2], which are all NOT_READY before.
+
+    scale is positive and normal. ACCESS divides BLOCK_N; a thread has ACCESS neighbours. EVEN_N:
+    NUM_SPLITS NUM_CHUNKS BLOCK_N == N. PACKED: y is bfloat16. SPLIT: `split` of
+    `_triton/row_access.py` holds for x and y, and the last program of a row has its edges.
     """
-    holder = tl.program_id(0) % HOLDERS
-    row = (tl.program_id(0) // HOLDERS).to(tl.int64)
+    split_id = tl.program_id(0) % NUM_SPLITS
+    row = (tl.program_id(0) // NUM_SPLITS).to(tl.int64)
     x_ptr += row * stride_xm
     y_ptr += row * N
-    slope = tl.cast(scale, tl.float32) * LOG2E
-    # A line of this tile is what one thread has.
+    scale_log2e = tl.cast(scale, tl.float32) * LOG2E
+    # One thread has a line of this tile.
     ACCESSES: tl.constexpr = BLOCK_N // ACCESS
     offs = tl.arange(0, ACCESSES)[:, None] * ACCESS + tl.arange(0, ACCESS)[None, :]
-    offs += holder * (CHUNKS * BLOCK_N)
+    offs += split_id * (NUM_CHUNKS * BLOCK_N)
     width = N
     if SPLIT:
         lead, width = whole(x_ptr, N)
         places, there = edges(lead, width, N, x_ptr.dtype)
-        there &= holder == HOLDERS - 1
+        there &= split_id == NUM_SPLITS - 1
         edge = tl.load(x_ptr + places, mask=there, other=-float("inf")).to(tl.float32)
         x_ptr = inner(x_ptr, lead)
     chunks = ()
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
-        chunks += (tl.load(x_ptr + columns, mask=(columns < width) | EVEN, other=-float("inf")),)
-    top = chunks[0].to(tl.float32)
-    for chunk in tl.static_range(1, CHUNKS):
-        top = tl.maximum(top, chunks[chunk].to(tl.float32))
-    # A whole number is the same wherever it is used, and its powers are exact; a product would be
-    # fused with some of the differences below, and rounded in others.
-    top = tl.ceil(tl.max(top, 1) * slope)
-    base = finite_or_zero(top)[:, None]
+        chunks += (tl.load(x_ptr + columns, mask=(columns < width) | EVEN_N, other=-float("inf")),)
+    m_lanes = chunks[0].to(tl.float32)
+    for chunk in tl.static_range(1, NUM_CHUNKS):
+        m_lanes = tl.maximum(m_lanes, chunks[chunk].to(tl.float32))
+    # Powers of a whole number are exact. A product would be fused with some of the differences
+    # below and rounded in others.
+    m_lanes = tl.ceil(tl.max(m_lanes, 1) * scale_log2e)
+    base = finite_or_zero(m_lanes)[:, None]
     zero = opaque_zero(base)
-    total = tl.zeros((ACCESSES,), tl.float32)
-    weights = ()
-    for chunk in tl.static_range(CHUNKS):
-        weight = tl.exp2(to_f32_rematerialized(chunks[chunk], zero) * slope - base)
-        total += tl.sum(weight, 1)
+    l = tl.zeros((ACCESSES,), tl.float32)
+    numerators = ()
+    for chunk in tl.static_range(NUM_CHUNKS):
+        numerator = tl.exp2(to_f32_rematerialized(chunks[chunk], zero) * scale_log2e - base)
+        l += tl.sum(numerator, 1)
         if PACKED:
             # One chunk after the other, or all would be in float32 at once.
-            zero = opaque_zero(total)[:, None]
-            weight = _packed(weight)
-        weights += (weight,)
-    row_top, row_total = tl.reduce((top, total), 0, _weighed)
+            zero = opaque_zero(l)[:, None]
+            numerator = _packed(numerator)
+        numerators += (numerator,)
+    row_m, row_l = tl.reduce((m_lanes, l), 0, _combined)
     if SPLIT:
-        edge_top = tl.ceil(tl.max(edge, 0) * slope)
-        at_edge = tl.exp2(edge * slope - finite_or_zero(edge_top))
-        row_top, row_total = _weighed(row_top, row_total, edge_top, tl.sum(at_edge, 0))
-    slots_ptr += row * (2 * HOLDERS)
-    tops, totals = exchange_partials(slots_ptr, holder, row_top, row_total, HOLDERS)
-    row_base = finite_or_zero(tl.max(tops, 0))
-    row_total = tl.sum(totals * tl.exp2(tops - row_base), 0)
-    # Not by the base of the thread: of one that has seen only minus infinity it is zero, and the
-    # factor would be infinite where the others have seen little more.
-    factor = (tl.exp2(top - row_base) / row_total)[:, None]
+        edge_m = tl.ceil(tl.max(edge, 0) * scale_log2e)
+        at_edge = tl.exp2(edge * scale_log2e - finite_or_zero(edge_m))
+        row_m, row_l = _combined(row_m, row_l, edge_m, tl.sum(at_edge, 0))
+    slots_ptr += row * (2 * NUM_SPLITS)
+    ms, ls = exchange_partials(slots_ptr, split_id, row_m, row_l, NUM_SPLITS)
+    row_base = finite_or_zero(tl.max(ms, 0))
+    row_l = tl.sum(ls * tl.exp2(ms - row_base), 0)
+    # The base of a thread that has seen only minus infinity is zero. From base, the factor of such
+    # a thread would be infinite if the other threads have seen only small numbers.
+    factor = (tl.exp2(m_lanes - row_base) / row_l)[:, None]
     if SPLIT:
-        store_as(y_ptr + places, at_edge * (tl.exp2(edge_top - row_base) / row_total), there)
+        store_as(y_ptr + places, at_edge * (tl.exp2(edge_m - row_base) / row_l), there)
         y_ptr = inner(y_ptr, lead)
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
-        weight = _unpacked(weights[chunk]) if PACKED else weights[chunk]
-        store_as(y_ptr + columns, weight * factor, (columns < width) | EVEN)
+        numerator = _unpacked(numerators[chunk]) if PACKED else numerators[chunk]
+        store_as(y_ptr + columns, numerator * factor, (columns < width) | EVEN_N)
 
 
 @triton.jit
-def _backward_shared_kernel(
+def _backward_split_kernel(
     y_ptr, dy_ptr, dx_ptr, slots_ptr, stride_ym, stride_dym, N, scale,
-    EVEN: tl.constexpr, SPLIT: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
-    HOLDERS: tl.constexpr,
+    EVEN_N: tl.constexpr, SPLIT: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """dx = scale y (dy - sum y dy) of rows of N elements.
 
-    Grid, slots and constants: as of the forward kernel, with which a program shares a row. Reads y
-    and dy, whose rows lie stride_ym and stride_dym apart; writes dx, whose rows lie N apart.
+    Grid: M NUM_SPLITS, as in the forward kernel. A program owns NUM_CHUNKS chunks of BLOCK_N
+    columns. It reads y and dy, whose rows lie stride_ym and stride_dym apart. It writes dx, whose
+    rows lie N apart, and its pair of words in slots.
+
+    The constexprs are those of `_forward_split_kernel`; `split` holds for y, dy and dx if SPLIT.
     """
-    holder = tl.program_id(0) % HOLDERS
-    row = (tl.program_id(0) // HOLDERS).to(tl.int64)
+    split_id = tl.program_id(0) % NUM_SPLITS
+    row = (tl.program_id(0) // NUM_SPLITS).to(tl.int64)
     y_ptr += row * stride_ym
     dy_ptr += row * stride_dym
     dx_ptr += row * N
-    offs = holder * (CHUNKS * BLOCK_N) + tl.arange(0, BLOCK_N)
+    offs = split_id * (NUM_CHUNKS * BLOCK_N) + tl.arange(0, BLOCK_N)
     width = N
     if SPLIT:
         lead, width = whole(y_ptr, N)
         places, there = edges(lead, width, N, y_ptr.dtype)
-        there &= holder == HOLDERS - 1
+        there &= split_id == NUM_SPLITS - 1
         y_edge = load_f32(y_ptr + places, there)
         dy_edge = load_f32(dy_ptr + places, there)
         y_ptr, dy_ptr = inner(y_ptr, lead), inner(dy_ptr, lead)
     ys, dys = (), ()
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
-        inside = (columns < width) | EVEN
+        inside = (columns < width) | EVEN_N
         ys += (tl.load(y_ptr + columns, mask=inside, other=0.0),)
         dys += (tl.load(dy_ptr + columns, mask=inside, other=0.0),)
     products = tl.zeros((BLOCK_N,), tl.float32)
-    for chunk in tl.static_range(CHUNKS):
+    for chunk in tl.static_range(NUM_CHUNKS):
         products += ys[chunk].to(tl.float32) * dys[chunk].to(tl.float32)
     own = tl.sum(products, 0)
     if SPLIT:
         own += tl.sum(y_edge * dy_edge, 0)
-    sums, _ = exchange_partials(slots_ptr + row * (2 * HOLDERS), holder, own, own, HOLDERS)
-    weighted = tl.sum(sums, 0)
+    sums, _ = exchange_partials(slots_ptr + row * (2 * NUM_SPLITS), split_id, own, own, NUM_SPLITS)
+    delta = tl.sum(sums, 0)
     if SPLIT:
-        store_as(dx_ptr + places, y_edge * (dy_edge - weighted) * scale, there)
+        store_as(dx_ptr + places, y_edge * (dy_edge - delta) * scale, there)
         dx_ptr = inner(dx_ptr, lead)
-    zero = opaque_zero(weighted)
-    for chunk in tl.static_range(CHUNKS):
+    zero = opaque_zero(delta)
+    for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
         y, dy = to_f32_rematerialized(ys[chunk], zero), to_f32_rematerialized(dys[chunk], zero)
-        dx = y * (dy - weighted) * scale
-        store_as(dx_ptr + columns, dx, (columns < width) | EVEN)
+        dx = y * (dy - delta) * scale
+        store_as(dx_ptr + columns, dx, (columns < width) | EVEN_N)
 
 
-def shares(n: int, *tensors: torch.Tensor, strides: tuple[int, ...], parted: bool) -> bool:
-    """Whether programs share rows of n elements of these tensors, so many elements apart: those of
-    a row wait for each other. parted: whether a kernel is to split the rows."""
+def can_split_rows(n: int, *tensors: torch.Tensor, strides: tuple[int, ...], parted: bool) -> bool:
+    """Return whether several programs hold each row of n elements and wait for each other.
+
+    tensors, strides: the tensors and the distances of their rows in elements. parted: whether the
+    rows are split into whole accesses and edges.
+    """
     # A traced graph has no addresses to ask for, and no programs that wait.
     if torch.compiler.is_dynamo_compiling():
         return False
     wide = parted or _wide(n, *tensors, strides=strides)
     held = _held(n, tensors[0].element_size(), WARPS, wide, parted)
-    return may_wait(tensors[0].device, held["HOLDERS"], PER_SM)
+    return may_wait(tensors[0].device, held["NUM_SPLITS"], PER_SM)
 
 
 def _wide(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Whether a thread can load 16 bytes of these rows at once."""
+    """Return whether a thread can load 16 bytes of these rows at once."""
     sizes = (n, *strides, *(tensor.data_ptr() for tensor in tensors))
     return not any(size % ALIGNMENT for size in sizes)
 
 
 def _held(n: int, itemsize: int, warps: int, wide: bool, parted: bool) -> dict[str, int]:
-    """How programs of so many warps share a row of n elements, each in chunks of equal length."""
+    """Return how programs of so many warps hold a row of n elements, in chunks of equal length."""
     block = 32 * warps * ACCESS_BYTES // itemsize
     most = MOST_CHUNKS if wide or itemsize == 4 else MOST_CHUNKS // 2
     held = most_whole(n, itemsize) if parted else n
-    holders = triton.next_power_of_2(-(-held // (most * block)))
-    chunks = -(-held // (holders * block))
+    num_splits = triton.next_power_of_2(-(-held // (most * block)))
+    chunks = -(-held // (num_splits * block))
     return {
-        "EVEN": not parted and n == holders * chunks * block,
+        "EVEN_N": not parted and n == num_splits * chunks * block,
         "SPLIT": parted,
-        "CHUNKS": chunks,
+        "NUM_CHUNKS": chunks,
         "BLOCK_N": block,
-        "HOLDERS": holders,
+        "NUM_SPLITS": num_splits,
         "num_warps": warps,
     }
 
 
-def forward_shared(
+def forward_split(
     x: torch.Tensor, y: torch.Tensor, stride: int, scale: float, parted: bool
 ) -> None:
-    """y = softmax(scale x) of rows [..., N] that lie `stride` elements apart; scale positive.
+    """Write softmax(scale x) of rows [..., N] that lie `stride` elements apart to y.
 
-    parted: whether the kernel splits the rows.
+    scale is positive. parted: as in `can_split_rows`.
     """
     n, itemsize = x.shape[-1], x.element_size()
     wide = parted or _wide(n, x, strides=(stride,))
     m, held = y.numel() // n, _held(n, itemsize, MORE_WARPS, wide, parted)
-    if n * itemsize <= SHORT_BYTES or not held["EVEN"]:
+    if n * itemsize <= SHORT_BYTES or not held["EVEN_N"]:
         held = _held(n, itemsize, WARPS, wide, parted)
-    holders = held["HOLDERS"]
-    _forward_shared_kernel[(m * holders,)](
+    num_splits = held["NUM_SPLITS"]
+    _forward_split_kernel[(m * num_splits,)](
         x_ptr=x, y_ptr=y,
-        slots_ptr=empty_slots(m, holders, x.device), stride_xm=stride, N=n, scale=scale,
+        slots_ptr=empty_slots(m, num_splits, x.device), stride_xm=stride, N=n, scale=scale,
         ACCESS=ACCESS_BYTES // itemsize, PACKED=y.dtype is torch.bfloat16, **held,
     )  # fmt: skip
 
 
-def backward_shared(
+def backward_split(
     y: torch.Tensor,
     dy: torch.Tensor,
     dx: torch.Tensor,
@@ -265,16 +275,16 @@ def backward_shared(
     scale: float,
     parted: bool,
 ) -> None:
-    """dx = scale y (dy - sum y dy) of rows [..., N]; those of y and dy lie `strides` apart.
+    """Write scale y (dy - sum y dy) to dx; rows of y and dy lie `strides` elements apart.
 
-    parted: as forward.
+    parted: as in `can_split_rows`.
     """
     n = y.shape[-1]
     wide = parted or _wide(n, y, dy, strides=strides)
     held = _held(n, y.element_size(), WARPS, wide, parted)
-    m, holders = dx.numel() // n, held["HOLDERS"]
-    _backward_shared_kernel[(m * holders,)](
+    m, num_splits = dx.numel() // n, held["NUM_SPLITS"]
+    _backward_split_kernel[(m * num_splits,)](
         y_ptr=y, dy_ptr=dy, dx_ptr=dx,
-        slots_ptr=empty_slots(m, holders, y.device), stride_ym=strides[0], stride_dym=strides[1],
+        slots_ptr=empty_slots(m, num_splits, y.device), stride_ym=strides[0], stride_dym=strides[1],
         N=n, scale=scale, **held,
     )  # fmt: skip

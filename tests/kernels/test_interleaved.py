@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels._triton import exchange as _exchange
-from kernels.softmax_details import split_rows as _softmax_shared
+from kernels.softmax_details import split_rows as _split_rows
 from tests.support import ptx
 from tests.support.interleaved import ORDERS, Deadlock, Schedule, interleaved, schedules
 from tests.support.modules import interpreted
@@ -194,8 +194,8 @@ def test_packing_rounds_to_nine_bits_of_mantissa(pairs):
     """Compare the instructions of `split_rows.py` with the rounding that the file states."""
     values = np.array(pairs, np.float32).ravel()
     bits = values.view(np.uint32)
-    (packed,) = executed(_softmax_shared.PACK.value, bits[0::2], bits[1::2])
-    low, high = executed(_softmax_shared.UNPACK.value, packed, outputs=2)
+    (packed,) = executed(_split_rows.PACK.value, bits[0::2], bits[1::2])
+    low, high = executed(_split_rows.UNPACK.value, packed, outputs=2)
     found = np.stack([low, high], 1).ravel().astype(np.uint32).view(np.float32).astype(np.float64)
     exact = values.astype(np.float64)
     least = 2.0**-126

@@ -24,7 +24,7 @@ from kernels.norm_details import backward as _norm_backward
 from kernels.norm_details.columns import span_of
 from kernels.rms_norm import rms_norm
 from kernels.softmax import softmax
-from kernels.softmax_details import split_rows as _softmax_shared
+from kernels.softmax_details import split_rows as _split_rows
 from ops.layer_norm import layer_norm_reference
 from ops.rms_norm import rms_norm_reference
 from ops.softmax import softmax_reference
@@ -48,7 +48,7 @@ def near(ours, truth, bound):
 
 PATCHED = {"MOST_CHUNKS": 2, "WARPS": 1, "MORE_WARPS": 2, "SHORT_BYTES": 4096}
 PAIR_BYTES = family.PAIR_BYTES
-PLAIN = {name: getattr(_softmax_shared, name) for name in PATCHED}
+PLAIN = {name: getattr(_split_rows, name) for name in PATCHED}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,7 +57,7 @@ def small():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(family, "PAIR_BYTES", 512)
         for name, value in PATCHED.items():
-            patched.setattr(_softmax_shared, name, value)
+            patched.setattr(_split_rows, name, value)
         yield
 
 
@@ -73,7 +73,7 @@ def softmax_agrees(x, schedule, scale=1.0):
     expected.backward(dy.double())
     near(y, expected, BOUND[x.dtype])
     near(x.grad, exact.grad, BOUND[x.dtype])
-    assert [run.kernel for run in runs] == ["_forward_shared_kernel", "_backward_shared_kernel"]
+    assert [run.kernel for run in runs] == ["_forward_split_kernel", "_backward_split_kernel"]
     return runs
 
 
@@ -105,7 +105,7 @@ def test_softmax_on_a_device_that_holds_one_row(dtype, order):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_softmax_waits_on_a_device_that_holds_less(order):
-    with interleaved(Schedule(order, resident=2)), pytest.raises(Deadlock, match="_shared_kernel"):
+    with interleaved(Schedule(order, resident=2)), pytest.raises(Deadlock, match="_split_kernel"):
         softmax(randn(3, 2000, dtype=torch.float16))
 
 
@@ -119,7 +119,7 @@ def test_softmax_of_parts_that_are_minus_infinity_or_nan(dtype):
     bits[3, 5] = -1
     with interleaved(Schedule("random", seed=3)) as runs:
         y = softmax(x)
-    assert runs[0].kernel == "_forward_shared_kernel"
+    assert runs[0].kernel == "_forward_split_kernel"
     expected = torch.softmax(x.double(), -1)
     assert y[2:].isnan().all() and not y[:2].isnan().any()
     assert ((y - expected)[:2].abs() <= expected[:2] * 2 * BOUND[dtype] + 1e-9).all()
@@ -129,10 +129,10 @@ def test_softmax_of_parts_that_are_minus_infinity_or_nan(dtype):
 def test_softmax_does_not_wait_where_a_device_may_not_hold_a_row(multiprocessors):
     """Four launches of groups of eight programs need room for 32, four to a multiprocessor."""
     x = randn(2, 2048).requires_grad_()
-    sharers = _exchange.SHARERS * 8 // _softmax_shared.PER_SM
+    sharers = _exchange.SHARERS * 8 // _split_rows.PER_SM
     with assume_device(sm_count=sharers + multiprocessors - 4), interleaved() as runs:
         softmax(x).sum().backward()
-    shared = ["_forward_shared_kernel", "_backward_shared_kernel"]
+    shared = ["_forward_split_kernel", "_backward_split_kernel"]
     assert ([run.kernel for run in runs] == shared) == (multiprocessors == 4)
 
 
@@ -141,7 +141,7 @@ def plain(monkeypatch):
     """Restore the real sizes."""
     monkeypatch.setattr(family, "PAIR_BYTES", PAIR_BYTES)
     for name, value in PLAIN.items():
-        monkeypatch.setattr(_softmax_shared, name, value)
+        monkeypatch.setattr(_split_rows, name, value)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -153,13 +153,13 @@ def test_rows_of_any_width_have_programs_that_hold_all_of_them(plain, itemsize, 
     thread = 64 if itemsize == 2 and form == "single" else 128
     access, wide = 16 // itemsize, form != "single"
     for n in range(PAIR_BYTES // itemsize + 1, 300_001, 16 if form == "aligned" else 7):
-        held = _softmax_shared._held(n, itemsize, 4, wide, form == "split")
-        block, columns = held["BLOCK_N"], held["BLOCK_N"] * held["CHUNKS"]
+        held = _split_rows._held(n, itemsize, 4, wide, form == "split")
+        block, columns = held["BLOCK_N"], held["BLOCK_N"] * held["NUM_CHUNKS"]
         most = n // access * access if form == "split" else n
-        assert held["HOLDERS"] * (columns - block) < most <= held["HOLDERS"] * columns
-        assert columns * itemsize <= 128 * thread and held["HOLDERS"] <= 132
+        assert held["NUM_SPLITS"] * (columns - block) < most <= held["NUM_SPLITS"] * columns
+        assert columns * itemsize <= 128 * thread and held["NUM_SPLITS"] <= 132
         assert held["SPLIT"] == (form == "split")
-        assert held["EVEN"] == (form != "split" and n == held["HOLDERS"] * columns)
+        assert held["EVEN_N"] == (form != "split" and n == held["NUM_SPLITS"] * columns)
 
 
 @pytest.mark.parametrize("n", [50257, 50264, 128256, 151936, 250002, 262144, 262145, 300_000])
@@ -170,13 +170,13 @@ def test_long_rows_are_read_once_whatever_their_width_and_stride(
 ):
     """No width, stride or dtype makes one program loop over such a row."""
     called = []
-    for name in ("forward_shared", "backward_shared"):
+    for name in ("forward_split", "backward_split"):
         monkeypatch.setattr(family, name, lambda *_, name=name: called.append(name))
     x = torch.empty(8, n + padding, dtype=dtype, device="meta")[:, :n]
     with _exchange.taking_turns(), shapes_only():
         family.softmax_fwd(x)
         family.softmax_bwd(x, x)
-    assert called == ["forward_shared", "backward_shared"]
+    assert called == ["forward_split", "backward_split"]
 
 
 NORM_SPLITS = {
@@ -279,10 +279,15 @@ def test_norms_of_uneven_rows_in_any_order(data):
 @contextlib.contextmanager
 def counted(family, schedule):
     """Within the body all launches of a family share one counter, and fresh memory is NaN."""
-    counter, plain = torch.zeros(1, dtype=torch.int32), family.empty
+    counter, plain = torch.zeros(1, dtype=torch.int32), torch.Tensor.new_empty
+
+    def dirty(x, *given, **named):
+        fresh = plain(x, *given, **named)
+        return fresh.fill_(torch.nan) if fresh.is_floating_point() else fresh
+
     with pytest.MonkeyPatch.context() as patched, interleaved(schedule):
         patched.setattr(family, "arrival_counter", lambda device: counter)
-        patched.setattr(family, "empty", lambda *given: plain(*given).fill_(torch.nan))
+        patched.setattr(torch.Tensor, "new_empty", dirty)
         yield counter
 
 

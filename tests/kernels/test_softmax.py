@@ -156,8 +156,8 @@ def test_the_rule_suits_what_it_chooses_for():
         for itemsize in (2, 4):
             key = {"n": n, "itemsize": itemsize, "causal": False}
             kept = {
-                family.FORWARD_ROW: family.keeps(**key),
-                family.BACKWARD_ROW: not family.walks_backward(**key),
+                family.FORWARD_ROW: family.fits_in_registers(**key),
+                family.BACKWARD_ROW: not family.reads_rows_twice(**key),
             }
             for configs in (each for each, whether in kept.items() if whether):
                 config = configs.choose(**key)
