@@ -13,7 +13,7 @@ import pytest
 from harness.cli import UserError
 from harness.machine import ceilings, datasheets
 from harness.machine.nvml import Gpu
-from harness.results import times
+from harness.results import columns, times
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = "quantity,unit,value,sm_mhz,source\n"
@@ -130,6 +130,7 @@ def table(folder: Path, rows: list[tuple]) -> str:
     for name, lines in (("shown_ceilings", shown), ("datasheets", sheets)):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows(lines)
+    (folder / "columns.json").write_text(columns.declared())
     out = folder / "table.tex"
     call = [sys.executable, ROOT / "paper/tables/ceilings.py", "--run", folder, "--out", out]
     subprocess.run(call, check=True, env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"})
