@@ -1,10 +1,10 @@
 """maximum and minimum, whose gradients follow from two bits an element.
 
-The gradient goes to the input that was taken, half of it to each of two equals, and all of it to
-both where either is NaN, as in PyTorch. Two flags tell these apart: x lies beyond y or cannot be
-compared with it, and y beyond x likewise. Neither is set of equals, both are where one is NaN. A
-forward pass that a backward pass may follow packs them, eight elements in 16 bits, and the backward
-pass reads them in place of x and y, which are not kept.
+The input that was taken gets the gradient, each of two equals gets half of it, and both get all of
+it if either is NaN, as in PyTorch. Two flags tell these apart: x lies beyond y or cannot be
+compared with it, and y beyond x likewise. Neither is set for equals; both are set for NaN. If a
+backward pass may follow, the forward pass packs the flags, eight elements in 16 bits. The backward
+pass reads them instead of x and y, which are not kept.
 """
 
 import torch
@@ -28,11 +28,64 @@ from .blocks import (
 )
 
 
+def min_max_fwd(
+    configs: Configs, op: str, x: torch.Tensor, y: torch.Tensor, save_flags: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the result of "maximum" or "minimum", and the flags that `min_max_bwd` reads.
+
+    The flags are int16, a word for each eight elements, or None unless `save_flags`. Raise
+    TypeError or ValueError if x and y differ in dtype, shape or device.
+    """
+    check_floating_pair(x, y)
+    x, y = x.contiguous(), y.contiguous()
+    out, n = torch.empty_like(x), x.numel()
+    flags = x.new_empty(words_of(n), dtype=torch.int16) if save_flags else None
+    if n:
+        config = configs.pick(x.device, n=n, itemsize=x.element_size(), save_flags=save_flags)
+        _min_max_kernel[(-(-n // config["BLOCK_N"]),)](
+            x_ptr=x, y_ptr=y, out_ptr=out, flags_ptr=flags, N=length(n, config), OP=op, **config,
+        )  # fmt: skip
+    return out, flags
+
+
+def min_max_bwd(
+    configs: Configs, flags: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return dx and dy, each None if it is not wanted."""
+    grad = grad.contiguous()
+    dx = torch.empty_like(grad) if wanted[0] else None
+    dy = torch.empty_like(grad) if wanted[1] else None
+    n = grad.numel()
+    if n:
+        config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
+        _min_max_backward_kernel[(-(-n // config["BLOCK_N"]),)](
+            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), **config,
+        )  # fmt: skip
+    return dx, dy
+
+
+@triton.jit
+def _min_max_kernel(
+    x_ptr, y_ptr, out_ptr, flags_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """out = max(x, y) or min(x, y), and two flags an element.
+
+    Grid: cdiv(n, BLOCK_N) for n elements. A program owns BLOCK_N elements. It reads x and y, and
+    writes out and, unless flags_ptr is None, a word of flags for each eight elements. N: n, or None
+    if BLOCK_N divides n. OP: "maximum" or "minimum". BLOCK_N: a power of two, at least eight.
+    """
+    if N is None or block_is_full(N, BLOCK_N):
+        _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, True, OP, BLOCK_N)
+    else:
+        _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, False, OP, BLOCK_N)
+
+
 @triton.jit
 def _forward_block(
     x_ptr, y_ptr, out_ptr, flags_ptr, N,
     FULL: tl.constexpr, OP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    """Compute and store a block of the result and of the flags."""
     offs = block_offsets(BLOCK_N)
     mask = None if FULL else offs < N
     x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
@@ -51,19 +104,24 @@ def _forward_block(
 
 
 @triton.jit
-def _extremum_kernel(
-    x_ptr, y_ptr, out_ptr, flags_ptr, N, OP: tl.constexpr, BLOCK_N: tl.constexpr
-):  # fmt: skip
+def _min_max_backward_kernel(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, BLOCK_N: tl.constexpr):
+    """dx and dy = g, g / 2 or 0, as the flags say.
+
+    Grid: cdiv(n, BLOCK_N) for n elements. A program owns BLOCK_N elements. It reads their flags and
+    g, and writes dx and dy; a pointer that is None is not written. N: n, or None if BLOCK_N divides
+    n. BLOCK_N: a power of two, at least eight.
+    """
     if N is None or block_is_full(N, BLOCK_N):
-        _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, True, OP, BLOCK_N)
+        _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, True, BLOCK_N)
     else:
-        _forward_block(x_ptr, y_ptr, out_ptr, flags_ptr, N, False, OP, BLOCK_N)
+        _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, False, BLOCK_N)
 
 
 @triton.jit
 def _backward_block(
     flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, FULL: tl.constexpr, BLOCK_N: tl.constexpr
 ):
+    """Compute and store a block of the gradients."""
     offs, words = block_offsets(BLOCK_N), word_offsets(BLOCK_N)
     mask = None if FULL else offs < N
     flags = tl.load(flags_ptr + words, mask=None if FULL else words * WORD < N)
@@ -77,54 +135,10 @@ def _backward_block(
         store_once(dy_ptr + offs, dy, mask)
 
 
-@triton.jit
-def _share_kernel(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, BLOCK_N: tl.constexpr):
-    if N is None or block_is_full(N, BLOCK_N):
-        _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, True, BLOCK_N)
-    else:
-        _backward_block(flags_ptr, grad_ptr, dx_ptr, dy_ptr, N, False, BLOCK_N)
+def min_max_configs(family: str) -> tuple[Configs, Configs]:
+    """Return the `Configs` of the forward and the backward pass; family: stem of a kernel file."""
+    return tiles(_min_max_kernel, family), tiles(_min_max_backward_kernel, family)
 
 
-def extremum_configs(family: str) -> tuple[Configs, Configs]:
-    """Those of the forward and of the backward pass, of a kernel file by its stem."""
-    return tiles(_extremum_kernel, family), tiles(_share_kernel, family)
-
-
-def extremum_fwd(
-    configs: Configs, op: str, x: torch.Tensor, y: torch.Tensor, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The result of "maximum" or "minimum", and the flags that `extremum_bwd` asks for.
-
-    flags: int16, a word for each eight elements; None unless they are to be kept. ValueError or
-    TypeError where x and y do not belong together.
-    """
-    check_floating_pair(x, y)
-    x, y = x.contiguous(), y.contiguous()
-    out, n = torch.empty_like(x), x.numel()
-    flags = x.new_empty(words_of(n), dtype=torch.int16) if keep else None
-    if n:
-        config = configs.pick(x.device, n=n, itemsize=x.element_size(), keep=keep)
-        _extremum_kernel[(-(-n // config["BLOCK_N"]),)](
-            x_ptr=x, y_ptr=y, out_ptr=out, flags_ptr=flags, N=length(n, config), OP=op, **config,
-        )  # fmt: skip
-    return out, flags
-
-
-def extremum_bwd(
-    configs: Configs, flags: torch.Tensor, grad: torch.Tensor, wanted: tuple[bool, bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """dx and dy, each None where it is not wanted."""
-    grad = grad.contiguous()
-    dx = torch.empty_like(grad) if wanted[0] else None
-    dy = torch.empty_like(grad) if wanted[1] else None
-    n = grad.numel()
-    if n:
-        config = configs.pick(grad.device, n=n, itemsize=grad.element_size())
-        _share_kernel[(-(-n // config["BLOCK_N"]),)](
-            flags_ptr=flags, grad_ptr=grad, dx_ptr=dx, dy_ptr=dy, N=length(n, config), **config,
-        )  # fmt: skip
-    return dx, dy
-
-
-extremum_fwd = cached_launch(extremum_fwd)
-extremum_bwd = cached_launch(extremum_bwd)
+min_max_fwd = cached_launch(min_max_fwd)
+min_max_bwd = cached_launch(min_max_bwd)

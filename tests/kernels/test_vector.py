@@ -92,7 +92,7 @@ def test_an_unwanted_gradient_is_not_computed(name, place, monkeypatch):
 
         return watching
 
-    for backward in ("vector_bwd", "extremum_bwd"):
+    for backward in ("vector_bwd", "min_max_bwd"):
         monkeypatch.setattr(vector, backward, watched(getattr(vector, backward)))
     tensors = [randn(300, seed=1), randn(300, seed=2)]
     tensors[place].requires_grad_()
