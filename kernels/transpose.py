@@ -1,17 +1,17 @@
 """Transpose: out[n, m] = x[m, n].
 
-A tile is read along the rows of x and
-written along the rows of out, sixteen bytes a thread either way; in between it turns around in
-shared memory, as Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (2009), describe.
-Large tensors are walked down the rows of x, so that programs that run at the same time write
-neighbouring parts of the same rows of out, which counts for more than to read so.
+A tile is read along the rows of x and written along the rows of out, sixteen bytes a thread both
+times. In between it is transposed in shared memory, as Ruetsch and Micikevicius, "Optimizing matrix
+transpose in CUDA" (2009), describe. For large tensors, consecutive programs go down the columns of
+tiles. Programs that run at the same time then write neighbouring parts of the same rows of out,
+which saves more than reading neighbouring parts does.
 
-Rows of an odd number of two-byte elements begin at odd elements every other time, so that no access
-of more than two bytes fits all of them. Where it is the rows of x, words of four bytes fit each row
-by itself: those of a row that begins at an odd element are taken one element further, and three
-words of x hold all that two words of out do (`_words_kernel`). Where it is the rows of out, single
-elements in small tiles are the best that was found (`_items_kernel`): tiles next to each other
-share the sectors of 32 bytes at their edges, and what counts is how soon both have written.
+Two variants exist because rows of an odd number of two-byte elements begin at odd elements every
+other time. No access of more than two bytes fits all of them. If these are the rows of x, words of
+four bytes fit each row by itself (`_words_kernel`). A row that begins at an odd element is read one
+element further, and three words of x hold the elements of two words of out. If these are the rows
+of out, single elements in small tiles were the fastest (`_items_kernel`). Adjacent tiles share the
+sectors of 32 bytes at their edges, so both should be written soon after each other.
 """
 
 import torch
@@ -24,67 +24,104 @@ from ._runtime.checks import MOVABLE, check_real, check_tensor
 from ._runtime.configs import Configs
 
 
-def _tile(rows, columns, down, warps):
-    return {"BLOCK_M": rows, "BLOCK_N": columns, "DOWN": down, "num_warps": warps}
+def transpose(x: torch.Tensor) -> torch.Tensor:
+    """Return the transpose of a matrix, in memory of its own.
+
+    Args:
+        x: `[M, N]`, any dtype of real numbers, rows at any distance.
+
+    Returns:
+        A new contiguous tensor `[N, M]` with the dtype of x. It is differentiable in x; the
+        gradient is a view of the gradient of the result.
+
+    Raises:
+        TypeError: x is no tensor or is complex.
+        ValueError: x has other than two dimensions, or is not on a GPU.
+
+    Source:
+        Ruetsch and Micikevicius, "Optimizing matrix transpose in CUDA" (2009).
+
+    Example:
+        >>> x = torch.ones(2, 3, device="cuda")
+        >>> transpose(x).shape
+        torch.Size([3, 2])
+    """
+    check_tensor("x", x)
+    if x.dim() != 2:
+        raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
+    return _Transpose.apply(x) if needs_grad(x) else _contiguous_transpose(x)
 
 
-def _choose(itemsize, large):
-    if itemsize <= 2:
-        return _tile(128, 128, 1, 8) if large else _tile(128, 64, 0, 4)
-    return _tile(64, 64, 1, 8) if large else _tile(64, 32, 1, 4)
+class _Transpose(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return _contiguous_transpose(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        # A view, as in PyTorch: a caller that needs contiguous rows copies it once.
+        return dy.mT
 
 
-def _suits(candidate, itemsize, large):
-    # Two to eight accesses of 16 bytes a thread, and rows of a tile that are whole sectors.
-    tile_bytes = candidate["BLOCK_M"] * candidate["BLOCK_N"] * itemsize
-    accesses = tile_bytes // (16 * 32 * candidate["num_warps"])
-    shortest = min(candidate["BLOCK_M"], candidate["BLOCK_N"]) * itemsize
-    return 2 <= accesses <= 8 and shortest >= 64
+def _contiguous_transpose(x: torch.Tensor) -> torch.Tensor:
+    """Return the transpose of x in contiguous memory."""
+    if x.stride(1) == 1 or x.shape[1] <= 1:
+        return transpose_fwd(x)
+    check_real(MOVABLE, x=x)
+    # The rows are not contiguous, so PyTorch copies. If x is itself a transpose, memory is in
+    # order.
+    return x.mT.clone(memory_format=torch.contiguous_format)
 
 
-def _choose_words(large):
-    return _tile(128, 64, 1, 8)
+def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
+    """Return the transpose `[N, M]`, contiguous, of x `[M, N]`, contiguous in N.
 
-
-def _choose_items(large):
-    return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8}
-
-
-CONFIGS = tuple(
-    _tile(rows, columns, down, warps)
-    for rows, columns in ((32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
-    for down in (0, 1)
-    for warps in (4, 8, 16)
-)
-WORDS_CONFIGS = tuple(
-    _tile(rows, columns, down, warps)
-    for rows, columns, warps in ((64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8))
-    for down in (0, 1)
-)
-ITEMS_CONFIGS = tuple(
-    {"BLOCK_M": rows, "BLOCK_N": 32, "num_warps": warps}
-    for rows, warps in ((32, 2), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8), (128, 16))
-)
-
-
-@triton.jit
-def _start_of_tile(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr):
-    """The first row and column of this program; the next one's lie below, else to the right."""
-    pid = tl.program_id(0)
-    if DOWN:
-        tiles = tl.cdiv(M, BLOCK_M)
-        return pid % tiles * BLOCK_M, pid // tiles * BLOCK_N
+    Raise TypeError if x has no dtype of real numbers.
+    """
+    check_real(MOVABLE, x=x)
+    m, n = x.shape
+    itemsize = x.element_size()
+    out = x.new_empty((n, m))
+    if m == 0 or n == 0:
+        return out
+    stride, large = x.stride(0), m * n * itemsize >= LARGE
+    # A traced graph knows no addresses.
+    uneven = itemsize == 2 and (m % 2 or stride % 2) and not torch.compiler.is_dynamo_compiling()
+    if uneven and m % 2 and m * max(stride, n) < 2**31 and n <= MOST_COLUMNS:
+        config = ITEMS.pick(x.device, large=large)
+        _items_kernel[(-(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"]))](
+            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
+        )  # fmt: skip
+    elif uneven and m % 2 == 0 and x.data_ptr() % 4 == 0:
+        config = WORDS.pick(x.device, large=large)
+        _words_kernel[(_grid_size(m, n, config),)](
+            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
+        )  # fmt: skip
     else:
-        tiles = tl.cdiv(N, BLOCK_N)
-        return pid // tiles * BLOCK_M, pid % tiles * BLOCK_N
+        config = TILES.pick(x.device, itemsize=itemsize, large=large)
+        _transpose_kernel[(_grid_size(m, n, config),)](
+            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
+        )  # fmt: skip
+    return out
+
+
+def _grid_size(m, n, config):
+    """Return the number of tiles."""
+    return -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
 
 
 @triton.jit
 def _transpose_kernel(
     x_ptr, out_ptr, stride_xm, M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_MAJOR_GRID: tl.constexpr,
 ):  # fmt: skip
-    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, DOWN)
+    """out[n, m] = x[m, n] for elements of any size.
+
+    Grid: cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N). A program owns a tile `[BLOCK_M, BLOCK_N]` of x; it
+    reads the tile and writes it transposed. BLOCK_M, BLOCK_N: powers of two. COLUMN_MAJOR_GRID: 0
+    or 1, as in `_start_of_tile`.
+    """
+    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, COLUMN_MAJOR_GRID)
     offs_m, offs_n = start_m + tl.arange(0, BLOCK_M), start_n + tl.arange(0, BLOCK_N)
     x_ptrs = x_ptr + offs_m[:, None].to(tl.int64) * stride_xm + offs_n[None, :]
     out_ptrs = out_ptr + offs_n[:, None].to(tl.int64) * M + offs_m[None, :]
@@ -96,12 +133,35 @@ def _transpose_kernel(
 
 
 @triton.jit
+def _start_of_tile(
+    M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_MAJOR_GRID: tl.constexpr
+):
+    """Return the first row and column of this program's tile.
+
+    The next program's tile lies below if COLUMN_MAJOR_GRID is 1, else to the right.
+    """
+    pid = tl.program_id(0)
+    if COLUMN_MAJOR_GRID:
+        tiles = tl.cdiv(M, BLOCK_M)
+        return pid % tiles * BLOCK_M, pid // tiles * BLOCK_N
+    else:
+        tiles = tl.cdiv(N, BLOCK_N)
+        return pid // tiles * BLOCK_M, pid % tiles * BLOCK_N
+
+
+@triton.jit
 def _words_kernel(
     x_ptr, out_ptr, stride_xm, M, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOWN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_MAJOR_GRID: tl.constexpr,
 ):  # fmt: skip
-    """Elements of two bytes, an odd stride, an even M; x begins at a multiple of four bytes."""
-    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, DOWN)
+    """out[n, m] = x[m, n] for elements of two bytes in rows at an odd distance.
+
+    Grid: cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N). A program owns a tile `[BLOCK_M, BLOCK_N]` of x; it
+    reads words of four bytes and writes words of out. M must be even, stride_xm odd, and x begin at
+    a multiple of four bytes. BLOCK_M, BLOCK_N: powers of two. COLUMN_MAJOR_GRID: 0 or 1, as in
+    `_start_of_tile`.
+    """
+    start_m, start_n = _start_of_tile(M, N, BLOCK_M, BLOCK_N, COLUMN_MAJOR_GRID)
     i = start_m // 2 + tl.arange(0, BLOCK_M // 2)[:, None]
     k = start_n // 2 + tl.arange(0, BLOCK_N // 2)[None, :]
     if (start_m + BLOCK_M <= M) & (start_n + BLOCK_N < N):
@@ -128,7 +188,12 @@ def _words_kernel(
 def _items_kernel(
     x_ptr, out_ptr, stride_xm, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """Offsets are of 32 bits."""
+    """out[n, m] = x[m, n], element by element, with offsets of 32 bits.
+
+    Grid: (cdiv(M, BLOCK_M), cdiv(N, BLOCK_N)). A program owns a tile `[BLOCK_M, BLOCK_N]` of x; it
+    reads the tile and writes it transposed. M * N and M * stride_xm must be below 2**31. BLOCK_M,
+    BLOCK_N: powers of two.
+    """
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     mask = (m < M) & (n < N)
@@ -136,79 +201,60 @@ def _items_kernel(
     tl.store(out_ptr + (m + M * n), x, mask=mask)
 
 
-TILES = Configs(_transpose_kernel, CONFIGS, _choose, _suits)
-WORDS = Configs(_words_kernel, WORDS_CONFIGS, _choose_words)
-ITEMS = Configs(_items_kernel, ITEMS_CONFIGS, _choose_items)
 # Bytes from which on a tensor counts as large: it keeps the GPU busy for many waves of programs.
 LARGE = 2**26
 # Programs that a grid may have along its second axis.
 MOST_COLUMNS = 65535
 
 
-def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
-    """x: [M, N], contiguous in N, its rows anywhere; TypeError for its dtype. Returns [N, M],
-    contiguous."""
-    check_real(MOVABLE, x=x)
-    m, n = x.shape
-    itemsize = x.element_size()
-    out = x.new_empty((n, m))
-    if m == 0 or n == 0:
-        return out
-    stride, large = x.stride(0), m * n * itemsize >= LARGE
-    # A traced graph knows no addresses.
-    uneven = itemsize == 2 and (m % 2 or stride % 2) and not torch.compiler.is_dynamo_compiling()
-    if uneven and m % 2 and m * max(stride, n) < 2**31 and n <= MOST_COLUMNS:
-        config = ITEMS.pick(x.device, large=large)
-        _items_kernel[(-(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"]))](
-            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
-        )  # fmt: skip
-    elif uneven and m % 2 == 0 and x.data_ptr() % 4 == 0:
-        config = WORDS.pick(x.device, large=large)
-        _words_kernel[(_tiles(m, n, config),)](
-            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
-        )  # fmt: skip
-    else:
-        config = TILES.pick(x.device, itemsize=itemsize, large=large)
-        _transpose_kernel[(_tiles(m, n, config),)](
-            x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
-        )  # fmt: skip
-    return out
+def _tile(rows, columns, column_major, warps):
+    """Return a configuration."""
+    return {
+        "BLOCK_M": rows,
+        "BLOCK_N": columns,
+        "COLUMN_MAJOR_GRID": column_major,
+        "num_warps": warps,
+    }
 
 
-def _tiles(m, n, config):
-    return -(-m // config["BLOCK_M"]) * -(-n // config["BLOCK_N"])
+def _choose(itemsize, large):
+    if itemsize <= 2:
+        return _tile(128, 128, 1, 8) if large else _tile(128, 64, 0, 4)
+    return _tile(64, 64, 1, 8) if large else _tile(64, 32, 1, 4)
 
 
-class _Transpose(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return _turned(x)
-
-    @staticmethod
-    def backward(ctx, dy):
-        # As in PyTorch a view: who wants other rows side by side moves them once.
-        return dy.mT
+def _suits(candidate, itemsize, large):
+    # A thread makes two to eight accesses of 16 bytes, and rows of a tile are whole sectors.
+    tile_bytes = candidate["BLOCK_M"] * candidate["BLOCK_N"] * itemsize
+    accesses = tile_bytes // (16 * 32 * candidate["num_warps"])
+    shortest = min(candidate["BLOCK_M"], candidate["BLOCK_N"]) * itemsize
+    return 2 <= accesses <= 8 and shortest >= 64
 
 
-def _turned(x: torch.Tensor) -> torch.Tensor:
-    if x.stride(1) == 1 or x.shape[1] <= 1:
-        return transpose_fwd(x)
-    check_real(MOVABLE, x=x)
-    # Rows that are no runs of memory: a copy, and already in order where x is itself a transpose.
-    return x.mT.clone(memory_format=torch.contiguous_format)
+def _choose_words(large):
+    return _tile(128, 64, 1, 8)
 
 
-def transpose(x: torch.Tensor) -> torch.Tensor:
-    """The transpose of a matrix, in memory of its own.
-
-    x: [M, N], any real dtype, rows at any distance. TypeError for a complex one, ValueError with
-    other than two dimensions. Returns [N, M], contiguous. Differentiable; the gradient is a view of
-    that of the result.
-    """
-    check_tensor("x", x)
-    if x.dim() != 2:
-        raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
-    return _Transpose.apply(x) if needs_grad(x) else _turned(x)
+def _choose_items(large):
+    return {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 8}
 
 
+CONFIGS = tuple(
+    _tile(rows, columns, column_major, warps)
+    for rows, columns in ((32, 64), (64, 32), (64, 64), (64, 128), (128, 64), (128, 128))
+    for column_major in (0, 1)
+    for warps in (4, 8, 16)
+)
+WORDS_CONFIGS = tuple(
+    _tile(rows, columns, column_major, warps)
+    for rows, columns, warps in ((64, 64, 4), (128, 64, 4), (128, 64, 8), (128, 128, 8))
+    for column_major in (0, 1)
+)
+ITEMS_CONFIGS = tuple(
+    {"BLOCK_M": rows, "BLOCK_N": 32, "num_warps": warps}
+    for rows, warps in ((32, 2), (32, 4), (32, 8), (64, 4), (64, 8), (128, 8), (128, 16))
+)
+TILES = Configs(_transpose_kernel, CONFIGS, _choose, _suits)
+WORDS = Configs(_words_kernel, WORDS_CONFIGS, _choose_words)
+ITEMS = Configs(_items_kernel, ITEMS_CONFIGS, _choose_items)
 transpose_fwd = cached_launch(transpose_fwd)

@@ -56,7 +56,7 @@ SHAPES = [(64, 64), (130, 66), (258, 34), (65, 97), (129, 64), (64, 129), (33, 1
 @pytest.mark.parametrize("down", [0, 1])
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_every_order_of_tiles_covers_the_matrix(m, n, down, monkeypatch):
-    tile = {"BLOCK_M": 32, "BLOCK_N": 32, "DOWN": down, "num_warps": 4}
+    tile = {"BLOCK_M": 32, "BLOCK_N": 32, "COLUMN_MAJOR_GRID": down, "num_warps": 4}
     for configs in (family.TILES, family.WORDS):
         monkeypatch.setitem(configs.__dict__, "choose", lambda **key: tile)
     x = numbered(m, n, torch.float16)
