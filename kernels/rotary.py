@@ -156,19 +156,19 @@ def _rotary_kernel(
     cos_ptr += s * R
     sin_ptr += s * R
     if group < GROUPS_Q:
-        _rotate_heads(
+        _turn_heads(
             q_ptr + b * stride_qb + s * stride_qs, q_out_ptr + token * (H * D), cos_ptr, sin_ptr,
             stride_qh, group * BLOCK_H, H, D, R, INTERLEAVED, INVERSE, BLOCK_H,
         )  # fmt: skip
     else:
-        _rotate_heads(
+        _turn_heads(
             k_ptr + b * stride_kb + s * stride_ks, k_out_ptr + token * (K * D), cos_ptr, sin_ptr,
             stride_kh, (group - GROUPS_Q) * BLOCK_H, K, D, R, INTERLEAVED, INVERSE, BLOCK_H,
         )  # fmt: skip
 
 
 @triton.jit
-def _rotate_heads(
+def _turn_heads(
     x_ptr, out_ptr, cos_ptr, sin_ptr, stride_h, first, H: tl.constexpr,
     D: tl.constexpr, R: tl.constexpr,
     INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr,
@@ -182,9 +182,9 @@ def _rotate_heads(
     offs = tl.arange(0, BLOCK_R)[None, :]  # [1, BLOCK_R]
     mask = (heads < H) & (offs < R)
     # Every head loads the angles for itself, so that each thread has the angles of its own pairs.
-    same_angles = tl.zeros((BLOCK_H, 1), tl.int32)
-    cos = tl.load(cos_ptr + same_angles + offs, mask=mask).to(tl.float32)
-    sin = tl.load(sin_ptr + same_angles + offs, mask=mask).to(tl.float32)
+    alike = tl.zeros((BLOCK_H, 1), tl.int32)
+    cos = tl.load(cos_ptr + alike + offs, mask=mask).to(tl.float32)
+    sin = tl.load(sin_ptr + alike + offs, mask=mask).to(tl.float32)
     sin = -sin if INVERSE else sin
     offs_rest = 2 * R + tl.arange(0, REST)[None, :]
     mask_rest = (heads < H) & (offs_rest < D)
@@ -196,13 +196,13 @@ def _rotate_heads(
         mask = (heads < H) & (both < 2 * R)
         pairs = tl.load(x_ptr + both, mask=mask).to(tl.float32)  # [BLOCK_H, 2 * BLOCK_R]
         a, b = tl.split(tl.reshape(pairs, (BLOCK_H, BLOCK_R, 2)))
-        a, b = _rotate_pairs(a, b, cos, sin)
+        a, b = _turn(a, b, cos, sin)
         pairs = tl.reshape(tl.join(a, b), (BLOCK_H, 2 * BLOCK_R))
         tl.store(out_ptr + both, pairs.to(dtype), mask=mask, cache_modifier=".cs")
     else:
         a = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
         b = tl.load(x_ptr + R + offs, mask=mask).to(tl.float32)
-        a, b = _rotate_pairs(a, b, cos, sin)
+        a, b = _turn(a, b, cos, sin)
         tl.store(out_ptr + offs, a.to(dtype), mask=mask, cache_modifier=".cs")
         tl.store(out_ptr + R + offs, b.to(dtype), mask=mask, cache_modifier=".cs")
     if D > 2 * R:
@@ -210,7 +210,7 @@ def _rotate_heads(
 
 
 @triton.jit
-def _rotate_pairs(a, b, cos, sin):
+def _turn(a, b, cos, sin):
     """Return the pairs (a, b) rotated."""
     return a * cos - b * sin, a * sin + b * cos
 
