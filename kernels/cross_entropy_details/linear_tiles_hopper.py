@@ -1,16 +1,15 @@
-"""The tiles of `linear_tiles.py` on Hopper: two groups of warps that fall out of step.
+"""The tiles of `linear_tiles.py` on Hopper: two warpgroups that fall out of step.
 
-Of a tile of 128 rows and 256 classes each group multiplies 64 rows. The weight has one ring of
-slots, which both read, and each group one of its own for its rows of x; nothing else holds the
-groups together. So while one weighs its logits the tensor cores have products of the other. What
-else keeps a group from them is short: the first products of a tile put no zeros into accumulators
-and have the divisions that find the next tile beneath them. docs/lab/linear_cross_entropy.md has
-the cycles of each.
+A tile has 128 rows and 256 classes; each group multiplies 64 rows. The weight has one ring of
+slots, which both groups read. Each group has a ring of its own for its rows of x. Nothing else
+holds the groups together, so the tensor cores work for one group while the other computes
+exponentials. The first products of a tile put no zeros into accumulators. The divisions that find
+the next tile run while products are under way. docs/lab/linear_cross_entropy.md has the cycles.
 
-Rows of x are of any number; a group whose rows are not there multiplies the zeros that the copy
-engine puts in their place. Of classes there must be a multiple of 256. That products need not wait
-for exponentials, since groups of warps take turns, is from QuACK 0.6.5 (Apache 2.0), whose groups
-have a tile of 128 x 192 each.
+The number of rows is free: a group whose rows do not exist multiplies the zeros that TMA puts in
+their place. The number of classes must be a multiple of 256. The idea that groups take turns, so
+that products need not wait for exponentials, is from QuACK 0.6.5 (Apache 2.0). Its groups have a
+tile of 128 x 192 each.
 """
 
 import functools
@@ -36,7 +35,7 @@ GROUPS = gl.constexpr(2)
 ROWS, CLASSES, INNER = 64, 256, 64
 # Slots of the ring of weight and of each group's ring of x, 208 KB in all.
 SLOTS, OWN_SLOTS = gl.constexpr(5), gl.constexpr(3)
-# What a thread of the second group asks for; the accumulators are 128.
+# Registers of a thread of the second group; the accumulators take 128.
 REGISTERS = gl.constexpr(240)
 CONFIGS = tuple({"GROUP_M": group, "num_warps": 4} for group in (16, 32, 8))
 
@@ -46,13 +45,13 @@ def choose(v, h):
 
 
 def suits(v: int, h: int) -> bool:
-    """Whether every tile of classes is full, and has more steps than the ring has slots."""
+    """Return whether every tile of classes is full and has more steps than the ring has slots."""
     return v % CLASSES == 0 and h > INNER * SLOTS.value
 
 
 @gluon.jit
-def _place(pid, tiles_m, tiles_n, GROUP_M: gl.constexpr):
-    """The row and the column of a tile."""
+def tile_coords(pid, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    """The row and the column of tile pid, in groups of GROUP_M rows of tiles."""
     first = pid // (GROUP_M * tiles_n) * GROUP_M
     rows = min(tiles_m - first, GROUP_M)
     within = pid % (GROUP_M * tiles_n)
@@ -61,7 +60,7 @@ def _place(pid, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _fetch_weight(operands, barriers, step, tile_n, inner):
-    """Has the weight of a step copied, into a slot that both groups have let go."""
+    """Start the copy of the weight of a step, into a slot that both groups have released."""
     desc, ring, full = operands[1], operands[3], barriers[1]
     slot = step % SLOTS
     mbarrier.expect(full.index(slot), desc.block_type.nbytes)
@@ -73,7 +72,7 @@ def _fetch_weight(operands, barriers, step, tile_n, inner):
 
 @gluon.jit
 def _fetch_rows(operands, barriers, step, tile_m, inner, WHICH: gl.constexpr):
-    """Has a group's rows of a step copied, into a slot that the group itself has let go."""
+    """Start the copy of a group's rows of a step, into a slot that the group has released."""
     desc, ring, full = operands[0], operands[2], barriers[0]
     slot = WHICH * OWN_SLOTS + step % OWN_SLOTS
     mbarrier.expect(full.index(slot), desc.block_type.nbytes)
@@ -86,8 +85,10 @@ def _fetch_rows(operands, barriers, step, tile_m, inner, WHICH: gl.constexpr):
 
 @gluon.jit
 def _multiply(operands, barriers, step, acc, further, WHICH: gl.constexpr):
-    """Begins the products of a step when both copies are there, and returns the accumulators, which
-    are still being written. further: False where nothing has been accumulated yet."""
+    """Start the products of a step after both copies; return accumulators still being written.
+
+    further: False if nothing has been accumulated yet.
+    """
     slot, own_slot = step % SLOTS, WHICH * OWN_SLOTS + step % OWN_SLOTS
     mbarrier.wait(barriers[1].index(slot), step // SLOTS & 1)
     mbarrier.wait(barriers[0].index(own_slot), step // OWN_SLOTS & 1)
@@ -98,11 +99,15 @@ def _multiply(operands, barriers, step, acc, further, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def _let_go(operands, barriers, step, inner, steps_h, here, after, more, WHICH: gl.constexpr):
-    """Of a step whose products have ended: the group has its slot of rows filled again, and the
-    second group that of the weight, with what comes as many steps later as there are slots, in the
-    same tile or, if there is one, the next. tests/kernels/test_hopper_protocol.py visits every
-    order."""
+def release_and_refill(
+    operands, barriers, step, inner, steps_h, here, after, more, WHICH: gl.constexpr,
+):  # fmt: skip
+    """Release the slots of a step whose products have ended, and refill them.
+
+    The group refills its slot of rows; the second group refills that of the weight. The new content
+    is as many steps ahead as there are slots, in the same tile or, if there is one, the next.
+    tests/kernels/test_hopper_protocol.py visits every order.
+    """
     gl.thread_barrier()
     ahead = inner + OWN_SLOTS
     same = ahead < steps_h
@@ -129,36 +134,37 @@ def _let_go(operands, barriers, step, inner, steps_h, here, after, more, WHICH: 
 
 @gluon.jit
 def _halves(x):
+    """The left and the right half of the columns of x."""
     return gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
 
 
 @gluon.jit
 def _write_part(acc, part_ptrs, further, mask):
-    """Stores the maximum of each row and, `further` on, the sum of exponentials below it."""
+    """Store m of each row and, `further` on, l = sum exp(x - m)."""
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     a, b = _halves(acc)
-    top = gl.convert_layout(gl.max(gl.maximum(a, b), 1), rows)
+    m = gl.convert_layout(gl.max(gl.maximum(a, b), 1), rows)
     # A row that has only minus infinity must not subtract it from itself.
-    base = gl.where(top == -float("inf"), 0.0, top) * LOG2E
-    a, b = _halves(acc * LOG2E - base[:, None])
-    total = gl.convert_layout(gl.sum(gl.exp2(a) + gl.exp2(b), 1), rows)
-    gl.store(part_ptrs, top, mask=mask)
-    gl.store(part_ptrs + further, total, mask=mask)
+    m_safe = gl.where(m == -float("inf"), 0.0, m) * LOG2E
+    a, b = _halves(acc * LOG2E - m_safe[:, None])
+    l = gl.convert_layout(gl.sum(gl.exp2(a) + gl.exp2(b), 1), rows)
+    gl.store(part_ptrs, m, mask=mask)
+    gl.store(part_ptrs + further, l, mask=mask)
 
 
 @gluon.jit
-def _weigh(
+def consumer_loop(
     operands, barriers, parts_ptr, M, sizes,
     WHICH: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
-    """Multiplies and weighs the rows of one group, of each tile of the program."""
+    """Multiply the rows of one group in each tile of the program, and store their m and l."""
     tiles_m, tiles_n, steps_h = sizes
     ROWS: gl.constexpr = operands[2].shape[1]
     CLASSES: gl.constexpr = operands[3].shape[1]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, CLASSES, 16])
     zeros = gl.zeros([ROWS, CLASSES], gl.float32, LAYOUT)
     tiles, programs = tiles_m * tiles_n, gl.num_programs(0)
-    here = _place(gl.program_id(0), tiles_m, tiles_n, GROUP_M)
+    here = tile_coords(gl.program_id(0), tiles_m, tiles_n, GROUP_M)
     for step in gl.static_range(OWN_SLOTS):
         _fetch_rows(operands, barriers, step, here[0], step, WHICH)
     if WHICH > 0:
@@ -167,16 +173,18 @@ def _weigh(
     step = 0
     for pid in range(gl.program_id(0), tiles, programs):
         acc = _multiply(operands, barriers, step, zeros, False, WHICH)
-        after = _place(pid + programs, tiles_m, tiles_n, GROUP_M)
+        after = tile_coords(pid + programs, tiles_m, tiles_n, GROUP_M)
         more = pid + programs < tiles
         acc = warpgroup_mma_wait(1, (acc,))
         for inner in range(1, steps_h):
             step += 1
             acc = _multiply(operands, barriers, step, acc, True, WHICH)
             acc = warpgroup_mma_wait(1, (acc,))
-            _let_go(operands, barriers, step - 1, inner - 1, steps_h, here, after, more, WHICH)
+            release_and_refill(
+                operands, barriers, step - 1, inner - 1, steps_h, here, after, more, WHICH
+            )
         acc = warpgroup_mma_wait(0, (acc,))
-        _let_go(operands, barriers, step, steps_h - 1, steps_h, here, after, more, WHICH)
+        release_and_refill(operands, barriers, step, steps_h - 1, steps_h, here, after, more, WHICH)
         step += 1
         offs_m = (here[0] * GROUPS + WHICH) * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         part_ptrs = parts_ptr + offs_m.to(gl.int64) * tiles_n + here[1]
@@ -185,18 +193,20 @@ def _weigh(
 
 
 @gluon.jit
-def _first(operands, barriers, parts_ptr, M, sizes, GROUP_M: gl.constexpr):
-    _weigh(operands, barriers, parts_ptr, M, sizes, 0, GROUP_M)
+def warpgroup_0(operands, barriers, parts_ptr, M, sizes, GROUP_M: gl.constexpr):
+    """`consumer_loop` of the first four warps."""
+    consumer_loop(operands, barriers, parts_ptr, M, sizes, 0, GROUP_M)
 
 
 @gluon.jit
-def _second(operands, barriers, parts_ptr, M, sizes, GROUP_M: gl.constexpr):
-    _weigh(operands, barriers, parts_ptr, M, sizes, 1, GROUP_M)
+def warpgroup_1(operands, barriers, parts_ptr, M, sizes, GROUP_M: gl.constexpr):
+    """`consumer_loop` of the second four warps."""
+    consumer_loop(operands, barriers, parts_ptr, M, sizes, 1, GROUP_M)
 
 
 @gluon.jit
 def _ring(desc, COUNT: gl.constexpr):
-    """As many slots in shared memory, each for a block of a descriptor."""
+    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
     rows: gl.constexpr = desc.block_type.shape[0]
     return gl.allocate_shared_memory(
         desc.dtype, [COUNT, rows, desc.block_type.shape[1]], desc.layout
@@ -205,7 +215,7 @@ def _ring(desc, COUNT: gl.constexpr):
 
 @gluon.jit
 def _barriers(COUNT: gl.constexpr):
-    """As many barriers in shared memory, each of which one arrival completes."""
+    """COUNT barriers in shared memory, each of which one arrival completes."""
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for index in gl.static_range(COUNT):
         mbarrier.init(barriers.index(index), count=1)
@@ -214,7 +224,7 @@ def _barriers(COUNT: gl.constexpr):
 
 @gluon.jit
 def linear_tiles_hopper_kernel(x_desc, weight_desc, parts_ptr, M, V, H, GROUP_M: gl.constexpr):
-    """Of each row and tile of classes the maximum m of the logits x w, and sum exp(x w - m).
+    """m = max z and l = sum exp(z - m) of each row and tile of classes of the logits z = x wᵀ.
 
     Grid: programs, one a multiprocessor at most. A program takes every such tile of 128 rows and
     256 classes in turn; its first four warps have the first 64 rows, the other four the rest. Reads
@@ -229,14 +239,14 @@ def linear_tiles_hopper_kernel(x_desc, weight_desc, parts_ptr, M, V, H, GROUP_M:
         gl.cdiv(H, x_desc.block_type.shape[1]),
     )
     x_ring, weight_ring = _ring(x_desc, GROUPS * OWN_SLOTS), _ring(weight_desc, SLOTS)
-    # Of the rings: slots of rows that are full, those of weight that are full, and that are free.
+    # Barriers of full slots of rows, of full slots of the weight, and of free ones of the weight.
     barriers = _barriers(GROUPS * OWN_SLOTS), _barriers(SLOTS), _barriers(SLOTS)
     fence_async_shared()
     operands = x_desc, weight_desc, x_ring, weight_ring
     gl.warp_specialize(
         [
-            (_first, (operands, barriers, parts_ptr, M, sizes, GROUP_M)),
-            (_second, (operands, barriers, parts_ptr, M, sizes, GROUP_M)),
+            (warpgroup_0, (operands, barriers, parts_ptr, M, sizes, GROUP_M)),
+            (warpgroup_1, (operands, barriers, parts_ptr, M, sizes, GROUP_M)),
         ],
         [4],
         [REGISTERS],
@@ -255,9 +265,11 @@ def _described(x, rows):
 
 
 def write_parts(x: torch.Tensor, weight: torch.Tensor, config: Config) -> torch.Tensor:
-    """x: [M, H] and weight: [V, H] of float16 or bfloat16, V and H as `suits` has them, which the
-    copy engine can walk. Returns of each row and tile of classes the maximum and the sum of
-    exponentials of what lies below it: float32, [2, M, V / CLASSES]."""
+    """Return m and l of each row and tile of classes: float32, [2, M, V / CLASSES].
+
+    x: [M, H] and weight: [V, H] of float16 or bfloat16, which TMA can read; V and H as `suits`
+    accepts them.
+    """
     (m, h), v = x.shape, weight.shape[0]
     tiles = v // CLASSES
     parts = torch.empty((2, m, tiles), dtype=torch.float32, device=x.device)

@@ -1,10 +1,12 @@
-"""What the two cross entropies share: the loss of a row, its gradient, and the steps around them.
+"""Row operations that both cross entropies share: loss, gradient, count and scaling.
 
 The loss of a row x with target t, smoothing e and z-loss coefficient z is
     lse - (1 - e) x[t] - e mean x + z lse^2,  lse = log sum exp x,
 and its gradient p (1 + 2 z lse) - e / V - (1 - e) [j = t], p the softmax of x. A row whose target
-is the ignored index has neither; one whose target lies outside the row has NaN for both, since to
-raise an error the host would have to wait for the device.
+is the ignored index has zero loss and gradient. A target outside the row gives NaN for both:
+the host would have to wait for the device to raise an error.
+
+Inside the kernels m is the maximum of a row, l the sum of exp(x - m), and sum_x the sum of x.
 """
 
 import torch
@@ -21,7 +23,7 @@ from .._triton.memory import opaque_zero, to_f32_rematerialized
 from .._triton.row_access import edges_of, inner, whole
 
 REDUCTIONS = ("mean", "sum", "none")
-# Programs a multiprocessor that pass over a gradient of which all is scaled alike.
+# Programs per multiprocessor of the kernel that scales a gradient by one factor.
 SCALERS = 4
 # Entries that a program scales at a time.
 SCALED = 4096
@@ -43,270 +45,272 @@ def options_of(
 
 
 def check(targets: torch.Tensor, rows: int, classes: int, ignore_index: int) -> None:
-    """ValueError or TypeError for targets that do not fit `rows` rows of `classes` logits. On a CPU
-    the values of the targets are looked at too."""
+    """Raise TypeError or ValueError for targets that do not fit `rows` rows of `classes` logits.
+
+    The values of the targets are checked only on a CPU.
+    """
     if targets.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"targets: {targets.dtype}, expected int64 or int32")
-    # Words are made only where they are wanted: a traced graph has none for a symbolic size.
+    # The message is formatted on failure only: a traced graph cannot format a symbolic size.
     if targets.shape != (rows,):
         raise ValueError(f"targets: shape {tuple(targets.shape)}, expected ({rows},)")
     if classes == 0:
         raise ValueError("logits: 0 classes, expected at least one")
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
-        kept = targets[targets != ignore_index]
-        outside = kept[(kept < 0) | (kept >= classes)]
+        valid = targets[targets != ignore_index]
+        outside = valid[(valid < 0) | (valid >= classes)]
         if outside.numel():
             raise ValueError(f"targets: {outside[0].item()}, expected 0 to {classes - 1}")
 
 
 @triton.jit
-def walk(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The maximum of a row, the sum of exp of what its entries lie below that, the plain sum (zero
-    unless SMOOTH), in one pass that takes UNROLL blocks at a time."""
+def _loop_columns(
+    row_ptr, V, m, l, sum_x, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr
+):  # fmt: skip
+    """m, l and sum_x of V columns, joined with the m, l and sum_x [BLOCK_V] of the lanes so far."""
     lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-    top = tl.full((BLOCK_V,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_V,), tl.float32)
-    plain = tl.zeros((BLOCK_V,), tl.float32)
     for start in range(0, V, UNROLL * BLOCK_V):
-        cols = start + lanes
+        cols = start + lanes  # [UNROLL, BLOCK_V]
         x = tl.load(
             row_ptr + cols, mask=cols < V, other=-float("inf"), eviction_policy="evict_last"
         ).to(tl.float32)
-        new_top = tl.maximum(top, tl.max(x, 0))
+        new_m = tl.maximum(m, tl.max(x, 0))
         # A lane that has seen only minus infinity must not subtract it from itself.
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weights = tl.exp2((x - base[None, :]) * LOG2E)
-        total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 0)
+        m_safe = tl.where(new_m == -float("inf"), 0.0, new_m)
+        numerators = tl.exp2((x - m_safe[None, :]) * LOG2E)
+        l = l * tl.exp2((m - m_safe) * LOG2E) + tl.sum(numerators, 0)
         if SMOOTH:
-            plain += tl.sum(tl.where(cols < V, x, 0.0), 0)
-        top = new_top
-    row_top = tl.max(top, 0)
-    row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
-    return row_top, row_total, tl.sum(plain, 0)
+            sum_x += tl.sum(tl.where(cols < V, x, 0.0), 0)
+        m = new_m
+    row_m = tl.max(m, 0)
+    row_l = tl.sum(l * tl.exp2((m - row_m) * LOG2E), 0)
+    return row_m, row_l, tl.sum(sum_x, 0)
 
 
 @triton.jit
-def edges_met(row_ptr, lead, width, V, LANES: tl.constexpr):
-    """The columns of the edges of a row (`_triton/row_access.py`) in the first of LANES lanes.
+def loop_row(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
+    """m, l and sum_x (zero unless SMOOTH) of a row, in one pass that takes UNROLL blocks a step."""
+    m = tl.full((BLOCK_V,), -float("inf"), tl.float32)
+    l = tl.zeros((BLOCK_V,), tl.float32)
+    sum_x = tl.zeros((BLOCK_V,), tl.float32)
+    return _loop_columns(row_ptr, V, m, l, sum_x, SMOOTH, UNROLL, BLOCK_V)
 
-    Also which of them there are, their logits, and of each lane the maximum, sum of exponentials
-    and plain sum.
+
+@triton.jit
+def load_edges(row_ptr, lead, width, V, LANES: tl.constexpr):
+    """The edges of a row (`_triton/row_access.py`) in the first of LANES lanes.
+
+    Returns columns, mask, logits, and of each lane l and sum_x. The logits are each lane's m.
     """
-    places, there = edges_of(tl.arange(0, LANES), lead, width, V)
-    x = tl.load(row_ptr + places, mask=there, other=-float("inf")).to(tl.float32)
-    total = tl.exp2(x - tl.where(x == -float("inf"), 0.0, x))
-    return places, there, x, total, tl.where(there, x, 0.0)
+    edge_cols, edge_mask = edges_of(tl.arange(0, LANES), lead, width, V)
+    x = tl.load(row_ptr + edge_cols, mask=edge_mask, other=-float("inf")).to(tl.float32)
+    l = tl.exp2(x - tl.where(x == -float("inf"), 0.0, x))
+    return edge_cols, edge_mask, x, l, tl.where(edge_mask, x, 0.0)
 
 
 @triton.jit
-def walk_split(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
-    """As `walk`, of a row that begins at any element: its edges come first."""
+def loop_split_row(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
+    """`loop_row` for a row that begins at any element: its edges come first."""
     lead, width = whole(row_ptr, V)
-    _, _, top, total, plain = edges_met(row_ptr, lead, width, V, BLOCK_V)
-    row_ptr = inner(row_ptr, lead)
-    lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-    for start in range(0, width, UNROLL * BLOCK_V):
-        cols = start + lanes
-        x = tl.load(
-            row_ptr + cols, mask=cols < width, other=-float("inf"), eviction_policy="evict_last"
-        ).to(tl.float32)
-        new_top = tl.maximum(top, tl.max(x, 0))
-        base = tl.where(new_top == -float("inf"), 0.0, new_top)
-        weights = tl.exp2((x - base[None, :]) * LOG2E)
-        total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 0)
-        if SMOOTH:
-            plain += tl.sum(tl.where(cols < width, x, 0.0), 0)
-        top = new_top
-    row_top = tl.max(top, 0)
-    row_total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
-    return row_top, row_total, tl.sum(plain, 0)
+    _, _, m, l, sum_x = load_edges(row_ptr, lead, width, V, BLOCK_V)
+    return _loop_columns(inner(row_ptr, lead), width, m, l, sum_x, SMOOTH, UNROLL, BLOCK_V)
 
 
 @triton.jit
-def own_logit(row_ptr, target, V):
-    """The logit of the target, NaN for one out of range, and the target as int32, then -1."""
+def target_logit(row_ptr, target, V):
+    """The logit of the target and the target as int32: NaN and -1 if it is out of range."""
     inside = (target >= 0) & (target < V)
-    own = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
-    return own, tl.where(inside, target, -1).to(tl.int32)
+    x_target = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
+    return x_target, tl.where(inside, target, -1).to(tl.int32)
 
 
 @triton.jit
-def row_loss(own, top, total, plain, V, smoothing, z_loss, SMOOTH: tl.constexpr):
-    """The loss of a row, and by what factor the z-loss makes its softmax count more in the
-    gradient; NaN both where the target is out of range."""
-    rest = tl.log2(total) * LN2
+def row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH: tl.constexpr):
+    """The loss of a row, and the factor 1 + 2 z lse of its softmax in the gradient.
+
+    Both are NaN if the target is out of range.
+    """
+    rest = tl.log2(l) * LN2
     # Differences to the maximum first: the loss may be small where both its terms are large.
-    loss = rest + (1.0 - smoothing) * (top - own)
+    loss = rest + (1.0 - smoothing) * (m - x_target)
     if SMOOTH:
-        loss += smoothing * (top - plain / V)
-    lse = top + rest
-    factor = tl.where(own == own, 1.0 + 2.0 * z_loss * lse, own)
+        loss += smoothing * (m - sum_x / V)
+    lse = m + rest
+    factor = tl.where(x_target == x_target, 1.0 + 2.0 * z_loss * lse, x_target)
     return loss + z_loss * lse * lse, factor
 
 
 @triton.jit
-def columns_of(step, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """The columns of a chunk of a row, WIDTH to a thread."""
-    lanes = tl.arange(0, LANES)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    return step * (LANES * WIDTH) + lanes
+def columns_of(step, LANES: tl.constexpr, VEC: tl.constexpr):
+    """The columns of a chunk of a row, VEC to a thread: [LANES, VEC]."""
+    lanes = tl.arange(0, LANES)[:, None] * VEC + tl.arange(0, VEC)[None, :]
+    return step * (LANES * VEC) + lanes
 
 
 @triton.jit
-def taken(row_ptr, step, V, POLICY: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr):
-    """A chunk of a row as it lies in memory, minus infinity past the end."""
-    columns = columns_of(step, LANES, WIDTH)
+def load_chunk(row_ptr, step, V, POLICY: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
+    """A chunk [LANES, VEC] of a row in its dtype, minus infinity past the end."""
+    columns = columns_of(step, LANES, VEC)
     return tl.load(row_ptr + columns, mask=columns < V, other=-float("inf"), eviction_policy=POLICY)
 
 
 @triton.jit
-def _met(x, step, top, total, plain, V, SMOOTH: tl.constexpr):
-    """The running maximum, sum of exponentials and plain sum of each lane, with those of x."""
-    new_top = tl.maximum(top, tl.max(x, 1))
+def online_update(x, step, m, l, sum_x, V, SMOOTH: tl.constexpr):
+    """m, l and sum_x of each lane, updated with the chunk x [LANES, VEC]."""
+    new_m = tl.maximum(m, tl.max(x, 1))
     # A lane that has seen only minus infinity must not subtract it from itself.
-    base = tl.where(new_top == -float("inf"), 0.0, new_top)
-    weights = tl.exp2((x - base[:, None]) * LOG2E)
-    total = total * tl.exp2((top - base) * LOG2E) + tl.sum(weights, 1)
+    m_safe = tl.where(new_m == -float("inf"), 0.0, new_m)
+    numerators = tl.exp2((x - m_safe[:, None]) * LOG2E)
+    l = l * tl.exp2((m - m_safe) * LOG2E) + tl.sum(numerators, 1)
     if SMOOTH:
         inside = columns_of(step, x.shape[0], x.shape[1]) < V
-        plain += tl.sum(tl.where(inside, x, 0.0), 1)
-    return new_top, total, plain
+        sum_x += tl.sum(tl.where(inside, x, 0.0), 1)
+    return new_m, l, sum_x
 
 
 @triton.jit
-def gradient_at(columns, x, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr):
-    """The gradient in columns where the logits are x; `share` makes of a weight its softmax part,
-    `place` is the column of the target."""
-    gradient = tl.exp2((x - top) * LOG2E) * share
+def gradient_at(columns, x, m, reciprocal, target_col, V, smoothing, scale, SMOOTH: tl.constexpr):
+    """The gradient of the logits x in these columns.
+
+    reciprocal: factor of exp(x - m) that makes it the softmax part. target_col: column of the
+    target, or -1.
+    """
+    gradient = tl.exp2((x - m) * LOG2E) * reciprocal
     if SMOOTH:
         gradient -= scale * smoothing / V
-    return tl.where(columns == place, gradient - scale * (1.0 - smoothing), gradient)
+    return tl.where(columns == target_col, gradient - scale * (1.0 - smoothing), gradient)
 
 
 @triton.jit
-def put(out_ptr, x, step, top, share, place, end, V, smoothing, scale, SMOOTH: tl.constexpr):
-    """Writes the gradient of a chunk, up to the column `end`; else as `gradient_at`."""
+def store_grad_chunk(
+    out_ptr, x, step, m, reciprocal, target_col, end, V, smoothing, scale, SMOOTH: tl.constexpr
+):
+    """Store `gradient_at` for chunk number `step`, up to the column `end`."""
     columns = columns_of(step, x.shape[0], x.shape[1])
-    gradient = gradient_at(columns, x, top, share, place, V, smoothing, scale, SMOOTH)
+    gradient = gradient_at(columns, x, m, reciprocal, target_col, V, smoothing, scale, SMOOTH)
     gradient = gradient.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + columns, gradient, mask=columns < end, eviction_policy="evict_first")
 
 
 @triton.jit
-def put_edges(
-    out_ptr, places, there, x, top, share, place, V, smoothing, scale, SMOOTH: tl.constexpr
+def store_grad_edges(
+    out_ptr, edge_cols, edge_mask, x, m, reciprocal, target_col, V, smoothing, scale,
+    SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """Writes the gradient of the edges of a row; else as `gradient_at`."""
-    gradient = gradient_at(places, x, top, share, place, V, smoothing, scale, SMOOTH)
-    tl.store(out_ptr + places, gradient.to(out_ptr.dtype.element_ty), mask=there)
+    """Store `gradient_at` for the edges of a row."""
+    gradient = gradient_at(edge_cols, x, m, reciprocal, target_col, V, smoothing, scale, SMOOTH)
+    tl.store(out_ptr + edge_cols, gradient.to(out_ptr.dtype.element_ty), mask=edge_mask)
 
 
 @triton.jit
 def gradient_of_row(
-    row_ptr, out_ptr, loss_ptr, target, V, walked, ignore_index, smoothing, z_loss, scale,
-    SMOOTH: tl.constexpr, WALKS: tl.constexpr, KEPT: tl.constexpr, AHEAD: tl.constexpr,
-    LANES: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr = False,
+    row_ptr, out_ptr, loss_ptr, target, V, num_looped, ignore_index, smoothing, z_loss, scale,
+    SMOOTH: tl.constexpr, LOOPS: tl.constexpr, REG_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
+    LANES: tl.constexpr, VEC: tl.constexpr, SPLIT: tl.constexpr = False,
 ):  # fmt: skip
-    """Writes the loss of a row and its gradient, which may take the place of the row.
+    """Store the loss of a row and its gradient, which may overwrite the row.
 
-    The first `walked` times AHEAD chunks of LANES times WIDTH logits are read twice, the KEPT
-    chunks behind them once: those stay in registers, as they came, and are widened for each use.
-    SPLIT: the row is split as in `_triton/row_access.py`, and the chunks are those of its whole
-    accesses.
+    The row is head chunks and then REG_CHUNKS chunks, each [LANES, VEC]. The head, num_looped times
+    PREFETCH chunks, is read twice. The REG_CHUNKS chunks are read once: they stay in registers in
+    the dtype of the logits and are converted to float32 for each use. LOOPS: num_looped > 0.
+    SPLIT: the row is split as in `_triton/row_access.py`, and chunks cover its whole accesses.
     """
     loss = 0.0
-    head = walked * AHEAD
+    head = num_looped * PREFETCH
     width = V
     begin_ptr, begin_out_ptr = row_ptr, out_ptr
     if SPLIT:
         lead, width = whole(row_ptr, V)
         row_ptr, out_ptr = inner(row_ptr, lead), inner(out_ptr, lead)
     if target == ignore_index:
-        zeros = tl.zeros((LANES, WIDTH), out_ptr.dtype.element_ty)
-        for step in range(0, head + KEPT):
-            columns = columns_of(step, LANES, WIDTH)
+        zeros = tl.zeros((LANES, VEC), out_ptr.dtype.element_ty)
+        for step in range(0, head + REG_CHUNKS):
+            columns = columns_of(step, LANES, VEC)
             tl.store(out_ptr + columns, zeros, mask=columns < width)
         if SPLIT:
-            places, there = edges_of(tl.arange(0, LANES), lead, width, V)
-            tl.store(begin_out_ptr + places, 0.0, mask=there)
+            edge_cols, edge_mask = edges_of(tl.arange(0, LANES), lead, width, V)
+            tl.store(begin_out_ptr + edge_cols, 0.0, mask=edge_mask)
     else:
-        own, place = own_logit(begin_ptr, target, V)
-        top = tl.full((LANES,), -float("inf"), tl.float32)
-        total = tl.zeros((LANES,), tl.float32)
-        plain = tl.zeros((LANES,), tl.float32)
-        nearest = place
+        x_target, target_col = target_logit(begin_ptr, target, V)
+        m = tl.full((LANES,), -float("inf"), tl.float32)
+        l = tl.zeros((LANES,), tl.float32)
+        sum_x = tl.zeros((LANES,), tl.float32)
+        inner_target_col = target_col
         if SPLIT:
-            places, there, edge, total, plain = edges_met(begin_ptr, lead, width, V, LANES)
-            top = edge
-            nearest = place - lead
-        kept = ()
-        for chunk in tl.static_range(KEPT):
-            packed = taken(row_ptr, head + chunk, width, "evict_first", LANES, WIDTH)
-            kept = kept + (packed,)  # noqa: RUF005
-        if WALKS:
-            for group in range(0, walked):
-                ahead = ()
-                for one in tl.static_range(AHEAD):
-                    packed = taken(row_ptr, group * AHEAD + one, width, "evict_last", LANES, WIDTH)
-                    ahead = ahead + (packed,)  # noqa: RUF005
-                for one in tl.static_range(AHEAD):
-                    x = ahead[one].to(tl.float32)
-                    top, total, plain = _met(
-                        x, group * AHEAD + one, top, total, plain, width, SMOOTH
+            edge_cols, edge_mask, edge, l, sum_x = load_edges(begin_ptr, lead, width, V, LANES)
+            m = edge
+            inner_target_col = target_col - lead
+        in_registers = ()
+        for chunk in tl.static_range(REG_CHUNKS):
+            packed = load_chunk(row_ptr, head + chunk, width, "evict_first", LANES, VEC)
+            in_registers = in_registers + (packed,)  # noqa: RUF005
+        if LOOPS:
+            for group in range(0, num_looped):
+                prefetched = ()
+                for one in tl.static_range(PREFETCH):
+                    packed = load_chunk(
+                        row_ptr, group * PREFETCH + one, width, "evict_last", LANES, VEC
                     )
-        for chunk in tl.static_range(KEPT):
-            x = kept[chunk].to(tl.float32)
-            top, total, plain = _met(x, head + chunk, top, total, plain, width, SMOOTH)
-        row_top = tl.max(top, 0)
-        total = tl.sum(total * tl.exp2((top - row_top) * LOG2E), 0)
-        loss, factor = row_loss(own, row_top, total, tl.sum(plain, 0), V, smoothing, z_loss, SMOOTH)
-        share = factor * scale / total
+                    prefetched = prefetched + (packed,)  # noqa: RUF005
+                for one in tl.static_range(PREFETCH):
+                    x = prefetched[one].to(tl.float32)
+                    m, l, sum_x = online_update(
+                        x, group * PREFETCH + one, m, l, sum_x, width, SMOOTH
+                    )
+        for chunk in tl.static_range(REG_CHUNKS):
+            x = in_registers[chunk].to(tl.float32)
+            m, l, sum_x = online_update(x, head + chunk, m, l, sum_x, width, SMOOTH)
+        row_m = tl.max(m, 0)
+        l = tl.sum(l * tl.exp2((m - row_m) * LOG2E), 0)
+        loss, factor = row_loss(x_target, row_m, l, tl.sum(sum_x, 0), V, smoothing, z_loss, SMOOTH)
+        reciprocal = factor * scale / l
         if SPLIT:
-            put_edges(
+            store_grad_edges(
                 begin_out_ptr,
-                places,
-                there,
+                edge_cols,
+                edge_mask,
                 edge,
-                row_top,
-                share,
-                place,
+                row_m,
+                reciprocal,
+                target_col,
                 V,
                 smoothing,
                 scale,
                 SMOOTH,
             )
-        zero = opaque_zero(share)
-        for chunk in tl.static_range(KEPT):
-            x = to_f32_rematerialized(kept[chunk], zero)
-            put(
+        zero = opaque_zero(reciprocal)
+        for chunk in tl.static_range(REG_CHUNKS):
+            x = to_f32_rematerialized(in_registers[chunk], zero)
+            store_grad_chunk(
                 out_ptr,
                 x,
                 head + chunk,
-                row_top,
-                share,
-                nearest,
+                row_m,
+                reciprocal,
+                inner_target_col,
                 width,
                 V,
                 smoothing,
                 scale,
                 SMOOTH,
             )
-        if WALKS:
-            # From the end: what was read last is nearest.
-            for back in range(0, walked):
-                last = head - 1 - back * AHEAD
-                ahead = ()
-                for one in tl.static_range(AHEAD):
-                    packed = taken(row_ptr, last - one, width, "evict_first", LANES, WIDTH)
-                    ahead = ahead + (packed,)  # noqa: RUF005
-                for one in tl.static_range(AHEAD):
-                    x = ahead[one].to(tl.float32)
-                    put(
+        if LOOPS:
+            # From the end: the chunks that were read last are still in the cache.
+            for back in range(0, num_looped):
+                last = head - 1 - back * PREFETCH
+                prefetched = ()
+                for one in tl.static_range(PREFETCH):
+                    packed = load_chunk(row_ptr, last - one, width, "evict_first", LANES, VEC)
+                    prefetched = prefetched + (packed,)  # noqa: RUF005
+                for one in tl.static_range(PREFETCH):
+                    x = prefetched[one].to(tl.float32)
+                    store_grad_chunk(
                         out_ptr,
                         x,
                         last - one,
-                        row_top,
-                        share,
-                        nearest,
+                        row_m,
+                        reciprocal,
+                        inner_target_col,
                         width,
                         V,
                         smoothing,
@@ -317,19 +321,19 @@ def gradient_of_row(
 
 
 @triton.jit
-def count_of(targets_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
-    """How many targets are not ignored, float32."""
-    kept = tl.zeros((BLOCK_M,), tl.int32)
+def count_valid_targets(targets_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
+    """The number of targets that are not ignored, float32."""
+    n_valid = tl.zeros((BLOCK_M,), tl.int32)
     for start in range(0, M, BLOCK_M):
         offs = start + tl.arange(0, BLOCK_M)
         targets = tl.load(targets_ptr + offs, mask=offs < M, other=ignore_index)
-        kept += (targets != ignore_index).to(tl.int32)
-    return tl.sum(kept, 0).to(tl.float32)
+        n_valid += (targets != ignore_index).to(tl.int32)
+    return tl.sum(n_valid, 0).to(tl.float32)
 
 
 @triton.jit
-def sum_of(losses_ptr, M, BLOCK_M: tl.constexpr):
-    """The sum of float32 losses, in a fixed order."""
+def sum_losses(losses_ptr, M, BLOCK_M: tl.constexpr):
+    """The sum of M float32 losses, in a fixed order."""
     total = tl.zeros((BLOCK_M,), tl.float32)
     for start in range(0, M, BLOCK_M):
         offs = start + tl.arange(0, BLOCK_M)
@@ -338,28 +342,44 @@ def sum_of(losses_ptr, M, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _count_kernel(targets_ptr, count_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
-    tl.store(count_ptr, count_of(targets_ptr, M, ignore_index, BLOCK_M))
+def _count_kernel(targets_ptr, n_valid_ptr, M, ignore_index, BLOCK_M: tl.constexpr):
+    """n_valid = number of targets other than ignore_index.
+
+    Grid: one program. Reads targets [M], contiguous; writes n_valid, a float32 scalar. BLOCK_M:
+    targets a step, a power of two.
+    """
+    tl.store(n_valid_ptr, count_valid_targets(targets_ptr, M, ignore_index, BLOCK_M))
 
 
 @triton.jit
-def _reduce_kernel(losses_ptr, out_ptr, count_ptr, M, BLOCK_M: tl.constexpr):
-    loss = sum_of(losses_ptr, M, BLOCK_M)
-    if count_ptr is not None:
-        loss = loss / tl.load(count_ptr)
+def _reduce_kernel(losses_ptr, out_ptr, n_valid_ptr, M, BLOCK_M: tl.constexpr):
+    """out = sum(losses), divided by n_valid if there is one.
+
+    Grid: one program, so the order of the sum is fixed. Reads losses float32 [M]; writes the scalar
+    out. BLOCK_M: losses a step, a power of two.
+    """
+    loss = sum_losses(losses_ptr, M, BLOCK_M)
+    if n_valid_ptr is not None:
+        loss = loss / tl.load(n_valid_ptr)
     tl.store(out_ptr, loss.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit
 def _scale_kernel(
-    x_ptr, out_ptr, factor_ptr, stride_factor, count_ptr, N, length,
+    x_ptr, out_ptr, factor_ptr, stride_factor, n_valid_ptr, N, length,
     IN_PLACE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    """out = x * factor, over n_valid if there is one.
+
+    Grid: one program for `length` elements of x, N in all. A factor per row has a program per row
+    and `length` = V; a scalar has stride_factor 0. IN_PLACE: out is x, and a factor of one reads
+    and writes nothing. BLOCK_N: elements a step, a power of two.
+    """
     program = tl.program_id(0).to(tl.int64)
     factor = tl.load(factor_ptr + program * stride_factor).to(tl.float32)
-    if count_ptr is not None:
-        # Of no rows at all the gradient is zero.
-        factor = factor / tl.maximum(tl.load(count_ptr), 1.0)
+    if n_valid_ptr is not None:
+        # The gradient of a mean over no rows is zero, not NaN.
+        factor = factor / tl.maximum(tl.load(n_valid_ptr), 1.0)
     if not IN_PLACE or factor != 1.0:
         first = program * length
         for start in range(0, tl.minimum(length, N - first), BLOCK_N):
@@ -369,15 +389,15 @@ def _scale_kernel(
             tl.store(out_ptr + first + offs, (x * factor).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def choose_walk(v: int, itemsize: int) -> dict[str, int]:
-    """The rule of a kernel that calls `walk` alone."""
+def choose_loop(v: int, itemsize: int) -> dict[str, int]:
+    """The default configuration of a kernel that calls `loop_row` alone."""
     wide = v >= 65536
     unroll = 1 if v <= 1024 else 4
     return {"UNROLL": unroll, "BLOCK_V": 2048 if wide else 1024, "num_warps": 8 if wide else 4}
 
 
 def choose_row(v: int, itemsize: int, split: bool = False) -> dict[str, int]:
-    """The rule of a kernel that calls `gradient_of_row`.
+    """The default configuration of a kernel that calls `gradient_of_row`.
 
     split: the rows begin between two accesses (`kernels/_triton/row_access.py`).
     """
@@ -388,87 +408,89 @@ def choose_row(v: int, itemsize: int, split: bool = False) -> dict[str, int]:
         # A thread has 98 registers then: one program of 16 warps fits, or two of 8, which take 0.78
         # of the time (docs/lab/cross_entropy.md).
         warps = 8
-    # What the tuner found; in between, four ahead take a third longer.
-    return {"KEPT": 4, "AHEAD": 2 if (itemsize, warps) == (2, 16) else 4, "num_warps": warps}
+    # The tuner found these: in between, four chunks ahead take a third longer.
+    return {
+        "REG_CHUNKS": 4,
+        "PREFETCH": 2 if (itemsize, warps) == (2, 16) else 4,
+        "num_warps": warps,
+    }
 
 
 def suits_row(candidate: dict[str, int], v: int, itemsize: int, split: bool = False) -> bool:
-    """Whether a candidate is no other's double, as without a walk nothing is ahead, and does not
-    spill, as eight chunks with 32 warps do."""
-    kept, warps = candidate["KEPT"], candidate["num_warps"]
+    """Return whether a candidate is distinct and does not spill.
+
+    Without a loop PREFETCH has no effect. Eight chunks with 32 warps spill.
+    """
+    in_registers, warps = candidate["REG_CHUNKS"], candidate["num_warps"]
     chunks = chunks_of(v, itemsize, warps)
     if chunks <= 4:
-        return (kept, candidate["AHEAD"]) == (4, 4) and (chunks > 1 or warps <= 4)
-    return warps >= 8 and (kept < 8 or (chunks <= 8 and warps <= 16))
+        return (in_registers, candidate["PREFETCH"]) == (4, 4) and (chunks > 1 or warps <= 4)
+    return warps >= 8 and (in_registers < 8 or (chunks <= 8 and warps <= 16))
 
 
 def chunks_of(v: int, itemsize: int, warps: int) -> int:
-    """Into how many chunks, of one access a thread, a row of v logits is divided."""
+    """Return the number of chunks, of one access a thread, of a row of v logits."""
     return -(-v * itemsize // (32 * warps * ACCESS_BYTES))
 
 
-def row_plan(v: int, itemsize: int, config: dict[str, int]) -> tuple[int, dict[str, int]]:
-    """`walked` of `gradient_of_row`, and its constants by name; the configuration's KEPT is the
-    most."""
-    warps, ahead = config["num_warps"], config["AHEAD"]
+def chunk_split(v: int, itemsize: int, config: dict[str, int]) -> tuple[int, dict[str, int]]:
+    """Return num_looped and the constants of `gradient_of_row`.
+
+    The REG_CHUNKS of the configuration is an upper bound.
+    """
+    warps, prefetched = config["num_warps"], config["PREFETCH"]
     chunks = chunks_of(v, itemsize, warps)
-    kept = min(chunks, config["KEPT"])
-    walked = -((kept - chunks) // ahead)
-    sizes = {"KEPT": kept, "LANES": 32 * warps, "WIDTH": ACCESS_BYTES // itemsize}
-    return walked, {"WALKS": walked > 0, **config, **sizes}
+    in_registers = min(chunks, config["REG_CHUNKS"])
+    num_looped = -((in_registers - chunks) // prefetched)
+    sizes = {"REG_CHUNKS": in_registers, "LANES": 32 * warps, "VEC": ACCESS_BYTES // itemsize}
+    return num_looped, {"LOOPS": num_looped > 0, **config, **sizes}
 
 
-WALK_CONFIGS = tuple(
+LOOP_CONFIGS = tuple(
     {"UNROLL": unroll, "BLOCK_V": 256 * warps, "num_warps": warps}
     for unroll in (1, 2, 4)
     for warps in (4, 8, 16)
 )
 ROW_CONFIGS = tuple(
-    {"KEPT": kept, "AHEAD": ahead, "num_warps": warps}
+    {"REG_CHUNKS": in_registers, "PREFETCH": prefetched, "num_warps": warps}
     for warps in (2, 4, 8, 16, 32)
-    for kept, ahead in ((0, 4), (4, 2), (4, 4), (8, 2))
+    for in_registers, prefetched in ((0, 4), (4, 2), (4, 4), (8, 2))
 )
 
 
-def together(first: torch.Tensor, **others: torch.Tensor | None) -> None:
-    """All lie on the device of the first; else ValueError names the odd one."""
-    for name, tensor in others.items():
-        if tensor is not None and tensor.device != first.device:
-            raise ValueError(f"{name}: on {tensor.device}, expected {first.device}")
-
-
-def count_kept(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """How many targets are not ignored: a float32 scalar on their device."""
+def count_valid(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return the number of targets that are not ignored: a float32 scalar on their device."""
     count = targets.new_empty((), dtype=torch.float32)
     _count_kernel[(1,)](
-        targets_ptr=targets, count_ptr=count, M=targets.numel(),
+        targets_ptr=targets, n_valid_ptr=count, M=targets.numel(),
         ignore_index=ignore_index, BLOCK_M=8192, num_warps=16,
     )  # fmt: skip
     return count
 
 
 def reduced(losses: torch.Tensor, count: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """The sum of float32 losses in a fixed order, over the count where there is one."""
+    """Return the sum of float32 losses in a fixed order, over the count if there is one."""
     out = torch.empty((), dtype=dtype, device=losses.device)
     _reduce_kernel[(1,)](
-        losses_ptr=losses, out_ptr=out, count_ptr=count, M=losses.numel(),
+        losses_ptr=losses, out_ptr=out, n_valid_ptr=count, M=losses.numel(),
         BLOCK_M=8192, num_warps=16,
     )  # fmt: skip
     return out
 
 
-def kept_for_later(dtype: torch.dtype, reduction: str) -> bool:
-    """Whether the division by the count waits for the backward pass.
+def defers_mean(dtype: torch.dtype, reduction: str) -> bool:
+    """Return whether the division by the count waits for the backward pass.
 
-    In float16 the gradient of a mean would vanish before the factor that loss scaling puts against
-    it arrives.
+    In float16 the gradient of a mean could underflow before loss scaling multiplies it.
     """
     return reduction == "mean" and dtype == torch.float16
 
 
 def alone() -> bool:
-    """Whether what a graph saves from now on is seen by nobody but the graph. Asked where it is
-    made: hooks for saved tensors may hand them to anybody."""
+    """Return whether only the graph will see the tensors that it saves from now on.
+
+    Ask while the graph is made: hooks for saved tensors may hand them to other code.
+    """
     return not (torch.compiler.is_compiling() or internals.saved_tensors_are_seen())
 
 
@@ -480,14 +502,16 @@ def scaled(
     unseen: bool,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x times the gradient of the loss, over the count where there is one.
+    """Return x times the gradient of the loss, over the count if there is one.
 
-    x: contiguous; factor: a scalar, or one number for each row; unseen: what `alone` said when x
-    was saved; dtype: of the result, by default that of x. x itself, unread where the factor is
-    one, if nobody sees it and the graph that holds it is used for the last time; else a new tensor.
+    x is scaled in place if only the graph sees it and the graph is not used again; a factor of one
+    then costs nothing. Otherwise the result is a new tensor.
+
+    x: contiguous. factor: a scalar, or one number for each row. unseen: the result of `alone` when
+    x was saved. dtype: that of the result, by default that of x.
     """
     dtype = x.dtype if dtype is None else dtype
-    # What a graph keeps must stay as it is; a traced graph knows nothing of its use.
+    # A kept graph needs x unchanged; a traced graph cannot tell whether it is kept.
     once = unseen and dtype == x.dtype and not torch.compiler.is_compiling()
     return _scaled(x, factor, count, dtype, not once or internals.graph_is_kept())
 
@@ -508,12 +532,12 @@ def _scaled(
             rows = -(-n // length)
         _scale_kernel[(rows,)](
             x_ptr=x, out_ptr=out, factor_ptr=factor,
-            stride_factor=factor.stride(0) if factor.dim() else 0, count_ptr=count, N=n,
+            stride_factor=factor.stride(0) if factor.dim() else 0, n_valid_ptr=count, N=n,
             length=length, IN_PLACE=not again, BLOCK_N=SCALED, num_warps=8,
         )  # fmt: skip
     return out
 
 
 _scaled = cached_launch(_scaled)
-count_kept = cached_launch(count_kept)
+count_valid = cached_launch(count_valid)
 reduced = cached_launch(reduced)

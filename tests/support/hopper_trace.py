@@ -134,14 +134,14 @@ def _group(which: int, tiles_m: int, tiles_n: int, steps_h: int, programs: int) 
     # A kernel calls functions that are compiled with it; here each is the Python it was made of.
     def place(pid, *sizes):
         # Past the last tile the place is not read; the kernel may divide by zero there.
-        return made["_place"](pid, *sizes) if pid < tiles_m * tiles_n else (0, 0)
+        return made["tile_coords"](pid, *sizes) if pid < tiles_m * tiles_n else (0, 0)
 
     made = {name: value.fn for name, value in vars(hopper).items() if hasattr(value, "fn")}
     with contextlib.ExitStack() as stack:
-        for name, value in (made | stands | {"_place": place}).items():
+        for name, value in (made | stands | {"tile_coords": place}).items():
             stack.enter_context(mock.patch.object(hopper, name, value))
         operands = *descriptors.values(), _Ring("x", 0, ROWS), _Ring("weight", 0, CLASSES)
         known = _Ring("x full"), _Ring("weight full"), _Ring("weight free")
         sizes = tiles_m, tiles_n, steps_h
-        hopper._weigh(operands, known, _Numbers(), 0, sizes, which, tiles_m)
+        hopper.consumer_loop(operands, known, _Numbers(), 0, sizes, which, tiles_m)
     return done
