@@ -1,43 +1,26 @@
 """Layer norm over the last dimension, forward and backward, with a fused residual sum if wanted.
 
-forward: y = w (s - mean) r + b with r = 1 / sqrt(var + eps), where s is x, or x + residual, which
-is returned too. backward, with h = (s - mean) r and g = w dy: dx = r (g - mean g - h mean(g h)),
-to which the gradient of s is added and which is that of the residual too; dw = sum of dy h over
-the rows, db = sum of dy. Ba, Kiros and Hinton (2016) proposed it.
+    forward   y = w xhat + b, with xhat = (s - mean) rstd and rstd = 1 / sqrt(variance + eps)
+    backward  dx = rstd (g - xhat c1 - c2) + ds, with g = w dy, c1 = mean(g xhat), c2 = mean(g)
+              dw = sum over rows of dy xhat, db = sum over rows of dy
 
-Memory decides: `ops/layer_norm.py` counts bytes and FLOPs. The kernels, and why they are as they
-are: `norm_details/forward.py` and `norm_details/backward.py`.
+The sum s is x, or x + residual, which is returned too and has the gradient ds. The gradient of the
+residual is dx. Memory traffic limits both passes; `ops/layer_norm.py` counts bytes and FLOPs. RMS
+norm has the same kernels: `norm_details/forward.py` and `norm_details/backward.py`.
+
+Source: Ba, Kiros and Hinton, "Layer normalization" (2016).
 """
 
 import torch
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.checks import check_number
-from .norm_details.backward import backward_configs, norm_backward
-from .norm_details.forward import forward_configs, norm_forward
+from .norm_details.backward import norm_backward
+from .norm_details.backward_tiles import backward_configs
+from .norm_details.forward import norm_forward
+from .norm_details.forward_tiles import forward_configs
 
 ACCUMULATES = {"layer_norm": "float32"}
-
-FORWARD = forward_configs("layer_norm")
-FORWARD_LOOP, FORWARD_ROW, FORWARD_SPLIT, _ = FORWARD
-BACKWARD = BACKWARD_ROW, BACKWARD_SPLIT, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
-    "layer_norm"
-)
-
-
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, residual, eps):
-        y, total, stats = norm_forward(FORWARD, x, residual, weight, bias, eps, True, True)
-        ctx.save_for_backward(x if total is None else total, weight, bias, stats)
-        return y if total is None else (y, total)
-
-    @staticmethod
-    @once
-    def backward(ctx, dy, ds=None):
-        x, weight, bias, stats = ctx.saved_tensors
-        dx, dw, db = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds, True)
-        return dx, dw, db, None if ds is None else dx, None
 
 
 def layer_norm(
@@ -47,15 +30,59 @@ def layer_norm(
     eps: float = 1e-5,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Layer norm over the last dimension, computed in float32.
+    """Return the layer norm of x over the last dimension, computed in float32.
 
-    x: [..., N]; weight, bias: [N], or None for ones and zeros; residual: shape and dtype of x, or
-    None; float32, float16 or bfloat16. Returns y, of the shape and dtype of x; with a residual
-    (y, s): s = x + residual is what was normalized. Differentiable in all tensors given. Raises
-    TypeError for another dtype, ValueError for a shape or device that does not fit x.
+    Args:
+        x: `[..., N]`, float32, float16 or bfloat16.
+        weight: `[N]`, of any of these dtypes, or None for ones.
+        bias: `[N]`, of any of these dtypes, or None for zeros.
+        eps: added to the variance under the square root.
+        residual: shape and dtype of x, added to x first; or None.
+
+    Returns:
+        y, a new tensor with the shape and dtype of x. With a residual the result is (y, s), where
+        s = x + residual is the tensor that was normalized. Both are differentiable in all tensors.
+
+    Raises:
+        TypeError: a tensor is no tensor or has another dtype, or eps is no number.
+        ValueError: the shape of a tensor does not fit x, or x has no dimension. A tensor is not on
+            the device of x, or is neither on a GPU nor in the interpreter. A tensor has a tangent
+            of forward-mode differentiation.
+
+    Source:
+        Ba, Kiros and Hinton, "Layer normalization" (2016).
+
+    Example:
+        >>> x = torch.randn(4, 100, device="cuda")
+        >>> layer_norm(x).shape
+        torch.Size([4, 100])
     """
     eps = check_number("eps", eps)
     if needs_grad(x, weight, bias, residual):
         return _LayerNorm.apply(x, weight, bias, residual, eps)
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, True, False)
-    return y if residual is None else (y, total)
+    y, x_plus_residual, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, True, False)
+    return y if residual is None else (y, x_plus_residual)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, residual, eps):
+        y, x_plus_residual, stats = norm_forward(
+            FORWARD, x, residual, weight, bias, eps, True, True
+        )
+        ctx.save_for_backward(x if residual is None else x_plus_residual, weight, bias, stats)
+        return y if residual is None else (y, x_plus_residual)
+
+    @staticmethod
+    @once
+    def backward(ctx, dy, ds=None):
+        x, weight, bias, stats = ctx.saved_tensors
+        dx, dw, db = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds, True)
+        return dx, dw, db, None if ds is None else dx, None
+
+
+FORWARD = forward_configs("layer_norm")
+FORWARD_LOOP, FORWARD_ROW, FORWARD_SPLIT, _ = FORWARD
+BACKWARD = BACKWARD_ROW, BACKWARD_SPLIT, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
+    "layer_norm"
+)

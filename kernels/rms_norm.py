@@ -1,37 +1,75 @@
 """RMS norm over the last dimension, forward and backward, with a fused residual sum if wanted.
 
-forward: y = w s r with r = 1 / sqrt(mean(s s) + eps), where s is x, or x + residual, which is
-returned too. backward, with h = s r and g = w dy: dx = r (g - h mean(g h)), to which the gradient
-of s is added and which is that of the residual too; dw = sum of dy h over the rows. Zhang and
-Sennrich (2019) proposed it.
+    forward   y = w xhat, with xhat = s rstd and rstd = 1 / sqrt(mean(s s) + eps)
+    backward  dx = rstd (g - xhat c1) + ds, with g = w dy and c1 = mean(g xhat)
+              dw = sum over rows of dy xhat
 
-Memory decides: `ops/rms_norm.py` counts bytes and FLOPs. The kernels, and why they are as they are:
-`norm_details/forward.py` and `norm_details/backward.py`.
+The sum s is x, or x + residual, which is returned too and has the gradient ds. The gradient of the
+residual is dx. Memory traffic limits both passes; `ops/rms_norm.py` counts bytes and FLOPs. Layer
+norm has the same kernels: `norm_details/forward.py` and `norm_details/backward.py`.
+
+Source: Zhang and Sennrich, "Root mean square layer normalization" (2019).
 """
 
 import torch
 
 from ._runtime.autograd import needs_grad, once
 from ._runtime.checks import check_number
-from .norm_details.backward import RMS_PAIR, RMS_SPLIT_FORMS, backward_configs, norm_backward
-from .norm_details.backward_two_pass import RMS_TILE
-from .norm_details.forward import RMS_TILES, forward_configs, norm_forward
+from .norm_details.backward import norm_backward
+from .norm_details.backward_tiles import RMS_PAIR, RMS_SPLIT_FORMS, RMS_TILE, backward_configs
+from .norm_details.forward import norm_forward
+from .norm_details.forward_tiles import RMS_TILES, forward_configs
 
 ACCUMULATES = {"rms_norm": "float32"}
 
-FORWARD = forward_configs("rms_norm", RMS_TILES)
-FORWARD_LOOP, FORWARD_ROW, FORWARD_SPLIT, _ = FORWARD
-BACKWARD = BACKWARD_ROW, BACKWARD_SPLIT, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
-    "rms_norm", RMS_TILE, RMS_SPLIT_FORMS, RMS_PAIR
-)
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return the RMS norm of x over the last dimension, computed in float32.
+
+    Args:
+        x: `[..., N]`, float32, float16 or bfloat16.
+        weight: `[N]`, of any of these dtypes, or None for ones.
+        eps: added to the mean of the squares under the square root.
+        residual: shape and dtype of x, added to x first; or None.
+
+    Returns:
+        y, a new tensor with the shape and dtype of x. With a residual the result is (y, s), where
+        s = x + residual is the tensor that was normalized. Both are differentiable in all tensors.
+
+    Raises:
+        TypeError: a tensor is no tensor or has another dtype, or eps is no number.
+        ValueError: the shape of a tensor does not fit x, or x has no dimension. A tensor is not on
+            the device of x, or is neither on a GPU nor in the interpreter. A tensor has a tangent
+            of forward-mode differentiation.
+
+    Source:
+        Zhang and Sennrich, "Root mean square layer normalization" (2019).
+
+    Example:
+        >>> x = torch.randn(4, 100, device="cuda")
+        >>> rms_norm(x).shape
+        torch.Size([4, 100])
+    """
+    eps = check_number("eps", eps)
+    if needs_grad(x, weight, residual):
+        return _RMSNorm.apply(x, weight, residual, eps)
+    y, x_plus_residual, _ = norm_forward(FORWARD, x, residual, weight, None, eps, False, False)
+    return y if residual is None else (y, x_plus_residual)
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, residual, eps):
-        y, total, stats = norm_forward(FORWARD, x, residual, weight, None, eps, False, True)
-        ctx.save_for_backward(x if total is None else total, weight, stats)
-        return y if total is None else (y, total)
+        y, x_plus_residual, stats = norm_forward(
+            FORWARD, x, residual, weight, None, eps, False, True
+        )
+        ctx.save_for_backward(x if residual is None else x_plus_residual, weight, stats)
+        return y if residual is None else (y, x_plus_residual)
 
     @staticmethod
     @once
@@ -41,21 +79,8 @@ class _RMSNorm(torch.autograd.Function):
         return dx, dw, None if ds is None else dx, None
 
 
-def rms_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """RMS norm over the last dimension, computed in float32.
-
-    x: [..., N]; weight: [N], or None for ones; residual: shape and dtype of x, or None; float32,
-    float16 or bfloat16. Returns y, of the shape and dtype of x; with a residual (y, s):
-    s = x + residual is what was normalized. Differentiable in all tensors given. Raises TypeError
-    for another dtype, ValueError for a shape or device that does not fit x.
-    """
-    eps = check_number("eps", eps)
-    if needs_grad(x, weight, residual):
-        return _RMSNorm.apply(x, weight, residual, eps)
-    y, total, _ = norm_forward(FORWARD, x, residual, weight, None, eps, False, False)
-    return y if residual is None else (y, total)
+FORWARD = forward_configs("rms_norm", RMS_TILES)
+FORWARD_LOOP, FORWARD_ROW, FORWARD_SPLIT, _ = FORWARD
+BACKWARD = BACKWARD_ROW, BACKWARD_SPLIT, BACKWARD_SUMS, BACKWARD_TILE, SUM_PARTS = backward_configs(
+    "rms_norm", RMS_TILE, RMS_SPLIT_FORMS, RMS_PAIR
+)

@@ -26,8 +26,9 @@ def _norm_backward_split_kernel(
 ):  # fmt: skip
     """dx of rows in splits, and for each group of programs its partial sums of dw and db.
 
-    xhat = (x - mean) rstd, g = w dy, c1 = mean(g xhat), c2 = mean(g) (0 in an RMS norm):
-    dx = rstd (g - xhat c1 - c2) + ds; dw = sum over rows of dy xhat, db = sum over rows of dy.
+        dx = rstd (g - xhat c1 - c2) + ds, with xhat = (x - mean) rstd, g = w dy,
+             c1 = mean(g xhat) and c2 = mean(g); mean and c2 are 0 in an RMS norm
+        dw = sum over rows of dy xhat, db = sum over rows of dy
 
     Grid: num_groups * NUM_SPLITS. Split `split_id` of a group owns the columns [begin, end) of
     every num_groups-th row if IN_TURN, else of a range of them, as NUM_CHUNKS chunks of BLOCK_N. It

@@ -4,7 +4,10 @@ from .._runtime.checks import check_floating, check_same_device, check_same_meta
 
 
 def check_norm(x, residual, **vectors):
-    """TypeError or ValueError where the arguments of a norm do not belong together."""
+    """Raise TypeError or ValueError if the arguments of a norm do not fit each other.
+
+    vectors: weight and bias, by name; None is left out.
+    """
     vectors = {name: tensor for name, tensor in vectors.items() if tensor is not None}
     check_floating(x=x, **vectors)
     if x.dim() == 0:

@@ -1,8 +1,10 @@
 """The gradients of a row that one program holds, for the backward kernels of the norms.
 
-With xhat = (x - mean) rstd and g = w dy: c1 = mean(g xhat), c2 = mean(g), and
-dx = rstd (g - c2 - xhat c1) + ds; dw sums dy xhat over the rows, db sums dy. An RMS norm has
-mean = c2 = 0.
+    xhat = (x - mean) rstd, g = w dy, c1 = mean(g xhat), c2 = mean(g)
+    dx = rstd (g - xhat c1 - c2) + ds, dw = sum over rows of dy xhat, db = sum over rows of dy
+
+Here rstd = 1 / sqrt(variance + eps), and ds is the gradient of the fused sum x + residual, if there
+is one. An RMS norm has mean = c2 = 0.
 
 A row, or a split of one, is a tuple of NUM_CHUNKS chunks of BLOCK_N columns, packed as they came
 from memory. `lanes` is 0 to BLOCK_N - 1, of the shape of a chunk: [1, BLOCK_N] or [BLOCK_N]. The
@@ -35,7 +37,7 @@ def load_chunks(
 
 @triton.jit
 def zero_chunks(BLOCK_M: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Sums of nothing yet: a tuple of chunks in float32, [BLOCK_N], or [BLOCK_M, BLOCK_N]."""
+    """Chunks of zeros in float32, [BLOCK_M, BLOCK_N], or [BLOCK_N] if BLOCK_M is 0."""
     chunks = ()
     for _ in tl.static_range(NUM_CHUNKS):
         if BLOCK_M:
@@ -51,9 +53,9 @@ def accumulate(
     IS_LAYER_NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Lanes of the sums g xhat and g of a row, and dw and db with the row added to them.
+    """The sums of g xhat and of g in each lane, and dw and db with the rows added to them.
 
-    zero: of `opaque_zero`, new in each row, so the weights stay packed from row to row.
+    zero: an `opaque_zero` that is new in each row, so the weights stay packed from row to row.
     """
     lanes_c1 = tl.zeros(xs[0].shape, tl.float32)
     lanes_c2 = tl.zeros(xs[0].shape, tl.float32)
@@ -84,9 +86,9 @@ def store_dx(
 ):  # fmt: skip
     """Store dx of the rows that begin at dx_ptr; their ds, if any, begin at ds_ptr.
 
-    zero: of `opaque_zero(c1)`, so what is packed is widened after the sums and not kept wide.
+    zero: `opaque_zero(c1)`, so packed numbers are widened after the sums and not kept wide.
     """
-    slope = c1 * rstd
+    c1_rstd = c1 * rstd
     for chunk in tl.static_range(NUM_CHUNKS):
         cols = begin + chunk * BLOCK_N + lanes
         mask = mask_m & ((cols < end) | (chunk < NUM_FULL))
@@ -95,13 +97,13 @@ def store_dx(
         if HAS_WEIGHT:
             g = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX) * g
             if chunk >= NUM_FULL:
-                # Fused with the difference the product would not be rounded, and the only
-                # element of a row would not cancel.
+                # The compiler would fuse the product with the difference and not round it. Then
+                # the only element of a row would not cancel.
                 g = tl.where(mask, g, 0.0)
         if IS_LAYER_NORM:
             x -= mean
             g -= c2
-        dx = (g - x * slope) * rstd
+        dx = (g - x * c1_rstd) * rstd
         if ds_ptr is not None:
             dx += pairs_to_f32_rematerialized(
                 tl.load(ds_ptr + cols, mask=mask, other=0.0), zero, HAS_PTX
@@ -114,7 +116,7 @@ def store_sums(
     parts_ptr, sums, begin, end, lanes,
     NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Store the columns [begin, end) of dw or db, of chunks as `lanes`."""
+    """Store the columns [begin, end) of dw or db; each chunk has the shape of lanes."""
     for chunk in tl.static_range(NUM_CHUNKS):
         cols = begin + chunk * BLOCK_N + lanes
         total = sums[chunk]

@@ -21,6 +21,7 @@ from kernels._runtime.launch_guard import shapes_only
 from kernels._triton import exchange as _exchange
 from kernels.layer_norm import layer_norm
 from kernels.norm_details import backward as _norm_backward
+from kernels.norm_details import backward_tiles as _norm_backward_tiles
 from kernels.norm_details.columns import span_of
 from kernels.rms_norm import rms_norm
 from kernels.softmax import softmax
@@ -267,8 +268,8 @@ def test_norms_of_uneven_rows_in_any_order(data):
 
     def split(n, itemsize):
         splits = -(-n // span)
-        block = _norm_backward._fitting(span_of(n, splits))
-        return _norm_backward._split_config(block, 3, 1, splits, data.draw(st.booleans()), 4)
+        block = _norm_backward_tiles._fitting(span_of(n, splits))
+        return _norm_backward_tiles._split_config(block, 3, 1, splits, data.draw(st.booleans()), 4)
 
     never = mock.patch.object(_norm_backward, "is_whole", lambda n, itemsize: False)
     with choosing(NORM_SPLITS[name], split), never:
