@@ -1,8 +1,8 @@
 """A cache of launch plans: a launcher call with a known signature is repeated without its Python.
 
-What a launcher does (checks, views, the choice of a tile, allocations, launches) follows from
-dtype, shape, strides, device and alignment of its tensors and from its other arguments, which are
-the key. The second call with a key is traced (`_runtime/call_trace.py`), and its trace becomes a
+The actions of a launcher are checks, views, the choice of a tile, allocations and launches. They
+follow from its key: dtype, shape, strides, device and alignment of its tensors, and its other
+arguments. The second call with a key is traced (`_runtime/call_trace.py`), and its trace becomes a
 plan (`_runtime/plan_compiler.py`), which is all that further calls run. A captured CUDA graph does
 the same for a GPU; here each call has new addresses. vLLM's and tritonbench's developers report the
 gain.
@@ -142,7 +142,7 @@ def uncached() -> Iterator[None]:
 
 
 def unspecialized_key(value: int | torch.Tensor) -> tuple[object, int]:
-    """What a kernel depends on of a value that it is not specialized for; what it is handed."""
+    """Return the key of a value that no kernel is specialized for, and the value to pass on."""
     if isinstance(value, torch.Tensor):
         address = value.data_ptr()
         return (value.dtype, value.get_device(), address % ALIGNMENT if address else -1), address

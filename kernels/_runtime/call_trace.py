@@ -26,7 +26,7 @@ _own = threading.local()
 
 @dataclass(frozen=True)
 class Start:
-    """What starts a compiled kernel again, without Triton's look-up."""
+    """Starts a compiled kernel again, without Triton's look-up."""
 
     launch: Callable
     function: object
@@ -46,11 +46,11 @@ class Launch:
 
 
 class CallTrace(TorchDispatchMode):
-    """What one call of a launcher does.
+    """Records the allocations and launches of one call of a launcher.
 
     allocations: the tensors that it allocated. asked: the tensors that a function of `asked_again`
-    gave it, each with what to ask. launches: in their order. whole: whether that is all. What is
-    noted is kept alive, so that no address is used twice; a trace that is spoiled keeps nothing.
+    gave it, each with what to ask. launches: in their order. whole: whether that is all. The
+    trace keeps its tensors alive, so that no address is used twice. A spoiled trace keeps nothing.
     """
 
     def __init__(self):
@@ -88,7 +88,7 @@ class CallTrace(TorchDispatchMode):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What the body does is not noted."""
+        """Within the body nothing is recorded."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -144,8 +144,11 @@ def traced(function: Callable, arguments: tuple) -> tuple[object, CallTrace | No
 
 
 def asked_again(function: Callable) -> Callable:
-    """A function that gives a launcher a tensor that is not its own, such as a counter that the
-    launches of a stream share: a plan asks it anew in each call, with the same arguments."""
+    """Mark a function that gives a launcher a tensor that belongs to several calls.
+
+    An example is a counter that the launches of a stream share. A plan calls the function anew in
+    each call, with the same arguments.
+    """
 
     @functools.wraps(function)
     def ask(*arguments):
@@ -206,8 +209,10 @@ def _bound(kernel: JITFunction, args: tuple, kwargs: Mapping[str, object]) -> di
 
 
 def start_of(compiled: object) -> Start | None:
-    """What starts a compiled kernel; None if each start needs memory of its own, or the launcher of
-    the backend is another one."""
+    """Return the `Start` of a compiled kernel.
+
+    Return None if each start needs memory of its own, or if the backend has another launcher.
+    """
     starter = getattr(compiled, "run", None)
     if type(starter).__name__ != "CudaLauncher" or starter.global_scratch_size:
         return None

@@ -35,12 +35,11 @@ Table = Mapping[tuple[tuple[str, object], ...], Config]
 class Configs:
     """The tile configurations of one `@triton.jit` kernel, as data.
 
-    kernel: the jit function.
-    candidates: meta-parameters, num_warps and num_stages of each configuration the tuner times.
-    choose: (**key) -> one configuration; the rule where no table names the key.
-    suits: (candidate, **key) -> whether the candidate is worth a try for the key; all are where it
-        is left out.
-    family: the kernel file whose part of a table binds; "" the file that defines the kernel.
+    - kernel: the jit function.
+    - candidates: meta-parameters, num_warps and num_stages of each configuration the tuner times.
+    - choose: (**key) -> one configuration; the rule if no table names the key.
+    - suits: (candidate, **key) -> whether the candidate is worth a try for the key; None: all are.
+    - family: the kernel file whose part of a table binds; "": the file that defines the kernel.
     """
 
     kernel: object
@@ -76,7 +75,7 @@ class Configs:
         return self._decided(device, key) if known is None else known
 
     def _decided(self, device: torch.device, key: Mapping[str, object]) -> Config:
-        """What `pick` answers to a key for the first time, which it remembers."""
+        """Return the configuration of a key at its first use; `pick` remembers it."""
         table = self._tables.get(device)
         if table is None:
             table = self._tables[device] = table_of(self.kernel, self.family, device)

@@ -37,12 +37,12 @@ def allocates(function: Callable, kind: str) -> bool:
 
 
 def current_device() -> Callable[[], int]:
-    """What returns the index of the current CUDA device."""
+    """Return a function that gives the index of the current CUDA device."""
     return getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 def raw_stream() -> Callable[[int], int]:
-    """What returns the handle of the current stream of the CUDA device with this index."""
+    """Return a function that gives the handle of the current stream of a CUDA device."""
     return getattr(torch._C, "_cuda_getCurrentRawStream", _public_stream)
 
 

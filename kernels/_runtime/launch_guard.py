@@ -2,9 +2,9 @@
 
 A launcher is a function that allocates results and starts kernels by `kernel[grid](...)`. Triton
 starts a kernel on the current device, whatever device its tensors lie on, and reads whatever
-address it is handed. So the guard enters the device of the tensors, and refuses what no kernel can
-take: an argument that is not a tensor, a tensor without an address or elsewhere than on a GPU (in
-the interpreter: on a CPU), and one with a tangent of forward-mode differentiation.
+address it is handed. So the guard enters the device of the tensors. It refuses an argument that
+is not a tensor, and a tensor without an address or with a tangent of forward-mode differentiation.
+It also refuses a tensor elsewhere than on a GPU (in the interpreter: on a CPU).
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Writes the plan of a call from its trace: a Python function that allocates and launches alone.
 
-Nothing is planned that is not fully known: each address must be that of an argument, of a tensor
-that the call allocated or asked for, or lie within one of these, and each launch must be one that
-can be started without Triton's look-up.
+A plan contains only what is fully known. Each address must lie in an argument, or in a tensor that
+the call allocated or asked for. Each launch must be one that starts without Triton's look-up.
 """
 
 import contextlib
