@@ -85,7 +85,7 @@ def complaint(done):
 
 
 def survey(tree):
-    """Put a survey in place that waits for `(tree / "go")`; return whether it began, as a function."""
+    """Put a survey in place that waits for the file `go`; return a function: has it begun?"""
     (tree / "harness/survey.py").write_text(WAITS)
     log = tree / "results/study/logs/survey.log"
     return lambda: log.is_file() and "begun" in log.read_text()
