@@ -38,7 +38,7 @@ class Configs:
     - kernel: the jit function.
     - candidates: meta-parameters, num_warps and num_stages of each configuration the tuner times.
     - choose: (**key) -> one configuration; the rule if no table names the key.
-    - suits: (candidate, **key) -> whether the candidate is worth a try for the key; None: all are.
+    - suits: (candidate, **key) -> whether it is worth a try for the key (default: all).
     - family: the kernel file whose part of a table binds; "": the file that defines the kernel.
     """
 
