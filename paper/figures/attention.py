@@ -8,7 +8,13 @@ def main(arguments):
     every = summary(arguments.run)
     rows = every[every["family"] == "attention"]
     if not rows.empty:
-        rows = rows.assign(head="D = " + rows["size_D"].map("{:g}".format) + ", " + rows["dtype"])
+        head = "D = " + rows["size_D"].map("{:g}".format) + ", " + rows["dtype"]
+        # Grouped heads, other numbers of keys and windows are no points of the plain curves.
+        for letter in "KTW":
+            size = rows.get(f"size_{letter}")
+            if size is not None:
+                head = head.where(size.isna(), head + f", {letter} = " + size.map("{:g}".format))
+        rows = rows.assign(head=head)
         flags = rows["flags"].where(rows["flags"] == "", " " + rows["flags"])
         rows = rows.assign(mask=rows["pass"] + flags)
     _figure.family(

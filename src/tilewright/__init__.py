@@ -10,6 +10,7 @@ on PyTorch and Triton alone.
 from .kernels.activation import cosh, gelu, leaky_relu, relu, tanh
 from .kernels.attention import attention
 from .kernels.cross_entropy import cross_entropy
+from .kernels.decode_attention import decode_attention
 from .kernels.gated import geglu, swiglu
 from .kernels.layer_norm import layer_norm
 from .kernels.linear_cross_entropy import linear_cross_entropy
@@ -28,6 +29,7 @@ __all__ = [
     "bucketize",
     "cosh",
     "cross_entropy",
+    "decode_attention",
     "dot",
     "dropout",
     "geglu",
