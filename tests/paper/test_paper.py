@@ -441,7 +441,8 @@ def test_the_report_is_whole_in_itself(full, tmp_path):
     assert text.count("data:image/svg+xml") == len(families) + 3
 
 
-def test_a_missing_csv_is_a_short_message(tmp_path):
+def test_a_missing_csv_is_a_short_message(full, tmp_path):
+    shutil.copy(full / "columns.json", tmp_path)
     done = call("figures/softmax.py", tmp_path, tmp_path / "softmax.pdf")
     assert done.returncode == 2
     assert "summary.csv: missing" in done.stderr
