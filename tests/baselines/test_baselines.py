@@ -204,8 +204,11 @@ REFUSAL = """No operator found for `memory_efficient_attention_forward` with inp
 def test_a_refusal_of_xformers_gives_the_reason_of_each_operator(monkeypatch):
     ops = types.ModuleType("xformers.ops")
     ops.LowerTriangularMask = ops.memory_efficient_attention = None
-    monkeypatch.setitem(sys.modules, "xformers.ops", ops)
-    monkeypatch.setitem(sys.modules, "xformers", types.ModuleType("xformers"))
+    masks = types.ModuleType("xformers.ops.fmha.attn_bias")
+    masks.LocalAttentionFromBottomRightMask = masks.LowerTriangularFromBottomRightMask = None
+    packages = [types.ModuleType(name) for name in ("xformers", "xformers.ops.fmha")]
+    for module in (ops, masks, *packages):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.delitem(sys.modules, "baselines._xformers", raising=False)
     why = importlib.import_module("baselines._xformers")._why
     monkeypatch.delitem(sys.modules, "baselines._xformers")

@@ -21,7 +21,7 @@ def test_matmul_by_the_identity_changes_nothing(m, k, transposed, dtype):
 
 def test_expanded_factors_are_walked_by_pointers():
     a, b = randn(1, 64, dtype=torch.float16).expand(32, 64), randn(64, 32, dtype=torch.float16)
-    assert not matmul.describable(a)
+    assert not matmul.tma_compatible(a)
     close(matmul.matmul(a, b), a.double() @ b.double(), torch.float16)
 
 

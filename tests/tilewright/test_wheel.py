@@ -143,7 +143,8 @@ def test_the_package_imports_torch_and_triton_alone(wheel):
     assert imported - set(sys.stdlib_module_names) == {"torch", "triton"}
 
 
-def test_every_op_of_the_study_is_exported():
+def test_every_recorded_op_is_exported():
+    """An op that was just added need not be, so that its author can try it first."""
     tree = source_tree.parsed(ROOT, INIT)
     exported = source_tree.literal(ROOT, INIT, "__all__", ())
     imported = [
@@ -152,4 +153,6 @@ def test_every_op_of_the_study_is_exported():
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     ]
-    assert sorted(imported) == sorted(exported) == sorted(source_tree.ops(ROOT))
+    assert sorted(imported) == sorted(exported)
+    recorded = {path.stem for path in (ROOT / "results/recorded/h200/raw").glob("*.csv")}
+    assert recorded <= set(exported) <= set(source_tree.ops(ROOT))
