@@ -1,7 +1,7 @@
 """The random stream of a seed, as Triton draws it.
 
-The stream is that of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-2011): the key is the seed, and call c, a counter of 64 bits, gives the words 4c to 4c + 3.
+The stream is that of Philox-4x32-10. The key is the seed. Call c, a counter of 64 bits, gives the
+words 4c to 4c + 3. (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.)
 """
 
 import torch
@@ -18,7 +18,7 @@ STEP_0, STEP_1 = (tl.constexpr(value) for value in STEPS)
 
 @triton.jit
 def number(given):
-    """int64 of an integer, or of what a pointer to one leads to."""
+    """An integer as int64, or the integer that a pointer leads to."""
     # To the compiler of PyTorch, which looks for what a kernel writes, a number has no dtype.
     if hasattr(given, "dtype") and given.dtype.is_ptr():
         given = tl.load(given)
@@ -55,8 +55,11 @@ def interleave(a, b, c, d, LENGTH: tl.constexpr):
 
 
 def boxed(given: int | torch.Tensor, device: torch.device) -> int | torch.Tensor:
-    """What stands for an integer of 64 bits where a kernel is started: itself, but in a traced
-    graph a tensor of it if it is beyond 32 bits, of which PyTorch's compiler has no scalars."""
+    """Return an integer of 64 bits in the form in which a kernel takes it.
+
+    It is the integer itself. Dynamo has no scalars beyond 32 bits, so in a traced graph such an
+    integer is a tensor of one int64.
+    """
     if not torch.compiler.is_dynamo_compiling() or isinstance(given, torch.Tensor):
         return given
     if -(2**31) <= given < 2**31:

@@ -1,18 +1,18 @@
 """A search that starts near its end: a grid of equal cells over the range of the boundaries.
 
-An entry of the grid says where the boundaries of its cell begin and how many each eighth of it
-holds, so that an element is left with few of them, after one load from a table that the cache next
-to the multiprocessor keeps (the cells are the buckets of Devroye, "Lecture Notes on Bucket
-Algorithms", 1986; Peterson, "Addressing for random-access storage", 1957, goes where a boundary
-should lie). The steps that follow are those of the fullest eighth, found on the device.
+An entry of the grid has the first boundary of its cell, and the number of boundaries in each eighth
+of it. So after one load from a table in the L1 cache few boundaries are left for an element. The
+cells are the buckets of Devroye, "Lecture Notes on Bucket Algorithms" (1986). Peterson, "Addressing
+for random-access storage" (1957), starts where a boundary should lie. The fullest eighth, found on
+the device, sets the number of further steps.
 
-The cells are equal on an axis that is linear around the median and logarithmic far from it: the
-bits of |x - median| + s, read as an integer, s the length that the middle eighth of the boundaries
-takes. So heavy tails do not push the middle into a few cells. Boundaries that crowd nevertheless,
-such as equal ones, cost as many steps as a plain search.
+The cells are equal on an axis that is linear around the median and logarithmic far from it. Its
+value is the bits of |x - median| + s, read as an integer, where s is the length of the middle
+eighth of the boundaries. So heavy tails do not push the middle into a few cells. Boundaries that
+crowd nevertheless, such as equal ones, cost as many steps as a plain search.
 
-No rounding can make the answer wrong. The axis is monotone as it is computed, each operation being
-so: boundaries in lower cells than that of x are less than x, those in higher cells greater.
+No rounding can make the answer wrong. Each operation on the axis is monotone, also as computed.
+Boundaries in lower cells than that of x are less than x, those in higher cells greater.
 """
 
 import torch
@@ -50,8 +50,7 @@ CONFIGS = tuple(
 
 @triton.jit
 def right_of(x, boundary, RIGHT: tl.constexpr):
-    """Whether x lies to the right of a boundary; of NaN as a boundary nothing does. Of NaN as x the
-    answer is `placed`'s."""
+    """Whether x is right of a boundary; nothing is right of NaN. `placed` handles a NaN in x."""
     if RIGHT:
         return x >= boundary
     else:
@@ -66,6 +65,7 @@ def placed(found, x, B):
 
 @triton.jit
 def comparable(x):
+    """x, as float32 if it is a 16-bit float."""
     if x.dtype.is_floating() and x.dtype.primitive_bitwidth == 16:
         return x.to(tl.float32)
     else:
@@ -74,6 +74,7 @@ def comparable(x):
 
 @triton.jit
 def _finite(x):
+    """x in float32, clamped to +-HUGE."""
     return tl.minimum(tl.maximum(x.to(tl.float32), -HUGE), HUGE)
 
 
@@ -95,7 +96,7 @@ def _axis(boundaries_ptr, B, PLACES: tl.constexpr):
     middle = _finite(tl.load(boundaries_ptr + B // 2))
     lower = _finite(tl.load(boundaries_ptr + (B // 2 - B // 16)))
     near = tl.maximum(_finite(tl.load(boundaries_ptr + (B // 2 + B // 16))) - lower, LITTLE)
-    # Whoever sorts all numbers into bins ends them with infinities.
+    # Bins of all numbers end with infinities, so the outermost boundaries do not count.
     low = _along(_finite(tl.load(boundaries_ptr + tl.minimum(1, B - 1))), middle, near)
     high = _along(_finite(tl.load(boundaries_ptr + tl.maximum(B - 2, 0))), middle, near)
     scale = tl.div_rn(tl.full((), PLACES, tl.float32), tl.maximum(high - low, 1.0))
@@ -128,6 +129,12 @@ def _boundaries_below(
 def _entries_kernel(
     entries_ptr, boundaries_ptr, B, CELLS: tl.constexpr, LEVELS: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """entries[c] = start and counts of cell c; then the longest eighth of each program.
+
+    Grid: CELLS / BLOCK programs of BLOCK cells. Reads boundaries [B], ascending; writes entries
+    int64 [CELLS + programs]: low half the first boundary, high half PARTS counts of four bits, or
+    the total if CROWDED. LEVELS: bits of B.
+    """
     places: tl.constexpr = CELLS * PARTS
     middle, near, scale, shift = _axis(boundaries_ptr, B, places)
     cell = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -138,7 +145,7 @@ def _entries_kernel(
         place + 1, boundaries_ptr, B, middle, near, scale, shift, LEVELS, places
     )
     count = end - start
-    # Of boundaries that are not in order a count may be anything.
+    # If boundaries are not in order, a count may be anything.
     crowded = tl.max(((count < 0) | (count > FULL)).to(tl.int32), 1) > 0
     total = tl.sum(count, 1)
     counts = tl.where(crowded, total, tl.sum(count << (4 * part), 1))
@@ -154,6 +161,12 @@ def _grid_kernel(
     x_ptr, boundaries_ptr, entries_ptr, out_ptr, N, B,
     CELLS: tl.constexpr, LENGTHS: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """out[i] = index of x[i] among the boundaries, searched within one eighth of a cell.
+
+    Grid: any number of programs, which stride over blocks of BLOCK elements. Reads x [N],
+    boundaries [B] and entries of `_entries_kernel`, LENGTHS of whose programs there were; writes
+    out [N]. CELLS: cells of the grid. RIGHT: as in `bucketize`.
+    """
     places: tl.constexpr = CELLS * PARTS
     middle, near, scale, shift = _axis(boundaries_ptr, B, places)
     longest = tl.max(tl.load(entries_ptr + CELLS + tl.arange(0, LENGTHS)), 0).to(tl.int32)
@@ -194,7 +207,7 @@ GRID = Configs(_grid_kernel, CONFIGS, _choose_grid, family="search")
 
 
 def grid_search(x: torch.Tensor, boundaries: torch.Tensor, out: torch.Tensor, right: bool) -> None:
-    """Fills out, int32 or int64 and of the size of x, with the places of x among the boundaries.
+    """Write the indices of x among the boundaries to out, int32 or int64 and of the size of x.
 
     boundaries: [B], B from 1 to MOST_BOUNDARIES. All contiguous and on one device.
     """
