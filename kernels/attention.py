@@ -3,8 +3,8 @@
 FLOPs: 4 D for each pair of a row and a key that it sees, forward; 10 D backward. Bytes: q, k and v
 read, out written; the scores never leave the chip (Dao et al., "FlashAttention", 2022). A program
 owns a tile of query rows and walks the keys in tiles, with the running maximum m and sum l of an
-online softmax; in 16 bits both live in base 2, so that scale and log2(e) fold into one factor. Only
-tiles that the diagonal, a window or the end of the sequence cuts are masked; all others run
+online softmax. In 16 bits both live in base 2: scale and log2(e) fold into one factor. Only tiles
+that the diagonal, a window or the end of the sequence cuts are masked; all others run
 without, and tiles that no row sees are skipped. Programs of one head stand side by side, so its
 keys stay in L2; causal ones start with the longest rows.
 
@@ -69,28 +69,47 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q kᵀ + mask) v for each batch and head, the softmax in float32.
 
-    q: [B, H, Sq, D]; k, v: [B, K, Sk, D] with H a multiple of K: query head h reads key head
-    h // (H / K), so K = H is plain attention, K = 1 multi-query. One dtype of float32, float16,
-    bfloat16. D: a multiple of 8 from 16 to 256. Any strides: heads may lie between the tokens, as
-    in a view of [B, S, H, D]; a tensor is copied only if its last stride is not 1.
-
     Row i stands at key p = i + Sk - Sq: the last row at the last key, as in flash-attn from 2.1 on
-    and PyTorch's `causal_lower_right`. causal: it sees no key beyond p. window: (left, right), it
-    sees the keys from p - left to p + right, both included, and -1 is no bound, as flash-attn's
-    `window_size`; an integer is both; causal makes right zero. So a causal window of w sees w + 1
-    keys. scale: above zero, 1 / sqrt(D) if None. mask: additive, of q's dtype or float32, or of
-    bool, where True lets a key take part, as in PyTorch; broadcastable to [B, H, Sq, Sk].
-    dropout: the probability with which a weight is dropped, to the nearest multiple of 2**-16;
-    those that are kept are divided by their share. seed: of 64 bits, a number or a tensor of one
-    int64, needed by dropout: the same seed drops the same weights.
+    and PyTorch's `causal_lower_right`. A row that sees no key, or only scores of minus infinity,
+    gives zeros and a logarithm of minus infinity.
 
-    Returns [B, H, Sq, D], the axes in memory in the order of q's; with return_lse also the natural
-    logarithm of the sum of exponentials, [B, H, Sq] in float32, before dropout. A row that sees no
-    key, or none but with a score of minus infinity, gives zeros and a logarithm of minus infinity.
+    Args:
+        q: `[B, H, Sq, D]`; float32, float16 or bfloat16; D a multiple of 8 from 16 to 256. Any
+            strides: heads may lie between the tokens, as in a view of `[B, S, H, D]`. A tensor is
+            copied only if its last stride is not 1.
+        k: `[B, K, Sk, D]` with the dtype of q; H is a multiple of K. Query head h reads key head
+            h // (H / K), so K = H is plain attention, and K = 1 multi-query.
+        v: as k.
+        causal: a row sees no key beyond p.
+        scale: factor of the scores, above zero; 1 / sqrt(D) if None.
+        window: (left, right): a row sees the keys from p - left to p + right, both included. -1 is
+            no bound, as in flash-attn's `window_size`. An integer is both; causal makes right zero.
+            So a causal window of w sees w + 1 keys.
+        dropout: the probability with which a weight is dropped, to the nearest multiple of 2**-16.
+            Weights that are kept are divided by their share.
+        seed: 64 bits, a number or a tensor of one int64; dropout needs it. The same seed drops the
+            same weights.
+        mask: added to the scores, of q's dtype or float32. Or bool: True lets a key take part, as
+            in PyTorch. It broadcasts to `[B, H, Sq, Sk]`.
+        return_lse: whether to return also the logarithm of the sum of exponentials.
 
-    Differentiable once, in q, k and v, by both results; deterministic. ValueError if the mask
-    requires a gradient, or shapes, devices or values do not fit; TypeError for another dtype or
-    kind of argument.
+    Returns:
+        `[B, H, Sq, D]`, the axes in memory in the order of q's. With return_lse also the natural
+        logarithm of the sum of exponentials before dropout, `[B, H, Sq]` in float32. Both are
+        differentiable once, in q, k and v; the gradients are deterministic.
+
+    Raises:
+        TypeError: an argument is of another kind, or a tensor of another dtype.
+        ValueError: shapes, devices or values do not fit, or the mask requires a gradient.
+
+    Source:
+        Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning"
+        (2023).
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, 20, 32, device="cuda") for _ in range(3))
+        >>> attention(q, k, v, causal=True).shape
+        torch.Size([1, 2, 20, 32])
     """
     check_tensors(q=q, k=k, v=v)
     check_flag("causal", causal)
@@ -187,9 +206,10 @@ def _forward_kernel(
     """out = softmax(scale q kᵀ + mask) v, lse = log sum exp(scale q kᵀ + mask), for each head.
 
     Grid: cdiv(SQ, BLOCK_M) * B * H programs, tiles of one head side by side. A program owns
-    BLOCK_M rows of one head: it reads them of q, walks the keys that they see, and writes them of
-    out, of lse and of stats. stats: m + log2(l); of float32 m, and log2(l) `rows` further on.
-    mask, lse, stats: may be None.
+    BLOCK_M rows of one head. It reads them in q, walks the keys that they see, and writes them in
+    out, lse and stats. The rows of stats hold m + log2(l). In float32 they hold m, and log2(l) lies
+    `rows` further on. mask, lse and stats may be None.
+
     GROUP: query heads of one key head. left, right: bounds if LEFT, RIGHT, as in
     `attention_details/scores.py`.
     inverse: one over the share that DROPOUT keeps. BLOCK_D: a power of two, at least D.

@@ -1,11 +1,11 @@
 """Attention of one or a few new queries over a cache of keys and values: softmax(scale q kᵀ) v.
 
-Bytes: the keys and values that count are read once, 2 B K S D items; the rest is small. FLOPs:
-4 B H Q S D, so memory decides. Query heads that share a key head are rows of one tile, so each key
-is read once for all of them. One sequence has too few heads for a whole GPU. So the keys are split:
-each split gives its result and the logarithm of its sum of exponentials, and a second kernel weighs
-them (Dao et al., "Flash-Decoding for long-context inference", 2023). The number of splits depends
-on shapes alone, and each sum has one owner, so results do not vary.
+Bytes: the keys and values that count are read once, 2 B K S D items; the rest is small. FLOPs: 4 B
+H Q S D, so memory decides. Query heads that share a key head are rows of one tile, so each key is
+read once for all of them. One sequence has too few heads for a whole GPU. So the keys are split,
+and each split gives its result and the logarithm of its sum of exponentials. A second kernel weighs
+the results (Dao et al., "Flash-Decoding for long-context inference", 2023). The number of splits
+depends on shapes alone, and each sum has one owner, so results do not vary.
 """
 
 import torch
@@ -61,19 +61,38 @@ def decode_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q kᵀ) v of the last Q positions of each sequence over its cache.
 
-    q: [B, H, Q, D]; k, v: the cache, [B, K, S, D], H a multiple of K: query head h reads key head
-    h // (H / K). One dtype of float32, float16, bfloat16; D a multiple of 8 from 16 to 256. Any
-    strides: a tensor is copied only if its last stride is not 1. lengths: [B], int32 or int64, the
-    keys of each sequence that count, the new ones among them; S if None. It is read on the device,
-    where less than 0 counts as 0 and more than S as S. Query i stands at p = lengths - Q + i, and
-    sees the keys to p, with a window none before p - window. scale: above zero, 1 / sqrt(D) if
-    None. num_splits: into how many parts the keys are split, chosen if None; the results differ by
-    rounding.
+    Query i stands at p = lengths - Q + i, and sees the keys to p. A query that sees no key gives
+    zeros and a logarithm of minus infinity.
 
-    Returns [B, H, Q, D], contiguous; with return_lse also the natural logarithm of the sum of
-    exponentials, [B, H, Q] in float32. A query that sees no key gives zeros and minus infinity.
-    Deterministic. ValueError if a tensor requires a gradient, or shapes, devices or values do not
-    fit; TypeError for another dtype or kind of argument.
+    Args:
+        q: `[B, H, Q, D]`; float32, float16 or bfloat16; D a multiple of 8 from 16 to 256. Any
+            strides: a tensor is copied only if its last stride is not 1.
+        k: the cache, `[B, K, S, D]` with the dtype of q; H is a multiple of K. Query head h reads
+            key head h // (H / K).
+        v: as k.
+        lengths: `[B]`, int32 or int64: the keys of each sequence that count, the new ones among
+            them; S if None. It is read on the device: less than 0 counts as 0, more than S as S.
+        scale: factor of the scores, above zero; 1 / sqrt(D) if None.
+        window: a query sees no key before p - window; no bound if None.
+        num_splits: the number of parts into which the keys are split, chosen if None. Results
+            differ by rounding.
+        return_lse: whether to return also the logarithm of the sum of exponentials.
+
+    Returns:
+        `[B, H, Q, D]`, contiguous. With return_lse also the natural logarithm of the sum of
+        exponentials, `[B, H, Q]` in float32. Deterministic; without a gradient.
+
+    Raises:
+        TypeError: an argument is of another kind, or a tensor of another dtype.
+        ValueError: shapes, devices or values do not fit, or a tensor requires a gradient.
+
+    Source:
+        Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference" (2023).
+
+    Example:
+        >>> q, k, v = (torch.randn(1, 2, s, 32, device="cuda") for s in (1, 50, 50))
+        >>> decode_attention(q, k, v).shape
+        torch.Size([1, 2, 1, 32])
     """
     check_tensors(q=q, k=k, v=v)
     check_no_grad(q=q, k=k, v=v)
@@ -109,12 +128,13 @@ def _split_kernel(
 ):  # fmt: skip
     """out = softmax(scale q kᵀ) v and lse over the keys of one split.
 
-    Grid: splits * cdiv(GROUP * Q, BLOCK_M) * B * K programs. A program owns BLOCK_M rows, which are
-    the Q queries of the GROUP query heads of one key head, and one of `splits` parts of the keys
-    that they see: it reads both, and writes rows of out and of lse. out: [splits, B, K, GROUP, Q,
-    D], lse: [splits, B, K, GROUP, Q] or None; strides of a split are given. lse has base 2, or the
-    natural one if this kernel is the LAST. lengths: may be None. window: a bound if LEFT. BLOCK_D:
-    a power of two, at least D.
+    Grid: splits * cdiv(GROUP * Q, BLOCK_M) * B * K programs. A program owns BLOCK_M rows and one
+    of `splits` parts of the keys that they see. The rows are the Q queries of the GROUP query heads
+    of one key head. The program reads both, and writes rows of out and lse.
+
+    out is [splits, B, K, GROUP, Q, D]; lse is [splits, B, K, GROUP, Q] or None. The strides of a
+    split are given. The base of lse is 2, or e if this kernel is the LAST. The lengths may be None.
+    A window is a bound if LEFT. BLOCK_D is a power of two, at least D.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale = factor_of(scale, NATURAL)
@@ -192,8 +212,9 @@ def _combine_kernel(
 ):  # fmt: skip
     """out = sum of part 2**(part_lse - lse), lse = log2 of the sum of 2**part_lse, over splits.
 
-    Grid: one program for each row of out; it reads its row of part and part_lse in each split,
-    BLOCK_S splits at once, and writes it of out and, in natural logarithms, of lse, or None.
+    Grid: one program for each row of out. It reads its row of part and part_lse in each split,
+    BLOCK_S splits at once. It writes its row of out and, in natural logarithms, of lse, which may
+    be None.
     """
     row = tl.program_id(0).to(tl.int64)
     offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)

@@ -10,7 +10,7 @@ is the price of results that depend on no order: each gradient has one owner, wh
 registers, and nothing is added in memory. The first kernel also computes delta for the second, so
 that dO and O are not read once more for it.
 
-The kernel of dk and dv holds its scores transposed, [keys, rows]: so Pᵀ and dSᵀ go from the
+The kernel of dk and dv holds its scores transposed, [keys, rows]. So Pᵀ and dSᵀ go from the
 accumulator of one product to the factor of the next in registers.
 """
 
@@ -202,9 +202,9 @@ def _dq_kernel(
     """dq = scale dS k, and delta = rowsum(dO O) - dlse for the kernel of dk and dv.
 
     Grid: cdiv(SQ, BLOCK_M) * B * H programs, tiles of one head side by side. A program owns BLOCK_M
-    rows of one head: it reads them of q, out, dout, dlse and stats, walks the keys that they see,
-    and writes them of dq and delta. mask, dlse: may be None. delta: [B, H, SQ]. Other parameters
-    as those of the forward kernel.
+    rows of one head. It reads them in q, out, dout, dlse and stats, walks the keys that they see,
+    and writes them in dq and delta. The mask and dlse may be None. Delta is
+    [B, H, SQ]. Other parameters are those of the forward kernel.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     # torch.compile hands scalars over in float64.
@@ -273,9 +273,9 @@ def _dkdv_kernel(
     """dv = Pᵀ dO and dk = scale dSᵀ q, summed over the query heads of a key head.
 
     Grid: cdiv(SK, BLOCK_N) * B * H / GROUP programs, tiles of one key head side by side; causal
-    ones start with the keys that most rows see. A program owns BLOCK_N keys of one key head: it
-    reads them of k and v, walks in each of the GROUP query heads the rows that see them, of q,
-    dout, stats and delta, and writes dk and dv. Parameters as those of the forward kernel.
+    ones start with the keys that most rows see. A program owns BLOCK_N keys of one key head, reads
+    them in k and v, and writes them in dk and dv. In each of the GROUP query heads it walks the
+    rows that see them, in q, dout, stats and delta. Parameters are those of the forward kernel.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale, inverse = tl.cast(scale, tl.float32), tl.cast(inverse, tl.float32)

@@ -5,8 +5,8 @@ forward pass. Offsets of rows and of keys come with two dimensions, so a tile ma
 its transpose.
 
 Row i stands at position p = i + Sk - Sq of the keys: the last row stands at the last key. A bounded
-row sees the keys from i + left to i + right; so `left` is Sk - Sq less the window's left size, and
-`right` is Sk - Sq plus its right size, which is zero if the attention is causal.
+row sees the keys from i + left to i + right. So `left` is Sk - Sq less the window's left size, and
+`right` is Sk - Sq plus its right size. The right size is zero if the attention is causal.
 
 Scores of 16 bits, and m with them, are in base 2: scale and log2(e) fold into one factor. Scores of
 float32 are natural. There the rounding of that factor would show, and a large score that is m shall
@@ -99,8 +99,8 @@ def masked_scores(
 ):  # fmt: skip
     """Scores with the mask added, and minus infinity for keys that a row does not see.
 
-    scores: products of rows and keys. mask_ptr: of this head, or None. scale: as `factor_of` has
-    it; applied only if there is a mask, and `unit` says what remains to be applied.
+    scores holds the products of rows and keys. mask_ptr is that of this head, or None. scale is
+    the one of `factor_of`. It is applied only if there is a mask; `unit` says what remains to do.
     """
     if mask_ptr is not None:
         ptrs = mask_ptr + rows.to(tl.int64) * stride_mm + keys.to(tl.int64) * stride_mn

@@ -13,6 +13,7 @@ from harness.cli import UserError
 from harness.measure.rows import Rows
 from harness.project import registry, source_tree
 from harness.results import raw
+from harness.workers.messages import Failure
 from ops._spec import DTYPES, ITEMSIZE, PASSES, case
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +93,7 @@ def test_cells_of_both_sets_are_told_apart_and_losses_keep_both_passes():
     assert {each.direction for each in loss if each.set == "drawn"} == {"forward", "both"}
     assert {each.set for each in cell.sweep(op, DTYPES, PASSES, None)} == {"grid"}
     rows = Rows(op, "softmax", apart[0], {})
-    rows.failed("ours", "1", {"status": "oom", "reason": ""}, 0, 0)
+    rows.failed("ours", "1", Failure("oom", ""), 0, 0)
     assert rows.taken[0]["set"] == "drawn"
 
 

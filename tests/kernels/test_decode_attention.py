@@ -81,7 +81,7 @@ def test_the_cache_of_another_order_needs_no_copy(monkeypatch):
     assert torch.equal(decode(q, *cache), expected)
 
 
-def test_what_lies_beyond_the_length_is_not_read():
+def test_keys_beyond_the_length_are_not_read():
     q, k, v = made(1, 4, 2, 1, 600, 32)
     expected = decode(q, k[:, :, :100], v[:, :, :100], num_splits=1)
     k[:, :, 256:], v[:, :, 256:] = math.nan, math.nan

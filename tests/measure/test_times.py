@@ -36,7 +36,7 @@ def test_replays_have_the_time_of_the_gpu_and_eager_calls_that_of_the_host(make,
     made.prepare(**CELL, direction="forward")
     allowed = sorted(os.sched_getaffinity(0))
     answer = made.block(4, turn=3)
-    assert (answer["device_us"], answer["call_us"], answer["sm_mhz"]) == (3.0, 7.0, 1980)
+    assert (answer.device_us, answer.call_us, answer.sm_mhz) == (3.0, 7.0, 1980)
     assert given["cores"] == {allowed[3 % len(allowed)]}
     # A replay returns nothing; an eager call returns its result.
     assert [call() for call in given["cold"]] == [None] * worker.COPIES
