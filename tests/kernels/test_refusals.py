@@ -24,7 +24,7 @@ WRONG = {
     int | tuple[int, int] | None: (TypeError, (True, 1.5, "x", (1.5, 1), (2, None), NUMBER)),
     int | tuple[int, ...]: (TypeError, (None, True, 1.5, "x", (1.5,), (2, None), NUMBER)),
     str: (TypeError, (None, 3, ["mean"])),
-    torch.dtype: (ValueError, (None, "int64", torch.int16, int)),
+    torch.dtype: (TypeError, (None, "int64", torch.int16, int)),
     # PyTorch itself refuses what is no device, in its own words.
     torch.device | str | None: (TypeError, ()),
 }
