@@ -29,7 +29,7 @@ def attention(q, k, v, mask, causal, window, op):
         k, v = (x[:, :, :, None].expand(-1, -1, -1, group, -1) for x in (k, v))
     try:
         out = memory_efficient_attention(q, k, v, attn_bias=mask, op=op)
-    except (NotImplementedError, ValueError) as error:
+    except (NotImplementedError, ValueError) as error:  # the two that the library refuses with
         raise type(error)(_why(str(error))) from error
     return out.flatten(2, -2).transpose(1, 2)
 

@@ -220,7 +220,7 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def verdicts(value: np.ndarray, noise: np.ndarray, p_holm: np.ndarray) -> np.ndarray:
-    """What each log ratio of a rival's time over ours says of ours, as text.
+    """Return the verdict on ours of each log ratio of a rival's time over ours, as text.
 
     "better" or "worse" beyond the band of `p_value`, "no difference" below MARGIN, each if `p_holm`
     is at most 0.05; else "undecided".

@@ -155,7 +155,7 @@ class FreeMemory:
         self._filled = free_blocks(torch.cuda.memory_snapshot(), device)
         for address, size in self._filled:
             _at(address, size).fill_(NAN_BYTE)
-        # Whoever takes a block on a stream of its own finds it filled.
+        # A call that takes a block on another stream finds it filled, because the fill ends here.
         torch.cuda.synchronize()
         self._before = self._counts()
 

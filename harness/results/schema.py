@@ -56,8 +56,8 @@ def _validator(name: str) -> jsonschema.protocols.Validator:
         for path in FOLDER.glob("*.json")
     }
     resources = ((key, DRAFT202012.create_resource(value)) for key, value in plain.items())
-    registry = referencing.Registry().with_resources(resources)
-    return Validator(plain[f"{name}.json"], registry=registry)
+    schemas = referencing.Registry().with_resources(resources)
+    return Validator(plain[f"{name}.json"], registry=schemas)
 
 
 def read(path: str | Path, name: str, remedy: str) -> dict:

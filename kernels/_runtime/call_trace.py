@@ -134,7 +134,7 @@ def traced(function: Callable, arguments: tuple) -> tuple[object, CallTrace | No
             with trace:
                 return function(*arguments), trace
         finally:
-            # Whoever replaced it meanwhile calls on; then nothing is noted, as the trace is over.
+            # A later replacement stays in place. It may still call this one, noting nothing.
             if JITFunction.run is replacement:
                 JITFunction.run = run
             _own.trace = None

@@ -26,7 +26,7 @@ rule figure:
 rule table:
     input:
         study.script_inputs("tables"),
-        # What the targets were.
+        # The targets that the tables compare with.
         study.glob("paper/*.csv"),
         rules.summarize.output,
         rules.survey.output,

@@ -1,4 +1,4 @@
-"""What a study says at its end."""
+"""The last lines of a study: its results and where they lie."""
 
 
 onerror:
