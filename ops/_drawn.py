@@ -3,7 +3,7 @@
 import math
 import random
 
-from ops._spec import Case, case
+from ops._spec import Case, make_case
 
 # Elements of a drawn tensor: from what an L2 holds to what outlasts it several times.
 LEAST_DRAWN, MOST_DRAWN = 2**20, 2**27
@@ -25,7 +25,7 @@ def drawn_length(generator: random.Random, least: int, most: int) -> int:
 
 def drawn_vector(generator: random.Random) -> Case:
     """A flat vector of any length."""
-    return case(N=log_uniform(generator, 2**18, 2**28))
+    return make_case(N=log_uniform(generator, 2**18, 2**28))
 
 
 def drawn_rows(longest: int, letter: str = "N"):
@@ -34,6 +34,6 @@ def drawn_rows(longest: int, letter: str = "N"):
     def draw(generator: random.Random) -> Case:
         length = drawn_length(generator, 128, longest)
         elements = log_uniform(generator, LEAST_DRAWN, MOST_DRAWN)
-        return case(**{"M": max(1, elements // length), letter: length})
+        return make_case(**{"M": max(1, elements // length), letter: length})
 
     return draw

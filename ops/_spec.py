@@ -24,10 +24,13 @@ class Tensor:
     """One tensor argument.
 
     - shape: size letters separated by blanks, such as `M N`; empty for a tensor without dimensions.
-      From letters joined by a bar, such as `T|S`, the first counts that the case has.
+      From letters joined by a bar, such as `T|S`, the first counts that the case has. A letter with
+      a question mark, such as `B?`, is left out in cases that lack it.
     - dtype: a fixed dtype, such as `int64`; if empty, the dtype of the cell.
     - grad: the backward pass computes its gradient.
     - when: a flag. The tensor is present in cases with this flag; other cases pass None.
+    - unless: a flag. The tensor is None in cases with this flag.
+    - wide: a flag. In cases with this flag the tensor is float32 in a cell of any dtype.
     - transposed: a flag. In cases with this flag the last two dimensions are stored in reverse
       order, and the argument is a view of that storage.
     - tame: it stays normal in cases whose values are `inf`, `infinities` or `denormal`. Such a
@@ -40,12 +43,16 @@ class Tensor:
     - table: (case, start) -> its entries, a float64 tensor on the CPU. They follow from their place
       and are not drawn, and no kind of values changes them. The number `start`, from 0 to 2**16, is
       drawn once for all tables of a cell.
+    - finish: (case, values) -> the values that the tensor takes in place of those drawn, such as
+      their magnitudes.
     """
 
     shape: str
     dtype: str = ""
     grad: bool = True
     when: str = ""
+    unless: str = ""
+    wide: str = ""
     transposed: str = ""
     tame: bool = False
     ascending: bool = False
@@ -53,20 +60,32 @@ class Tensor:
     sentinel: tuple[str, int] | None = None
     scale: "float | Callable[[Case], float]" = 1.0
     table: "Callable[[Case, int], object] | None" = None
+    finish: "Callable[[Case, object], object] | None" = None
 
     def letters(self, sizes: Mapping[str, int]) -> list[str]:
         """Return the letters of its sizes in a case with these sizes; KeyError if it lacks one."""
         found = []
         for letters in self.shape.split():
+            if letters.endswith("?") and letters[:-1] not in sizes:
+                continue
+            letters = letters.removesuffix("?")
             *others, last = letters.split("|")
             found.append(next((each for each in others if each in sizes), last))
             if found[-1] not in sizes:
                 raise KeyError(f"no size {letters}")
         return found
 
-    def scale_of(self, a_case: "Case") -> float:
+    def is_in(self, case: "Case") -> bool:
+        """Return whether a case has the tensor."""
+        return (not self.when or self.when in case.flags) and self.unless not in case.flags
+
+    def dtype_in(self, case: "Case", cell: str) -> str:
+        """Return its dtype in a case, in a cell of the dtype `cell`."""
+        return "float32" if self.wide in case.flags else self.dtype or cell
+
+    def scale_of(self, case: "Case") -> float:
         """Return the standard deviation of its plain entries in a case."""
-        return self.scale(a_case) if callable(self.scale) else self.scale
+        return self.scale(case) if callable(self.scale) else self.scale
 
 
 def fan_in(letter: str) -> "Callable[[Case], float]":
@@ -75,12 +94,12 @@ def fan_in(letter: str) -> "Callable[[Case], float]":
     LeCun et al., "Efficient BackProp" (1998), start networks so. GPT-2 and Llama draw their weights
     with a deviation of 0.02, which is 1.28 / sqrt(4096): the same, to a factor near one.
     """
-    return lambda a_case: max(1, a_case[letter]) ** -0.5
+    return lambda case: max(1, case[letter]) ** -0.5
 
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes, flags, memory layout and kind of values of one problem; made by `case`.
+    """The sizes, flags, memory layout and kind of values of one problem; made by `make_case`.
 
     layout: "" contiguous; "padded" rows lie further apart than they are long; "strided" every
         second element of storage; "transposed" the last two dimensions are stored in reverse
@@ -105,6 +124,8 @@ class Case:
     def __post_init__(self):
         if self.layout not in LAYOUTS or self.values not in VALUES:
             raise ValueError(f"case {self.name}: layout {self.layout!r}, values {self.values!r}")
+        if twice := {*LAYOUTS, *VALUES}.intersection(self.flags):
+            raise ValueError(f"case {self.name}: {sorted(twice)} is a layout or a kind of values")
         if unknown := set(self.dtypes) - set(DTYPES):
             raise ValueError(f"case {self.name}: unknown dtypes {sorted(unknown)}")
 
@@ -130,8 +151,8 @@ class Case:
         return bool(self.values) or odd or degenerate or not set(EXTREME).isdisjoint(self.flags)
 
 
-def case(*flags: str, layout: str = "", values: str = "", dtypes=(), **sizes: int) -> Case:
-    """A `Case` in the order in which its sizes are written: `case("causal", B=1, H=2, S=64)`."""
+def make_case(*flags: str, layout: str = "", values: str = "", dtypes=(), **sizes: int) -> Case:
+    """Make a `Case`, its sizes in the order written: `make_case("causal", B=1, H=2, S=64)`."""
     return Case(dict(sizes), flags, layout, values, tuple(dtypes))
 
 
@@ -159,13 +180,13 @@ def in_turn(cost, kept=None):
     return functools.partial(_cost_in_turn, cost, kept)
 
 
-def _cost_in_turn(cost, kept, a_case, direction, itemsize):
-    if direction != "both":
-        return cost(a_case, direction, itemsize)
-    first, then = (cost(a_case, each, itemsize) for each in ("forward", "backward"))
+def _cost_in_turn(cost, kept, case, pass_, itemsize):
+    if pass_ != "both":
+        return cost(case, pass_, itemsize)
+    first, then = (cost(case, each, itemsize) for each in ("forward", "backward"))
     return Cost(
         first.bytes_read + then.bytes_read,
-        first.bytes_written + (kept(a_case) if kept else 0) + then.bytes_written,
+        first.bytes_written + (kept(case) if kept else 0) + then.bytes_written,
         first.flops + then.flops,
     )
 
@@ -181,9 +202,11 @@ class Op:
     - flags: keyword arguments that a flag of a case adds, by flag.
     - edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
     - sweep: the cases that are timed, with shapes of named models. They are verified on a GPU too.
+    - adapted: (function) -> the function as the harness calls an implementation, for an op whose
+      users hand over other things than tensors by name, such as lists of them.
     - drawn: (generator) -> a case from the range of shapes that are met in practice. Each run draws
       a few and times them too. No kernel may know them.
-    - cost: (case, direction, itemsize) -> Cost, direction one of the passes.
+    - cost: (case, pass_, itemsize) -> Cost; `pass_` is one of the passes.
     - passes: `forward`, if no gradient is wanted. `backward`, the gradients alone, after a forward
       pass that is not timed. `both`, the two in turn as in training, with all that the first keeps
       for the second. Every differentiable op has `both`. An op that may compute its gradients in
@@ -209,9 +232,10 @@ class Op:
     deterministic: bool = True
     properties: Callable | None = None
     drawn: Callable[[random.Random], Case] | None = None
+    adapted: Callable[[Callable], Callable] | None = None
 
-    def dtypes_of(self, a_case: Case) -> tuple[str, ...]:
-        return tuple(d for d in self.dtypes if not a_case.dtypes or d in a_case.dtypes)
+    def dtypes_of(self, case: Case) -> tuple[str, ...]:
+        return tuple(d for d in self.dtypes if not case.dtypes or d in case.dtypes)
 
     @property
     def differentiable(self) -> bool:
@@ -227,9 +251,9 @@ class Op:
         """Return the standard of an implementation: "oracle", or "properties"."""
         return "properties" if self.properties and not ours else "oracle"
 
-    def arguments(self, a_case: Case) -> dict[str, object]:
+    def arguments(self, case: Case) -> dict[str, object]:
         """Return the keyword arguments of a case that are not tensors."""
-        merged = {k: v(a_case) if callable(v) else v for k, v in self.params.items()}
-        for flag in a_case.flags:
+        merged = {k: v(case) if callable(v) else v for k, v in self.params.items()}
+        for flag in case.flags:
             merged |= self.flags.get(flag, {})
         return merged

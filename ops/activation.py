@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from ops._drawn import drawn_vector
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 from ops._vector_cases import EDGE, SWEEP, bits_bytes
 
 
@@ -45,7 +45,7 @@ def cosh_reference(x):
 
 
 def _cost(forward, backward, flags=False):
-    """The cost by the FLOPs of an element in either direction.
+    """The cost by the FLOPs of an element in either pass.
 
     flags: a bit an element is all that the backward pass reads beside the gradient.
     """
@@ -53,27 +53,27 @@ def _cost(forward, backward, flags=False):
     return in_turn(cost, _flags_cost if flags else None)
 
 
-def _map_cost(forward, backward, flags, a_case, direction, itemsize):
-    n = a_case["N"]
-    if direction == "forward":
+def _map_cost(forward, backward, flags, case, pass_, itemsize):
+    n = case["N"]
+    if pass_ == "forward":
         return Cost(n * itemsize, n * itemsize, forward * n)
     beside = bits_bytes(n) if flags else n * itemsize
     return Cost(n * itemsize + beside, n * itemsize, backward * n)
 
 
-def _flags_cost(a_case):
-    return bits_bytes(a_case["N"])
+def _flags_cost(case):
+    return bits_bytes(case["N"])
 
 
 X = {"x": Tensor("N")}
 TANH_EDGE = (
-    case("tanh", N=10001),
-    case("tanh", N=5000, values="large"),
-    case("tanh", N=1000, values="infinities"),
-    case("tanh", N=1000, values="denormal"),
+    make_case("tanh", N=10001),
+    make_case("tanh", N=5000, values="large"),
+    make_case("tanh", N=1000, values="infinities"),
+    make_case("tanh", N=1000, values="denormal"),
 )
 TANH_SWEEP = tuple(
-    case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
+    make_case("tanh", N=n, dtypes=("bfloat16",)) for n in (4096 * 1024, 8192 * 14336, 2**28)
 )
 
 RELU = Op(

@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ops._drawn import log_uniform
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 
 def attention_reference(q, k, v, mask=None, causal=False, window=None):
@@ -44,27 +44,27 @@ def _head(q, k, v, mask, seen):
     return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
 
 
-def _cost(a_case, direction, itemsize):
-    b, h, s, d = (a_case[letter] for letter in "BHSD")
-    heads, t = a_case.sizes.get("K", h), a_case.sizes.get("T", s)
+def _cost(case, pass_, itemsize):
+    b, h, s, d = (case[letter] for letter in "BHSD")
+    heads, t = case.sizes.get("K", h), case.sizes.get("T", s)
     rows, keys = b * h * s * d * itemsize, b * heads * t * d * itemsize
-    mask = s * t * itemsize if "mask" in a_case.flags else 0
-    products = 2 * b * h * d * _pairs(a_case, s, t)
-    if direction == "forward":
+    mask = s * t * itemsize if "mask" in case.flags else 0
+    products = 2 * b * h * d * _pairs(case, s, t)
+    if pass_ == "forward":
         return Cost(rows + 2 * keys + mask, rows, products)
-    return Cost(3 * rows + 2 * keys + mask + _kept(a_case), rows + 2 * keys, products * 5 // 2)
+    return Cost(3 * rows + 2 * keys + mask + _kept(case), rows + 2 * keys, products * 5 // 2)
 
 
-def _kept(a_case):
+def _kept(case):
     """The logarithm of the sum of each row, in float32."""
-    return 4 * a_case["B"] * a_case["H"] * a_case["S"]
+    return 4 * case["B"] * case["H"] * case["S"]
 
 
-def _pairs(a_case, s, t):
+def _pairs(case, s, t):
     """Twice the number of pairs of a row and a key that it sees; triangles are half squares."""
-    if "causal" not in a_case.flags:
+    if "causal" not in case.flags:
         return 2 * s * t
-    window = a_case.sizes.get("W", t)
+    window = case.sizes.get("W", t)
     hidden = max(0, t - window) ** 2 - max(0, t - s - window) ** 2
     return 2 * s * t - s * s - hidden
 
@@ -75,20 +75,20 @@ def _sweep():
         for d in (64, 128):
             for s in (512, 1024, 2048, 4096, 8192, 16384):
                 dtypes = ("bfloat16", "float16") if s == 4096 else ("bfloat16",)
-                yield case(*flags, dtypes=dtypes, B=16384 // s, H=2048 // d, S=s, D=d)
+                yield make_case(*flags, dtypes=dtypes, B=16384 // s, H=2048 // d, S=s, D=d)
     # The encoder of Whisper large: 1500 frames.
-    yield case(B=8, H=20, S=1500, D=64, dtypes=("bfloat16",))
+    yield make_case(B=8, H=20, S=1500, D=64, dtypes=("bfloat16",))
     llama, bf16 = {"H": 32, "K": 8}, ("bfloat16",)
     # Llama 3 8B in training, and reading the end of a prompt; the window of Mistral 7B.
-    yield case("causal", B=4, **llama, S=4096, D=128, dtypes=bf16)
-    yield case("causal", B=1, **llama, S=16384, D=128, dtypes=bf16)
-    yield case("causal", B=1, **llama, S=1024, T=16384, D=128, dtypes=bf16)
-    yield case("causal", B=1, **llama, W=4095, S=16384, D=128, dtypes=bf16)
+    yield make_case("causal", B=4, **llama, S=4096, D=128, dtypes=bf16)
+    yield make_case("causal", B=1, **llama, S=16384, D=128, dtypes=bf16)
+    yield make_case("causal", B=1, **llama, S=1024, T=16384, D=128, dtypes=bf16)
+    yield make_case("causal", B=1, **llama, W=4095, S=16384, D=128, dtypes=bf16)
     # Heads that are no power of two, and wide ones: Phi-3 mini, Gemma 2 9B.
-    yield case("causal", B=4, H=32, S=4096, D=96, dtypes=bf16)
-    yield case("causal", B=2, H=16, K=8, S=8192, D=256, dtypes=bf16)
+    yield make_case("causal", B=4, H=32, S=4096, D=96, dtypes=bf16)
+    yield make_case("causal", B=2, H=16, K=8, S=8192, D=256, dtypes=bf16)
     # The bias of a relative position, as in T5.
-    yield case("mask", B=8, H=16, S=2048, D=64, dtypes=bf16)
+    yield make_case("mask", B=8, H=16, S=2048, D=64, dtypes=bf16)
 
 
 def _drawn(generator):
@@ -96,7 +96,7 @@ def _drawn(generator):
     flags = generator.choice(((), ("causal",)))
     d, h = generator.choice((64, 128)), generator.choice((8, 12, 16, 20, 32))
     s = log_uniform(generator, 128, 8192)
-    return case(*flags, B=max(1, log_uniform(generator, 1024, 8192) // s), H=h, S=s, D=d)
+    return make_case(*flags, B=max(1, log_uniform(generator, 1024, 8192) // s), H=h, S=s, D=d)
 
 
 KEYS = Tensor("B K|H T|S D")
@@ -111,39 +111,39 @@ ATTENTION = Op(
     },
     in_turn(_cost, _kept),
     edge=(
-        case(B=1, H=1, S=1, D=64),
-        case(B=1, H=2, S=127, D=64),
-        case("causal", B=2, H=1, S=129, D=64),
-        case("causal", B=1, H=2, S=256, D=128),
-        case(B=1, H=1, S=200, D=128),
-        case(B=0, H=2, S=64, D=64),
-        case("causal", B=1, H=2, S=70, D=64, layout="padded"),
-        case("causal", B=1, H=2, S=70, D=64, layout="offset"),
-        case(B=1, H=2, S=40, D=64, layout="offset4", dtypes=("float16",)),
-        case(B=1, H=2, S=40, D=64, layout="offset8", dtypes=("float16",)),
-        case("causal", B=1, H=2, S=40, D=64, layout="transposed"),
-        case("causal", B=2, H=1, S=40, D=64, layout="expanded"),
-        case("causal", B=2, H=4, K=2, S=100, D=64),
-        case(B=1, H=6, K=1, S=70, T=150, D=64),
-        case(B=1, H=2, S=150, T=70, D=64),
-        case("causal", B=1, H=4, K=2, S=70, T=200, D=128),
-        case("causal", B=1, H=4, K=2, S=1, T=130, D=64),
-        case("causal", B=1, H=2, W=40, S=200, D=64),
-        case("causal", B=1, H=4, K=2, W=64, S=90, T=200, D=64),
-        case("mask", B=2, H=2, S=70, D=64),
-        case("causal", "mask", B=1, H=4, K=2, S=40, T=100, D=64),
-        case(B=1, H=2, S=70, D=16),
-        case("causal", B=1, H=2, S=70, D=40),
-        case("causal", B=1, H=2, K=1, S=70, D=96),
-        case(B=1, H=1, S=70, D=256),
-        case("causal", B=1, H=1, S=140, D=64, values="large", dtypes=("float32", "bfloat16")),
-        case(B=1, H=1, S=140, D=64, values="equal"),
-        case(B=1, H=1, S=140, D=64, values="spike", dtypes=("float32", "bfloat16")),
-        case("causal", B=1, H=1, S=40, D=64, values="denormal"),
+        make_case(B=1, H=1, S=1, D=64),
+        make_case(B=1, H=2, S=127, D=64),
+        make_case("causal", B=2, H=1, S=129, D=64),
+        make_case("causal", B=1, H=2, S=256, D=128),
+        make_case(B=1, H=1, S=200, D=128),
+        make_case(B=0, H=2, S=64, D=64),
+        make_case("causal", B=1, H=2, S=70, D=64, layout="padded"),
+        make_case("causal", B=1, H=2, S=70, D=64, layout="offset"),
+        make_case(B=1, H=2, S=40, D=64, layout="offset4", dtypes=("float16",)),
+        make_case(B=1, H=2, S=40, D=64, layout="offset8", dtypes=("float16",)),
+        make_case("causal", B=1, H=2, S=40, D=64, layout="transposed"),
+        make_case("causal", B=2, H=1, S=40, D=64, layout="expanded"),
+        make_case("causal", B=2, H=4, K=2, S=100, D=64),
+        make_case(B=1, H=6, K=1, S=70, T=150, D=64),
+        make_case(B=1, H=2, S=150, T=70, D=64),
+        make_case("causal", B=1, H=4, K=2, S=70, T=200, D=128),
+        make_case("causal", B=1, H=4, K=2, S=1, T=130, D=64),
+        make_case("causal", B=1, H=2, W=40, S=200, D=64),
+        make_case("causal", B=1, H=4, K=2, W=64, S=90, T=200, D=64),
+        make_case("mask", B=2, H=2, S=70, D=64),
+        make_case("causal", "mask", B=1, H=4, K=2, S=40, T=100, D=64),
+        make_case(B=1, H=2, S=70, D=16),
+        make_case("causal", B=1, H=2, S=70, D=40),
+        make_case("causal", B=1, H=2, K=1, S=70, D=96),
+        make_case(B=1, H=1, S=70, D=256),
+        make_case("causal", B=1, H=1, S=140, D=64, values="large", dtypes=("float32", "bfloat16")),
+        make_case(B=1, H=1, S=140, D=64, values="equal"),
+        make_case(B=1, H=1, S=140, D=64, values="spike", dtypes=("float32", "bfloat16")),
+        make_case("causal", B=1, H=1, S=40, D=64, values="denormal"),
     ),
     sweep=tuple(_sweep()),
     passes=PASSES,
     drawn=_drawn,
-    params={"causal": False, "window": lambda a_case: a_case.sizes.get("W")},
+    params={"causal": False, "window": lambda case: case.sizes.get("W")},
     flags={"causal": {"causal": True}, "mask": {}},
 )

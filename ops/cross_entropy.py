@@ -8,22 +8,32 @@ once, since a backward pass need only multiply them. FLOPs: 5 an item, 10 with g
 vocabularies of Llama, GPT-2 and Qwen.
 """
 
+import torch
+
 from ops._cross_entropy import reference
 from ops._drawn import drawn_rows
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 
 def cross_entropy_reference(
-    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+    logits,
+    targets,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+    softcap=None,
+    loss_dtype=None,
 ):
-    return reference(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
+    options = ignore_index, label_smoothing, z_loss, reduction, softcap, loss_dtype
+    return reference(logits, targets, *options)
 
 
-def _cost(a_case, direction, itemsize):
-    logits = a_case["M"] * a_case["V"]
-    written = logits * itemsize if direction == "both" else 0
+def _cost(case, pass_, itemsize):
+    logits = case["M"] * case["V"]
+    written = logits * itemsize if pass_ == "both" else 0
     return Cost(
-        logits * itemsize + 8 * a_case["M"], written + itemsize, (10 if written else 5) * logits
+        logits * itemsize + 8 * case["M"], written + itemsize, (10 if written else 5) * logits
     )
 
 
@@ -36,35 +46,43 @@ CROSS_ENTROPY = Op(
     },
     _cost,
     edge=(
-        case(M=1, V=1),
-        case(M=3, V=127),
-        case("ignored", M=17, V=129),
-        case(M=2, V=1024),
-        case(M=0, V=64),
-        case("none", M=9, V=200, layout="padded"),
-        case(M=9, V=200, layout="offset"),
-        case("sum", "smooth", M=9, V=40, layout="transposed"),
-        case(M=4, V=100, layout="expanded"),
-        case("smooth", M=5, V=300, values="large"),
-        case("smooth", "z", "ignored", M=9, V=300),
-        case("none", "z", "ignored", M=9, V=300),
-        case(M=5, V=300, values="equal"),
-        case(M=5, V=300, values="spike"),
-        case("none", M=5, V=300, values="inf"),
-        case("none", M=6, V=100, values="infinities"),
-        case(M=2, V=40000),
-        case(M=1, V=270000, dtypes=("float32",)),
-        case("smooth", "z", "ignored", M=3, V=33000, dtypes=("float16",)),
+        make_case(M=1, V=1),
+        make_case(M=3, V=127),
+        make_case("ignored", M=17, V=129),
+        make_case(M=2, V=1024),
+        make_case(M=0, V=64),
+        make_case("none", M=9, V=200, layout="padded"),
+        make_case(M=9, V=200, layout="offset"),
+        make_case("sum", "smooth", M=9, V=40, layout="transposed"),
+        make_case(M=4, V=100, layout="expanded"),
+        make_case("smooth", M=5, V=300, values="large"),
+        make_case("smooth", "z", "ignored", M=9, V=300),
+        make_case("none", "z", "ignored", M=9, V=300),
+        make_case(M=5, V=300, values="equal"),
+        make_case(M=5, V=300, values="spike"),
+        make_case("none", M=5, V=300, values="inf"),
+        make_case("none", M=6, V=100, values="infinities"),
+        make_case(M=2, V=40000),
+        make_case(M=1, V=270000, dtypes=("float32",)),
+        make_case("smooth", "z", "ignored", M=3, V=33000, dtypes=("float16",)),
+        make_case("softcap", M=9, V=200),
+        make_case("softcap", "z", "ignored", M=5, V=127),
+        make_case("softcap", "smooth", "none", M=4, V=100, layout="padded"),
+        make_case("softcap", M=2, V=40000, dtypes=("bfloat16",)),
+        make_case("softcap", "smooth", "ignored", M=3, V=33000, dtypes=("float16",)),
+        make_case("wide", "ignored", M=9, V=200),
+        make_case("wide", "none", M=6, V=129),
+        make_case("wide", "sum", "z", M=5, V=300, dtypes=("float16",)),
     ),
     sweep=(
-        case(M=8192, V=32000, dtypes=("bfloat16",)),
-        case(M=8192, V=128256, dtypes=("bfloat16",)),
-        case(M=4096, V=1024, dtypes=("bfloat16",)),
-        case(M=4096, V=32000, dtypes=("float16", "float32")),
-        case(M=4096, V=65536, dtypes=("bfloat16",)),
-        case(M=8192, V=50257, dtypes=("bfloat16",)),  # GPT-2
-        case(M=4096, V=151936, dtypes=("bfloat16",)),  # Qwen 2.5
-        case("smooth", "z", "ignored", M=8192, V=32000, dtypes=("bfloat16",)),
+        make_case(M=8192, V=32000, dtypes=("bfloat16",)),
+        make_case(M=8192, V=128256, dtypes=("bfloat16",)),
+        make_case(M=4096, V=1024, dtypes=("bfloat16",)),
+        make_case(M=4096, V=32000, dtypes=("float16", "float32")),
+        make_case(M=4096, V=65536, dtypes=("bfloat16",)),
+        make_case(M=8192, V=50257, dtypes=("bfloat16",)),  # GPT-2
+        make_case(M=4096, V=151936, dtypes=("bfloat16",)),  # Qwen 2.5
+        make_case("smooth", "z", "ignored", M=8192, V=32000, dtypes=("bfloat16",)),
     ),
     passes=("forward", "both"),
     drawn=drawn_rows(2**18, "V"),
@@ -74,5 +92,8 @@ CROSS_ENTROPY = Op(
         "z": {"z_loss": 1e-3},
         "sum": {"reduction": "sum"},
         "none": {"reduction": "none"},
+        # That of Gemma 2 is 30, which a row of normal logits would hardly feel.
+        "softcap": {"softcap": 2.0},
+        "wide": {"loss_dtype": torch.float32},
     },
 )

@@ -13,7 +13,7 @@ import math
 import torch
 
 from ops._drawn import log_uniform
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 
 def decode_attention_reference(q, k, v, lengths=None):
@@ -32,11 +32,11 @@ def decode_attention_reference(q, k, v, lengths=None):
     return out.view(b, heads, group, rows, d).reshape(q.shape)
 
 
-def _cost(a_case, direction, itemsize):
-    b, h, heads, rows, s, d = (a_case[letter] for letter in "BHKQSD")
+def _cost(case, pass_, itemsize):
+    b, h, heads, rows, s, d = (case[letter] for letter in "BHKQSD")
     keys = b * heads * s * d * itemsize
     read, flops = 2 * keys, 4 * b * h * rows * s * d
-    if "lengths" in a_case.flags:
+    if "lengths" in case.flags:
         read, flops = read // 2 + 8 * b, flops // 2
     queries = b * h * rows * d * itemsize
     return Cost(queries + read, queries, flops)
@@ -48,7 +48,7 @@ def _drawn(generator):
     group = generator.choice((1, 3, 4, 5, 7, 8))
     s = log_uniform(generator, 512, 32768)
     b = max(1, log_uniform(generator, 4096, 2**19) // s)
-    return case(B=b, H=heads * group, K=heads, Q=1, S=s, D=d)
+    return make_case(B=b, H=heads * group, K=heads, Q=1, S=s, D=d)
 
 
 BF16 = ("bfloat16",)
@@ -65,33 +65,33 @@ DECODE_ATTENTION = Op(
     },
     _cost,
     edge=(
-        case(B=1, H=1, K=1, Q=1, S=1, D=64),
-        case(B=1, H=4, K=2, Q=1, S=300, D=64),
-        case(B=2, H=8, K=8, Q=1, S=130, D=128),
-        case(B=1, H=8, K=1, Q=1, S=1000, D=64),
-        case(B=2, H=4, K=2, Q=3, S=100, D=64),
-        case("lengths", B=3, H=4, K=2, Q=1, S=200, D=64),
-        case("lengths", B=3, H=4, K=2, Q=2, S=600, D=128),
-        case(B=0, H=2, K=1, Q=1, S=64, D=64),
-        case(B=2, H=4, K=2, Q=1, S=70, D=64, layout="padded"),
-        case(B=2, H=4, K=2, Q=2, S=70, D=64, layout="offset"),
-        case(B=2, H=4, K=2, Q=1, S=70, D=64, layout="offset8", dtypes=("float16",)),
-        case(B=2, H=4, K=2, Q=2, S=70, D=64, layout="transposed"),
-        case(B=2, H=4, K=2, Q=1, S=70, D=64, layout="expanded"),
-        case(B=1, H=4, K=2, Q=1, S=600, D=64, values="large", dtypes=("float32", "bfloat16")),
-        case(B=1, H=4, K=2, Q=1, S=600, D=64, values="equal"),
-        case(B=1, H=4, K=2, Q=1, S=600, D=64, values="denormal"),
+        make_case(B=1, H=1, K=1, Q=1, S=1, D=64),
+        make_case(B=1, H=4, K=2, Q=1, S=300, D=64),
+        make_case(B=2, H=8, K=8, Q=1, S=130, D=128),
+        make_case(B=1, H=8, K=1, Q=1, S=1000, D=64),
+        make_case(B=2, H=4, K=2, Q=3, S=100, D=64),
+        make_case("lengths", B=3, H=4, K=2, Q=1, S=200, D=64),
+        make_case("lengths", B=3, H=4, K=2, Q=2, S=600, D=128),
+        make_case(B=0, H=2, K=1, Q=1, S=64, D=64),
+        make_case(B=2, H=4, K=2, Q=1, S=70, D=64, layout="padded"),
+        make_case(B=2, H=4, K=2, Q=2, S=70, D=64, layout="offset"),
+        make_case(B=2, H=4, K=2, Q=1, S=70, D=64, layout="offset8", dtypes=("float16",)),
+        make_case(B=2, H=4, K=2, Q=2, S=70, D=64, layout="transposed"),
+        make_case(B=2, H=4, K=2, Q=1, S=70, D=64, layout="expanded"),
+        make_case(B=1, H=4, K=2, Q=1, S=600, D=64, values="large", dtypes=("float32", "bfloat16")),
+        make_case(B=1, H=4, K=2, Q=1, S=600, D=64, values="equal"),
+        make_case(B=1, H=4, K=2, Q=1, S=600, D=64, values="denormal"),
     ),
     sweep=(
         # Llama 3 8B: one request, some and many of them; a long one; several queries at once.
-        case(B=1, **LLAMA, Q=1, S=8192, D=128, dtypes=BF16),
-        case(B=8, **LLAMA, Q=1, S=8192, D=128, dtypes=BF16),
-        case(B=64, **LLAMA, Q=1, S=8192, D=128, dtypes=("bfloat16", "float16")),
-        case(B=64, **LLAMA, Q=1, S=1024, D=128, dtypes=BF16),
-        case(B=1, **LLAMA, Q=1, S=131072, D=128, dtypes=BF16),
-        case(B=8, **LLAMA, Q=4, S=8192, D=128, dtypes=BF16),
+        make_case(B=1, **LLAMA, Q=1, S=8192, D=128, dtypes=BF16),
+        make_case(B=8, **LLAMA, Q=1, S=8192, D=128, dtypes=BF16),
+        make_case(B=64, **LLAMA, Q=1, S=8192, D=128, dtypes=("bfloat16", "float16")),
+        make_case(B=64, **LLAMA, Q=1, S=1024, D=128, dtypes=BF16),
+        make_case(B=1, **LLAMA, Q=1, S=131072, D=128, dtypes=BF16),
+        make_case(B=8, **LLAMA, Q=4, S=8192, D=128, dtypes=BF16),
         # A head for each query: Llama 2 7B.
-        case(B=16, H=32, K=32, Q=1, S=4096, D=128, dtypes=BF16),
+        make_case(B=16, H=32, K=32, Q=1, S=4096, D=128, dtypes=BF16),
     ),
     drawn=_drawn,
     flags={"lengths": {}},

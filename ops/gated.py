@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ops._drawn import drawn_rows
 from ops._row_cases import ROW_EDGE
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 
 def swiglu_reference(gate, up):
@@ -28,20 +28,20 @@ def geglu_reference(gate, up, approximate="tanh"):
     return F.gelu(gate, approximate=approximate) * up
 
 
-def _cost(a_case, direction, itemsize):
-    elements = a_case["M"] * a_case["N"]
-    reads, writes, flops = (2, 1, 10) if direction == "forward" else (3, 2, 20)
+def _cost(case, pass_, itemsize):
+    elements = case["M"] * case["N"]
+    reads, writes, flops = (2, 1, 10) if pass_ == "forward" else (3, 2, 20)
     return Cost(reads * elements * itemsize, writes * elements * itemsize, flops * elements)
 
 
 INPUTS = {"gate": Tensor("M N"), "up": Tensor("M N", tame=True)}
-EDGE = (*ROW_EDGE, case(M=3, N=2500, layout="padded"))
+EDGE = (*ROW_EDGE, make_case(M=3, N=2500, layout="padded"))
 # The MLP of Llama 2 7B and of Llama 3 8B and 70B, and a small case.
 SWEEP = (
-    case(M=4096, N=1024, dtypes=("bfloat16",)),
-    case(M=8192, N=11008, dtypes=("bfloat16",)),
-    case(M=8192, N=14336),
-    case(M=8192, N=28672, dtypes=("bfloat16",)),
+    make_case(M=4096, N=1024, dtypes=("bfloat16",)),
+    make_case(M=8192, N=11008, dtypes=("bfloat16",)),
+    make_case(M=8192, N=14336),
+    make_case(M=8192, N=28672, dtypes=("bfloat16",)),
 )
 
 DRAWN = drawn_rows(2**15)
@@ -52,7 +52,7 @@ SWIGLU = Op(
     INPUTS,
     in_turn(_cost),
     EDGE,
-    sweep=(*SWEEP, case(M=8192, N=18432, dtypes=("bfloat16",))),  # DeepSeek-V3, dense layers
+    sweep=(*SWEEP, make_case(M=8192, N=18432, dtypes=("bfloat16",))),  # DeepSeek-V3, dense layers
     passes=PASSES,
     drawn=DRAWN,
 )
@@ -63,14 +63,14 @@ GEGLU = Op(
     in_turn(_cost),
     edge=(
         *EDGE,
-        case("erf", M=17, N=129),
-        case("erf", M=5, N=300, values="large"),
-        case("erf", M=6, N=100, values="infinities"),
+        make_case("erf", M=17, N=129),
+        make_case("erf", M=5, N=300, values="large"),
+        make_case("erf", M=6, N=100, values="infinities"),
     ),
     sweep=(
         *SWEEP,
-        case(M=8192, N=10240, dtypes=("bfloat16",)),  # Gemma 3 4B
-        case("erf", M=8192, N=14336, dtypes=("bfloat16",)),
+        make_case(M=8192, N=10240, dtypes=("bfloat16",)),  # Gemma 3 4B
+        make_case("erf", M=8192, N=14336, dtypes=("bfloat16",)),
     ),
     passes=PASSES,
     drawn=DRAWN,

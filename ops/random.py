@@ -18,7 +18,7 @@ import torch
 from ops._drawn import drawn_vector
 from ops._laws import improbable, uneven
 from ops._philox import multiply_high, philox_words
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 # Widest range that takes 32 bits.
 NARROW = 2**24
@@ -92,12 +92,12 @@ def _scale(dropped):
     return LEVELS / (LEVELS - dropped) if dropped < LEVELS else 0.0
 
 
-def _randint_cost(a_case, direction, itemsize):
-    return Cost(0, a_case["N"] * (4 if "int32" in a_case.flags else 8), 0)
+def _randint_cost(case, pass_, itemsize):
+    return Cost(0, case["N"] * (4 if "int32" in case.flags else 8), 0)
 
 
-def _dropout_cost(a_case, direction, itemsize):
-    moved = a_case["N"] * itemsize
+def _dropout_cost(case, pass_, itemsize):
+    moved = case["N"] * itemsize
     return Cost(moved, moved, 0)
 
 
@@ -108,30 +108,30 @@ RANDINT = Op(
     {"seed": Tensor("", dtype="int64", grad=False)},
     _randint_cost,
     edge=(
-        case(N=1),
-        case(N=127),
-        case(N=0),
-        case(N=5000),
-        case("int32", N=5000),
-        case("coin", "int32", N=4096),
-        case("wide", N=3000),
-        case("wide32", "int32", N=3000),
-        case("late", N=3001),
-        case("late", "int32", N=2048),
-        case("late", "wide", N=2048),
+        make_case(N=1),
+        make_case(N=127),
+        make_case(N=0),
+        make_case(N=5000),
+        make_case("int32", N=5000),
+        make_case("coin", "int32", N=4096),
+        make_case("wide", N=3000),
+        make_case("wide32", "int32", N=3000),
+        make_case("late", N=3001),
+        make_case("late", "int32", N=2048),
+        make_case("late", "wide", N=2048),
     ),
     sweep=(
-        case(N=2**22),
-        case(N=2**26),
-        case(N=2**28),
-        case("int32", N=2**22),
-        case("int32", N=2**28),
-        case("wide", N=2**26),
-        case("wide32", "int32", N=2**26),
+        make_case(N=2**22),
+        make_case(N=2**26),
+        make_case(N=2**28),
+        make_case("int32", N=2**22),
+        make_case("int32", N=2**28),
+        make_case("wide", N=2**26),
+        make_case("wide32", "int32", N=2**26),
     ),
     dtypes=("float32",),
     # The tokens of GPT-2.
-    params={"low": 0, "high": 50257, "size": lambda a_case: (a_case["N"],)},
+    params={"low": 0, "high": 50257, "size": lambda case: (case["N"],)},
     flags={
         "int32": {"dtype": torch.int32},
         "coin": {"high": 2},
@@ -148,23 +148,23 @@ DROPOUT = Op(
     {"x": Tensor("N")},
     in_turn(_dropout_cost),
     edge=(
-        case(N=1),
-        case(N=127),
-        case(N=0),
-        case(N=10001),
-        case(N=8192, layout="offset"),
-        case(N=1000, layout="strided"),
-        case(N=5000, values="large"),
-        case(N=5000, values="equal"),
-        case(N=5000, layout="offset4", dtypes=("float16",)),
-        case("half", N=5000),
+        make_case(N=1),
+        make_case(N=127),
+        make_case(N=0),
+        make_case(N=10001),
+        make_case(N=8192, layout="offset"),
+        make_case(N=1000, layout="strided"),
+        make_case(N=5000, values="large"),
+        make_case(N=5000, values="equal"),
+        make_case(N=5000, layout="offset4", dtypes=("float16",)),
+        make_case("half", N=5000),
     ),
     sweep=(
-        case(N=2**22, dtypes=("bfloat16",)),
-        case(N=2**26, dtypes=("bfloat16", "float32")),
-        case(N=8192 * 14336, dtypes=("bfloat16", "float16")),  # Llama 3 8B, MLP activation
-        case(N=2**28, dtypes=("bfloat16",)),
-        case("half", N=2**26, dtypes=("bfloat16",)),
+        make_case(N=2**22, dtypes=("bfloat16",)),
+        make_case(N=2**26, dtypes=("bfloat16", "float32")),
+        make_case(N=8192 * 14336, dtypes=("bfloat16", "float16")),  # Llama 3 8B, MLP activation
+        make_case(N=2**28, dtypes=("bfloat16",)),
+        make_case("half", N=2**26, dtypes=("bfloat16",)),
     ),
     passes=PASSES,
     params={"p": 0.1, "seed": 20261121},

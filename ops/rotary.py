@@ -5,7 +5,8 @@
 
 The cosine c and the sine s are those of the position and the place of the pair. Pairs
 are the two halves of a head (as in GPT-NeoX and Llama), or neighbours, `interleaved` (as in GPT-J
-and the original, Su et al., "RoFormer", 2021). Entries beyond the rotated ones are copied.
+and the original, Su et al., "RoFormer", 2021). Entries beyond the rotated ones are copied. "alone":
+there is no k. "positions": the position of each token is a row of tables of length L.
 
 Bytes: q, k, cos and sin are read once, and the results of q and k written. FLOPs: 6 a pair. Cases:
 the attention of Llama 3, GLM-4, Qwen 2.5 and Phi-3.
@@ -14,11 +15,15 @@ the attention of Llama 3, GLM-4, Qwen 2.5 and Phi-3.
 import torch
 
 from ops._drawn import log_uniform
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 
-def rotary_reference(q, k, cos, sin, interleaved=False):
-    return tuple(_turned(x, cos[:, None], sin[:, None], interleaved) for x in (q, k))
+def rotary_reference(q, k, cos, sin, positions=None, interleaved=False):
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    angles = cos[..., None, :], sin[..., None, :]
+    turned = tuple(_turned(x, *angles, interleaved) for x in (q, k) if x is not None)
+    return turned[0] if k is None else turned
 
 
 def _turned(x, cos, sin, interleaved):
@@ -35,18 +40,24 @@ def _turned(x, cos, sin, interleaved):
 def _table(of):
     """The table of a function of the angles: of position p and pair r, p / BASE**(r / R)."""
 
-    def table(a_case, start):
-        positions = start + torch.arange(a_case["S"], dtype=torch.float64)
-        places = torch.arange(a_case["R"], dtype=torch.float64) / max(1, a_case["R"])
+    def table(case, start):
+        rows = case.sizes.get("L", case["S"])
+        positions = start + torch.arange(rows, dtype=torch.float64)
+        places = torch.arange(case["R"], dtype=torch.float64) / max(1, case["R"])
         return of(positions[:, None] * BASE**-places)
 
     return table
 
 
-def _cost(a_case, direction, itemsize):
-    heads = a_case["B"] * a_case["S"] * (a_case["H"] + a_case["K"])
-    elements, angles = heads * a_case["D"], 2 * a_case["S"] * a_case["R"]
-    return Cost((elements + angles) * itemsize, elements * itemsize, 6 * heads * a_case["R"])
+def _cost(case, pass_, itemsize):
+    tokens = case["B"] * case["S"]
+    heads = tokens * (case["H"] + (0 if "alone" in case.flags else case["K"]))
+    elements, rows, chosen = heads * case["D"], case["S"], 0
+    if "positions" in case.flags:
+        # Positions may repeat, and a table of L rows has no more.
+        rows, chosen = min(tokens, case["L"]), 8 * tokens
+    read = (elements + 2 * rows * case["R"]) * itemsize + chosen
+    return Cost(read, elements * itemsize, 6 * heads * case["R"])
 
 
 # That of Llama 3; RoFormer has 10,000.
@@ -60,7 +71,7 @@ def _drawn(generator):
     d, k = generator.choice((64, 80, 96, 128)), generator.choice((1, 2, 4, 8, 16))
     sizes = {"H": k * generator.choice((1, 3, 4, 5, 7, 8)), "K": k, "D": d, "R": d // 2}
     tokens, s = log_uniform(generator, 512, 16384), log_uniform(generator, 128, 8192)
-    return case(B=max(1, tokens // s), S=s, **sizes)
+    return make_case(B=max(1, tokens // s), S=s, **sizes)
 
 
 ROTARY = Op(
@@ -68,41 +79,48 @@ ROTARY = Op(
     rotary_reference,
     {
         "q": Tensor("B S H D"),
-        "k": Tensor("B S K D"),
-        "cos": Tensor("S R", grad=False, table=_table(torch.cos)),
-        "sin": Tensor("S R", grad=False, table=_table(torch.sin)),
+        "k": Tensor("B S K D", unless="alone"),
+        "cos": Tensor("L|S R", grad=False, table=_table(torch.cos)),
+        "sin": Tensor("L|S R", grad=False, table=_table(torch.sin)),
+        "positions": Tensor("B S", "int64", grad=False, when="positions", below="L"),
     },
     in_turn(_cost),
     edge=(
-        case(B=1, S=1, H=1, K=1, D=2, R=1),
-        case(B=1, S=2, H=2, K=1, D=64, R=32),
-        case(B=2, S=3, H=5, K=1, D=96, R=48),
-        case(B=2, S=2, H=3, K=3, D=80, R=16),
-        case(B=2, S=0, H=2, K=1, D=64, R=32),
-        case("interleaved", B=1, S=1, H=1, K=1, D=2, R=1),
-        case("interleaved", B=2, S=3, H=9, K=2, D=64, R=32),
-        case("interleaved", B=1, S=2, H=3, K=1, D=80, R=20),
-        case(B=2, S=2, H=4, K=2, D=64, R=32, layout="padded"),
-        case(B=2, S=2, H=4, K=2, D=64, R=32, layout="offset8"),
-        case(B=2, S=2, H=3, K=1, D=32, R=16, layout="strided"),
-        case(B=2, S=2, H=3, K=1, D=32, R=16, layout="transposed"),
-        case("interleaved", B=2, S=2, H=3, K=1, D=32, R=16, layout="expanded"),
-        case(B=1, S=3, H=4, K=2, D=64, R=32, values="large"),
-        case(B=1, S=3, H=4, K=2, D=64, R=32, values="spike"),
-        case(B=1, S=3, H=4, K=2, D=64, R=32, values="infinities"),
-        case(B=1, S=3, H=4, K=2, D=64, R=32, values="denormal"),
-        case("interleaved", B=1, S=3, H=4, K=2, D=64, R=32, values="infinities"),
+        make_case(B=1, S=1, H=1, K=1, D=2, R=1),
+        make_case(B=1, S=2, H=2, K=1, D=64, R=32),
+        make_case(B=2, S=3, H=5, K=1, D=96, R=48),
+        make_case(B=2, S=2, H=3, K=3, D=80, R=16),
+        make_case(B=2, S=0, H=2, K=1, D=64, R=32),
+        make_case("interleaved", B=1, S=1, H=1, K=1, D=2, R=1),
+        make_case("interleaved", B=2, S=3, H=9, K=2, D=64, R=32),
+        make_case("interleaved", B=1, S=2, H=3, K=1, D=80, R=20),
+        make_case(B=2, S=2, H=4, K=2, D=64, R=32, layout="padded"),
+        make_case(B=2, S=2, H=4, K=2, D=64, R=32, layout="offset8"),
+        make_case(B=2, S=2, H=3, K=1, D=32, R=16, layout="strided"),
+        make_case(B=2, S=2, H=3, K=1, D=32, R=16, layout="transposed"),
+        make_case("interleaved", B=2, S=2, H=3, K=1, D=32, R=16, layout="expanded"),
+        make_case(B=1, S=3, H=4, K=2, D=64, R=32, values="large"),
+        make_case(B=1, S=3, H=4, K=2, D=64, R=32, values="spike"),
+        make_case(B=1, S=3, H=4, K=2, D=64, R=32, values="infinities"),
+        make_case(B=1, S=3, H=4, K=2, D=64, R=32, values="denormal"),
+        make_case("interleaved", B=1, S=3, H=4, K=2, D=64, R=32, values="infinities"),
+        make_case("alone", B=2, S=3, H=5, K=1, D=96, R=48),
+        make_case("alone", B=2, S=2, H=3, K=1, D=32, R=16, layout="transposed"),
+        make_case("positions", B=2, S=3, H=5, K=2, D=64, R=32, L=40),
+        make_case("positions", "interleaved", B=2, S=3, H=4, K=1, D=80, R=20, L=7),
+        make_case("positions", "alone", B=3, S=1, H=4, K=1, D=64, R=32, L=9, layout="padded"),
     ),
     # The attention of Llama 3 8B; that of GLM-4 9B, which turns every second half of a head.
     sweep=(
-        *(case(B=1, S=s, **LLAMA, dtypes=BF16) for s in (1024, 4096, 16384)),
-        case(B=4, S=4096, **LLAMA),
-        case("interleaved", B=4, S=4096, **LLAMA, dtypes=BF16),
-        case(B=2, S=4096, H=28, K=4, D=128, R=64, dtypes=BF16),  # Qwen 2.5 7B
-        case(B=2, S=4096, H=32, K=32, D=96, R=48, dtypes=BF16),  # Phi-3 mini
-        case("interleaved", B=4, S=4096, H=32, K=2, D=128, R=32, dtypes=BF16),
+        *(make_case(B=1, S=s, **LLAMA, dtypes=BF16) for s in (1024, 4096, 16384)),
+        make_case(B=4, S=4096, **LLAMA),
+        make_case("interleaved", B=4, S=4096, **LLAMA, dtypes=BF16),
+        make_case(B=2, S=4096, H=28, K=4, D=128, R=64, dtypes=BF16),  # Qwen 2.5 7B
+        make_case(B=2, S=4096, H=32, K=32, D=96, R=48, dtypes=BF16),  # Phi-3 mini
+        make_case("interleaved", B=4, S=4096, H=32, K=2, D=128, R=32, dtypes=BF16),
     ),
     passes=PASSES,
     drawn=_drawn,
-    flags={"interleaved": {"interleaved": True}},
+    # A tensor says by its presence whether k and positions are there.
+    flags={"interleaved": {"interleaved": True}, "alone": {}, "positions": {}},
 )

@@ -14,7 +14,7 @@ import torch
 
 from ops._drawn import drawn_rows
 from ops._row_cases import ROW_EDGE, ROW_SWEEP
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 
 def softmax_reference(x, scale, causal, mask):
@@ -28,13 +28,13 @@ def softmax_reference(x, scale, causal, mask):
     return y.masked_fill(future, 0.0) if causal else y
 
 
-def _cost(a_case, direction, itemsize):
-    m, n = a_case["M"], a_case["N"]
+def _cost(case, pass_, itemsize):
+    m, n = case["M"], case["N"]
     # A causal row that is j rows above the last one does not see the last j keys.
-    hidden = sum(min(j, n) for j in range(m)) if "causal" in a_case.flags else 0
+    hidden = sum(min(j, n) for j in range(m)) if "causal" in case.flags else 0
     seen = m * n - hidden
-    mask = n if "mask" in a_case.flags and direction == "forward" else 0
-    reads = seen + mask if direction == "forward" else 2 * seen
+    mask = n if "mask" in case.flags and pass_ == "forward" else 0
+    reads = seen + mask if pass_ == "forward" else 2 * seen
     return Cost(reads * itemsize, m * n * itemsize, 5 * seen)
 
 
@@ -43,28 +43,28 @@ SOFTMAX = Op(
     softmax_reference,
     # Scores of heads of 64, whose deviation the scale makes one.
     {
-        "x": Tensor("M N", scale=lambda a_case: 8.0 if "scaled" in a_case.flags else 1.0),
+        "x": Tensor("M N", scale=lambda case: 8.0 if "scaled" in case.flags else 1.0),
         "mask": Tensor("N", grad=False, when="mask"),
     },
     in_turn(_cost),
     edge=(
         *ROW_EDGE,
-        case(M=2, N=40000),
+        make_case(M=2, N=40000),
         # On a GPU several programs hold such a row, and split it.
-        case(M=3, N=50257),
-        case(M=2, N=65536, dtypes=("bfloat16",)),
-        case(M=1, N=270000, dtypes=("float32",)),
-        case(M=5, N=300, values="inf"),
-        case("scaled", M=5, N=300, values="large"),
-        case("causal", M=65, N=65),
-        case("causal", "scaled", M=40, N=129, layout="padded"),
-        case("mask", M=5, N=300, values="inf"),
-        case("mask", "causal", "scaled", M=7, N=40000),
+        make_case(M=3, N=50257),
+        make_case(M=2, N=65536, dtypes=("bfloat16",)),
+        make_case(M=1, N=270000, dtypes=("float32",)),
+        make_case(M=5, N=300, values="inf"),
+        make_case("scaled", M=5, N=300, values="large"),
+        make_case("causal", M=65, N=65),
+        make_case("causal", "scaled", M=40, N=129, layout="padded"),
+        make_case("mask", M=5, N=300, values="inf"),
+        make_case("mask", "causal", "scaled", M=7, N=40000),
     ),
     sweep=(
         *ROW_SWEEP,
-        case("causal", "scaled", M=16384, N=16384, dtypes=("bfloat16",)),
-        case("mask", "scaled", M=32768, N=4096, dtypes=("bfloat16",)),
+        make_case("causal", "scaled", M=16384, N=16384, dtypes=("bfloat16",)),
+        make_case("mask", "scaled", M=32768, N=4096, dtypes=("bfloat16",)),
     ),
     passes=PASSES,
     drawn=drawn_rows(2**18),

@@ -19,7 +19,7 @@ import functools
 import torch
 
 from ops._drawn import drawn_vector
-from ops._spec import PASSES, Cost, Op, Tensor, case, in_turn
+from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 from ops._vector_cases import EDGE, SWEEP, bits_bytes
 
 
@@ -48,33 +48,33 @@ def dot_reference(x, y):
 
 
 def _cost(forward, backward):
-    """The cost of tensors read and written, in vectors of N items, by direction."""
+    """The cost of tensors read and written, in vectors of N items, by pass."""
     return in_turn(functools.partial(_vectors_cost, forward, backward))
 
 
-def _vectors_cost(forward, backward, a_case, direction, itemsize):
-    n = a_case["N"]
-    reads, writes = forward if direction == "forward" else backward
+def _vectors_cost(forward, backward, case, pass_, itemsize):
+    n = case["N"]
+    reads, writes = forward if pass_ == "forward" else backward
     return Cost(reads * n * itemsize, writes * n * itemsize, writes * n)
 
 
-def _dot_cost(a_case, direction, itemsize):
-    size = a_case["N"] * itemsize
-    if direction == "forward":
-        return Cost(2 * size, itemsize, 2 * a_case["N"])
-    return Cost(2 * size + itemsize, 2 * size, 2 * a_case["N"])
+def _dot_cost(case, pass_, itemsize):
+    size = case["N"] * itemsize
+    if pass_ == "forward":
+        return Cost(2 * size, itemsize, 2 * case["N"])
+    return Cost(2 * size + itemsize, 2 * size, 2 * case["N"])
 
 
-def _extremum_cost(a_case, direction, itemsize):
+def _extremum_cost(case, pass_, itemsize):
     """Two bits an element, packed, are all that the backward pass reads beside the gradient."""
-    n, size = a_case["N"], a_case["N"] * itemsize
-    if direction == "forward":
+    n, size = case["N"], case["N"] * itemsize
+    if pass_ == "forward":
         return Cost(2 * size, size, n)
     return Cost(size + 2 * bits_bytes(n), 2 * size, 2 * n)
 
 
-def _flags_cost(a_case):
-    return 2 * bits_bytes(a_case["N"])
+def _flags_cost(case):
+    return 2 * bits_bytes(case["N"])
 
 
 EXTREMUM_COST = in_turn(_extremum_cost, _flags_cost)
@@ -98,7 +98,7 @@ MAXIMUM = Op(
 MINIMUM = Op(
     "minimum", minimum_reference, PAIR, EXTREMUM_COST, EDGE, SWEEP, PASSES, drawn=drawn_vector
 )
-DOT_SWEEP = (case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
+DOT_SWEEP = (make_case(N=2**20, dtypes=("bfloat16", "float32")), *SWEEP[1:])
 DOT = Op(
     "dot", dot_reference, FACTORS, in_turn(_dot_cost), EDGE, DOT_SWEEP, PASSES, drawn=drawn_vector
 )

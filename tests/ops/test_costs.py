@@ -10,148 +10,230 @@ import pytest
 
 from harness.project import registry, source_tree
 from ops import activation, vector
-from ops._spec import Cost, case, in_turn
+from ops._spec import Cost, in_turn, make_case
 
 # Fields: op, pass, case, bytes of an item, bytes read, bytes written, FLOPs.
 LINES = [
     # Activations, N = 20. Forward: N items each way. Backward reads the gradient and one other
     # vector for gelu, tanh and cosh. For relu and leaky_relu it reads 20 bits, which is 3 bytes.
-    ("relu", "forward", case(N=20), 2, 40, 40, 20),
-    ("relu", "backward", case(N=20), 2, 40 + 3, 40, 20),
-    ("leaky_relu", "forward", case(N=20), 4, 80, 80, 20),
-    ("leaky_relu", "backward", case(N=20), 4, 80 + 3, 80, 20),
+    ("relu", "forward", make_case(N=20), 2, 40, 40, 20),
+    ("relu", "backward", make_case(N=20), 2, 40 + 3, 40, 20),
+    ("leaky_relu", "forward", make_case(N=20), 4, 80, 80, 20),
+    ("leaky_relu", "backward", make_case(N=20), 4, 80 + 3, 80, 20),
     # FLOPs of an element: erf, two products, a sum and a factor; 11 for the slope.
-    ("gelu", "forward", case(N=20), 2, 40, 40, 100),
-    ("gelu", "backward", case(N=20), 2, 80, 40, 220),
-    ("tanh", "forward", case(N=20), 2, 40, 40, 20),
+    ("gelu", "forward", make_case(N=20), 2, 40, 40, 100),
+    ("gelu", "backward", make_case(N=20), 2, 80, 40, 220),
+    ("tanh", "forward", make_case(N=20), 2, 40, 40, 20),
     # g (1 - y²): two products and a difference.
-    ("tanh", "backward", case(N=20), 2, 80, 40, 60),
-    ("cosh", "forward", case(N=20), 4, 80, 80, 20),
+    ("tanh", "backward", make_case(N=20), 2, 80, 40, 60),
+    ("cosh", "forward", make_case(N=20), 4, 80, 80, 20),
     # g sinh x.
-    ("cosh", "backward", case(N=20), 4, 160, 80, 40),
+    ("cosh", "backward", make_case(N=20), 4, 160, 80, 40),
     # Element-wise vectors, N = 20: operands read, results written, an operation for each result.
-    ("scale", "forward", case(N=20), 2, 40, 40, 20),
-    ("scale", "backward", case(N=20), 2, 40, 40, 20),
-    ("add", "forward", case(N=20), 4, 160, 80, 20),
-    ("mul", "forward", case(N=20), 2, 80, 40, 20),
+    ("scale", "forward", make_case(N=20), 2, 40, 40, 20),
+    ("scale", "backward", make_case(N=20), 2, 40, 40, 20),
+    ("add", "forward", make_case(N=20), 4, 160, 80, 20),
+    ("mul", "forward", make_case(N=20), 2, 80, 40, 20),
     # x, y and the gradient; dx and dy.
-    ("mul", "backward", case(N=20), 2, 120, 80, 40),
+    ("mul", "backward", make_case(N=20), 2, 120, 80, 40),
     # Two bits an element say which input was taken: 3 words of 8 elements, 2 bytes each.
-    ("maximum", "forward", case(N=20), 2, 80, 40, 20),
-    ("maximum", "backward", case(N=20), 2, 40 + 6, 80, 40),
-    ("minimum", "forward", case(N=20), 4, 160, 80, 20),
-    ("minimum", "backward", case(N=20), 4, 80 + 6, 160, 40),
+    ("maximum", "forward", make_case(N=20), 2, 80, 40, 20),
+    ("maximum", "backward", make_case(N=20), 2, 40 + 6, 80, 40),
+    ("minimum", "forward", make_case(N=20), 4, 160, 80, 20),
+    ("minimum", "backward", make_case(N=20), 4, 80 + 6, 160, 40),
     # A product and a sum for each pair; the gradient is one item.
-    ("dot", "forward", case(N=20), 2, 80, 2, 40),
-    ("dot", "backward", case(N=20), 2, 80 + 2, 80, 40),
+    ("dot", "forward", make_case(N=20), 2, 80, 2, 40),
+    ("dot", "backward", make_case(N=20), 2, 80 + 2, 80, 40),
     # M = 3 rows of N = 7. Softmax: 5 FLOPs an element; backward reads y and dy.
-    ("softmax", "forward", case(M=3, N=7), 2, 42, 42, 105),
-    ("softmax", "backward", case(M=3, N=7), 2, 84, 42, 105),
+    ("softmax", "forward", make_case(M=3, N=7), 2, 42, 42, 105),
+    ("softmax", "backward", make_case(M=3, N=7), 2, 84, 42, 105),
     # The rows see 5, 6 and 7 keys, together 18; a masked entry is written as zero.
-    ("softmax", "forward", case("causal", M=3, N=7), 2, 36, 42, 90),
-    ("softmax", "backward", case("causal", M=3, N=7), 2, 72, 42, 90),
+    ("softmax", "forward", make_case("causal", M=3, N=7), 2, 36, 42, 90),
+    ("softmax", "backward", make_case("causal", M=3, N=7), 2, 72, 42, 90),
     # More rows than keys: the last three see 1, 2 and 3 of them, the first four none.
-    ("softmax", "forward", case("causal", M=7, N=3), 2, 12, 42, 30),
+    ("softmax", "forward", make_case("causal", M=7, N=3), 2, 12, 42, 30),
     # The mask has one row of 7, which the backward pass does not need.
-    ("softmax", "forward", case("mask", M=3, N=7), 4, 84 + 28, 84, 105),
-    ("softmax", "backward", case("mask", M=3, N=7), 4, 168, 84, 105),
+    ("softmax", "forward", make_case("mask", M=3, N=7), 4, 84 + 28, 84, 105),
+    ("softmax", "backward", make_case("mask", M=3, N=7), 4, 168, 84, 105),
     # Norms: forward the rows and the vectors of 7. Backward x, dy and the weight, then dx and the
     # gradients of the vectors. A residual adds a tensor each way forward, a gradient, and a sum for
     # each element.
-    ("layer_norm", "forward", case(M=3, N=7), 2, 42 + 28, 42, 168),
-    ("layer_norm", "backward", case(M=3, N=7), 2, 84 + 14, 42 + 28, 252),
-    ("layer_norm", "forward", case("residual", M=3, N=7), 2, 84 + 28, 84, 189),
-    ("layer_norm", "backward", case("residual", M=3, N=7), 2, 126 + 14, 42 + 28, 273),
-    ("rms_norm", "forward", case(M=3, N=7), 4, 84 + 28, 84, 84),
-    ("rms_norm", "backward", case(M=3, N=7), 4, 168 + 28, 84 + 28, 189),
-    ("rms_norm", "forward", case("residual", M=3, N=7), 4, 168 + 28, 168, 105),
-    ("rms_norm", "backward", case("residual", M=3, N=7), 4, 252 + 28, 84 + 28, 210),
+    ("layer_norm", "forward", make_case(M=3, N=7), 2, 42 + 28, 42, 168),
+    ("layer_norm", "backward", make_case(M=3, N=7), 2, 84 + 14, 42 + 28, 252),
+    ("layer_norm", "forward", make_case("residual", M=3, N=7), 2, 84 + 28, 84, 189),
+    ("layer_norm", "backward", make_case("residual", M=3, N=7), 2, 126 + 14, 42 + 28, 273),
+    ("rms_norm", "forward", make_case(M=3, N=7), 4, 84 + 28, 84, 84),
+    ("rms_norm", "backward", make_case(M=3, N=7), 4, 168 + 28, 84 + 28, 189),
+    ("rms_norm", "forward", make_case("residual", M=3, N=7), 4, 168 + 28, 168, 105),
+    ("rms_norm", "backward", make_case("residual", M=3, N=7), 4, 252 + 28, 84 + 28, 210),
+    # Without vectors; with a float32 residual, sum and gradient of them, 84 bytes each.
+    # In float32 nothing is wider: the gradients of x and of the residual are one tensor.
+    ("rms_norm", "backward", make_case("residual", "wide", M=3, N=7), 4, 252 + 28, 84 + 28, 210),
+    ("layer_norm", "forward", make_case("bare", M=3, N=7), 2, 42, 42, 168),
+    ("layer_norm", "backward", make_case("bare", M=3, N=7), 2, 84, 42, 252),
+    ("rms_norm", "backward", make_case("bare", M=3, N=7), 2, 84, 42, 189),
+    ("rms_norm", "forward", make_case("residual", "wide", M=3, N=7), 2, 42 + 84 + 14, 42 + 84, 105),
+    (
+        *("rms_norm", "backward", make_case("residual", "wide", M=3, N=7), 2),
+        *(84 + 42 + 84 + 14, 42 + 84 + 14, 210),
+    ),
     # Gated: two tensors of 21 make one; backward three make two.
-    ("swiglu", "forward", case(M=3, N=7), 2, 84, 42, 210),
-    ("swiglu", "backward", case(M=3, N=7), 2, 126, 84, 420),
-    ("geglu", "forward", case(M=3, N=7), 4, 168, 84, 210),
-    ("geglu", "backward", case(M=3, N=7), 4, 252, 168, 420),
+    ("swiglu", "forward", make_case(M=3, N=7), 2, 84, 42, 210),
+    ("swiglu", "backward", make_case(M=3, N=7), 2, 126, 84, 420),
+    ("geglu", "forward", make_case(M=3, N=7), 4, 168, 84, 210),
+    ("geglu", "backward", make_case(M=3, N=7), 4, 252, 168, 420),
     # Losses: 3 targets of 8 bytes, one number out; with gradients those of the logits too.
-    ("cross_entropy", "forward", case(M=3, V=7), 2, 42 + 24, 2, 105),
-    ("cross_entropy", "both", case(M=3, V=7), 2, 42 + 24, 42 + 2, 210),
+    ("cross_entropy", "forward", make_case(M=3, V=7), 2, 42 + 24, 2, 105),
+    ("cross_entropy", "both", make_case(M=3, V=7), 2, 42 + 24, 42 + 2, 210),
     # x is 3 x 5, weight 7 x 5. A product of 3 x 5 x 7 = 105 is 210 FLOPs; three are 630.
-    ("linear_cross_entropy", "forward", case(M=3, H=5, V=7), 2, 30 + 70 + 24, 2, 210),
-    ("linear_cross_entropy", "both", case(M=3, H=5, V=7), 2, 30 + 70 + 24, 30 + 70 + 2, 630),
+    ("linear_cross_entropy", "forward", make_case(M=3, H=5, V=7), 2, 30 + 70 + 24, 2, 210),
+    ("linear_cross_entropy", "both", make_case(M=3, H=5, V=7), 2, 30 + 70 + 24, 30 + 70 + 2, 630),
     # q, k, v and out have 2 x 3 x 5 x 7 = 210 items. Two products have 2 x 3 x 5 x 5 x 7 = 1050.
-    ("attention", "forward", case(B=2, H=3, S=5, D=7), 2, 1260, 420, 4200),
-    ("attention", "forward", case("causal", B=2, H=3, S=5, D=7), 4, 2520, 840, 2100),
+    ("attention", "forward", make_case(B=2, H=3, S=5, D=7), 2, 1260, 420, 4200),
+    ("attention", "forward", make_case("causal", B=2, H=3, S=5, D=7), 4, 2520, 840, 2100),
     # Backward, out, its gradient and 30 sums of rows are read too, and three gradients written.
-    ("attention", "backward", case(B=2, H=3, S=5, D=7), 2, 2100 + 120, 1260, 10500),
-    ("attention", "both", case(B=2, H=3, S=5, D=7), 2, 1260 + 2220, 420 + 120 + 1260, 14700),
-    ("attention", "forward", case("mask", B=2, H=3, S=5, D=7), 2, 1260 + 50, 420, 4200),
+    ("attention", "backward", make_case(B=2, H=3, S=5, D=7), 2, 2100 + 120, 1260, 10500),
+    ("attention", "both", make_case(B=2, H=3, S=5, D=7), 2, 1260 + 2220, 420 + 120 + 1260, 14700),
+    ("attention", "forward", make_case("mask", B=2, H=3, S=5, D=7), 2, 1260 + 50, 420, 4200),
+    ("attention", "backward", make_case("mask", B=2, H=3, S=5, D=7), 2, 2220 + 50, 1260, 10500),
     # q and out have 2 x 4 x 3 x 8 = 192 items, k and v 2 x 2 x 5 x 8 = 160 each. Rows end at keys
     # 3 to 5, halves of the last square left out: 3 x 5 - 9 / 2 = 10.5 pairs for each of 8 heads.
     (
         "attention",
         "forward",
-        case("causal", B=2, H=4, K=2, S=3, T=5, D=8),
+        make_case("causal", B=2, H=4, K=2, S=3, T=5, D=8),
         4,
         768 + 1280,
         768,
         2688,
     ),
     # The window hides a triangle of 3 x 3 / 2 pairs.
-    ("attention", "forward", case("causal", B=2, H=4, K=2, W=2, S=3, T=5, D=8), 2, 1024, 384, 1536),
+    (
+        "attention",
+        "forward",
+        make_case("causal", B=2, H=4, K=2, W=2, S=3, T=5, D=8),
+        2,
+        1024,
+        384,
+        1536,
+    ),
     # 4 heads of 3 queries have 2 x 4 x 3 x 8 = 192 items, 2 heads of 5 keys and values 320.
-    ("decode_attention", "forward", case(B=2, H=4, K=2, Q=3, S=5, D=8), 2, 384 + 640, 384, 3840),
+    (
+        "decode_attention",
+        "forward",
+        make_case(B=2, H=4, K=2, Q=3, S=5, D=8),
+        2,
+        384 + 640,
+        384,
+        3840,
+    ),
     # In the mean half of the keys count; there are two lengths of 8 bytes.
     (
         "decode_attention",
         "forward",
-        case("lengths", B=2, H=4, K=2, Q=3, S=5, D=8),
+        make_case("lengths", B=2, H=4, K=2, Q=3, S=5, D=8),
         4,
         1424,
         768,
         1920,
     ),
     # a of 3 x 5, b of 5 x 7, out of 3 x 7.
-    ("matmul", "forward", case(M=3, N=7, K=5), 2, 30 + 70, 42, 210),
-    ("matmul", "forward", case("gelu", "bias", M=3, N=7, K=5), 4, 60 + 140 + 28, 84, 210),
+    ("matmul", "forward", make_case(M=3, N=7, K=5), 2, 30 + 70, 42, 210),
+    ("matmul", "forward", make_case("gelu", "bias", M=3, N=7, K=5), 4, 60 + 140 + 28, 84, 210),
+    ("matmul", "forward", make_case("residual", M=3, N=7, K=5), 2, 30 + 70 + 42, 42, 210),
+    ("matmul", "forward", make_case("gated", M=3, N=7, K=5), 2, 30 + 140, 42, 420),
+    ("matmul", "forward", make_case("preactivation", M=3, N=7, K=5), 2, 30 + 70, 84, 210),
+    (
+        "matmul",
+        "forward",
+        make_case("gated", "preactivation", M=3, N=7, K=5),
+        2,
+        30 + 140,
+        126,
+        420,
+    ),
+    ("matmul", "forward", make_case("residual", B=2, M=3, N=7, K=5), 2, 60 + 140 + 84, 84, 420),
     # Two batches of 3 tokens with 5 and 1 heads of 8; the angles of 2 pairs turn 4 entries. 6 x 6
     # heads have 288 items. There are 3 x 2 cosines and as many sines; a pair takes 6 FLOPs.
-    ("rotary", "forward", case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 576 + 24, 576, 432),
-    ("rotary", "backward", case(B=2, S=3, H=5, K=1, D=8, R=2), 4, 1152 + 48, 1152, 432),
-    ("transpose", "forward", case(M=3, N=7), 2, 42, 42, 0),
-    ("transpose", "backward", case(M=3, N=7), 4, 84, 84, 0),
+    ("rotary", "forward", make_case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 576 + 24, 576, 432),
+    ("rotary", "backward", make_case(B=2, S=3, H=5, K=1, D=8, R=2), 4, 1152 + 48, 1152, 432),
+    # Queries alone have 240 items. Positions of 8 bytes choose among 4 rows, then among 6 tokens.
+    ("rotary", "forward", make_case("alone", B=2, S=3, H=5, K=1, D=8, R=2), 2, 480 + 24, 480, 360),
+    (
+        *("rotary", "forward", make_case("positions", B=2, S=3, H=5, K=1, D=8, R=2, L=4), 2),
+        *(576 + 32 + 48, 576, 432),
+    ),
+    (
+        *("rotary", "backward", make_case("positions", B=2, S=3, H=5, K=1, D=8, R=2, L=9), 2),
+        *(576 + 48 + 48, 576, 432),
+    ),
+    ("transpose", "forward", make_case(M=3, N=7), 2, 42, 42, 0),
+    ("transpose", "backward", make_case(M=3, N=7), 4, 84, 84, 0),
     # 20 items and 7 boundaries in, an index of 8 or 4 bytes for each item out.
-    ("bucketize", "forward", case(N=20, B=7), 2, 54, 160, 0),
-    ("bucketize", "forward", case("int32", N=20, B=7), 4, 108, 80, 0),
-    ("randint", "forward", case(N=20), 4, 0, 160, 0),
-    ("randint", "forward", case("int32", N=20), 4, 0, 80, 0),
+    ("bucketize", "forward", make_case(N=20, B=7), 2, 54, 160, 0),
+    # Each token reads a row and its id; three uniform ids meet 2 of 7 rows, rounded down.
+    ("embedding", "forward", make_case(M=3, V=7, C=5), 2, 24 + 20, 30, 0),
+    ("embedding", "backward", make_case(M=3, V=7, C=5), 4, 24 + 60, 140, 15),
+    ("embedding", "both", make_case(M=3, V=7, C=5), 2, 44 + 54, 30 + 70, 15),
+    # Five tokens, of which a quarter has one id, rounded up: three uniform ones meet 2 of 7 rows.
+    ("embedding", "forward", make_case("frequent", M=5, V=7, C=5), 2, 40 + 20, 50, 0),
+    ("embedding", "forward", make_case("frequent", M=9, V=7, C=5), 2, 72 + 40, 90, 0),
+    ("embedding", "forward", make_case(M=0, V=0, C=5), 2, 0, 0, 0),
+    # x 15, weight 35, dy and results 21 items; 105 multiplications a product.
+    ("linear", "forward", make_case(M=3, N=7, K=5), 2, 100, 42, 210),
+    ("linear", "backward", make_case(M=3, N=7, K=5), 2, 142, 100, 420),
+    ("linear", "both", make_case(M=3, N=7, K=5), 2, 100 + 142, 42 + 100, 630),
+    ("linear", "forward", make_case("bias", M=3, N=7, K=5), 4, 228, 84, 210),
+    ("linear", "backward", make_case("bias", M=3, N=7, K=5), 4, 284, 228, 420),
+    # A bit a result: 3 bytes; the result itself; one number a result; two.
+    ("linear", "backward", make_case("relu", M=3, N=7, K=5), 2, 145, 100, 420),
+    ("linear", "backward", make_case("relu", M=5, N=7, K=3), 2, 72 + 70 + 5, 72, 420),
+    ("linear", "both", make_case("leaky_relu", M=3, N=7, K=5), 2, 245, 42 + 3 + 100, 630),
+    ("linear", "both", make_case("tanh", M=3, N=7, K=5), 2, 284, 142, 630),
+    ("linear", "both", make_case("gelu", M=3, N=7, K=5), 2, 284, 42 + 42 + 100, 630),
+    ("linear", "backward", make_case("gelu_tanh", M=3, N=7, K=5), 2, 184, 100, 420),
+    ("linear", "forward", make_case("silu", M=3, N=7, K=5), 2, 100, 42, 210),
+    ("linear", "backward", make_case("silu", M=3, N=7, K=5), 2, 184, 100, 420),
+    ("linear", "forward", make_case("gated", M=3, N=7, K=5), 2, 170, 42, 420),
+    ("linear", "both", make_case("gated", M=3, N=7, K=5), 2, 466, 42 + 84 + 170, 1260),
+    # Parameters, gradients and two moments are read, all but the gradients and the norm written;
+    # and four bytes of the step either way.
+    ("adamw", "forward", make_case(P=2, N=20), 2, 160 + 4, 120 + 8, 280),
+    ("adamw", "forward", make_case("unclipped", P=2, N=20), 4, 320 + 4, 240 + 4, 280),
+    # Moments and masters of four bytes; the parameters are written and not read.
+    ("adamw", "forward", make_case("masters", P=2, N=20), 2, 280 + 4, 280 + 8, 280),
+    ("bucketize", "forward", make_case("int32", N=20, B=7), 4, 108, 80, 0),
+    ("randint", "forward", make_case(N=20), 4, 0, 160, 0),
+    ("randint", "forward", make_case("int32", N=20), 4, 0, 80, 0),
     # The mask is drawn again, not kept.
-    ("dropout", "forward", case(N=20), 2, 40, 40, 0),
-    ("dropout", "backward", case(N=20), 4, 80, 80, 0),
+    ("dropout", "forward", make_case(N=20), 2, 40, 40, 0),
+    ("dropout", "backward", make_case(N=20), 4, 80, 80, 0),
     # Both passes in turn: each reads and writes its tensors, and the first keeps some for the
     # second. Forward, relu reads x and writes y and 3 bytes of flags. Backward it reads the flags
     # and dy, and writes dx.
-    ("relu", "both", case(N=20), 2, 40 + 43, 40 + 3 + 40, 40),
-    ("leaky_relu", "both", case(N=20), 4, 80 + 83, 80 + 3 + 80, 40),
+    ("relu", "both", make_case(N=20), 2, 40 + 43, 40 + 3 + 40, 40),
+    ("leaky_relu", "both", make_case(N=20), 4, 80 + 83, 80 + 3 + 80, 40),
     # If inputs or outputs are kept for the backward pass, nothing more is written.
-    ("gelu", "both", case(N=20), 2, 40 + 80, 40 + 40, 320),
-    ("tanh", "both", case(N=20), 2, 40 + 80, 40 + 40, 80),
-    ("cosh", "both", case(N=20), 4, 80 + 160, 80 + 80, 60),
-    ("scale", "both", case(N=20), 2, 40 + 40, 40 + 40, 40),
-    ("mul", "both", case(N=20), 2, 80 + 120, 40 + 80, 60),
-    ("maximum", "both", case(N=20), 2, 80 + 46, 40 + 6 + 80, 60),
-    ("minimum", "both", case(N=20), 4, 160 + 86, 80 + 6 + 160, 60),
-    ("dot", "both", case(N=20), 2, 80 + 82, 2 + 80, 80),
-    ("softmax", "both", case(M=3, N=7), 2, 42 + 84, 42 + 42, 210),
-    ("softmax", "both", case("causal", M=3, N=7), 2, 36 + 72, 42 + 42, 180),
-    ("softmax", "both", case("mask", M=3, N=7), 4, 112 + 168, 84 + 84, 210),
-    ("layer_norm", "both", case(M=3, N=7), 2, 70 + 98, 42 + 70, 420),
-    ("layer_norm", "both", case("residual", M=3, N=7), 2, 112 + 140, 84 + 70, 462),
-    ("rms_norm", "both", case(M=3, N=7), 4, 112 + 196, 84 + 112, 273),
-    ("rms_norm", "both", case("residual", M=3, N=7), 4, 196 + 280, 168 + 112, 315),
-    ("swiglu", "both", case(M=3, N=7), 2, 84 + 126, 42 + 84, 630),
-    ("geglu", "both", case(M=3, N=7), 4, 168 + 252, 84 + 168, 630),
-    ("rotary", "both", case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 600 + 600, 576 + 576, 864),
-    ("transpose", "both", case(M=3, N=7), 2, 42 + 42, 42 + 42, 0),
-    ("dropout", "both", case(N=20), 2, 40 + 40, 40 + 40, 0),
+    ("gelu", "both", make_case(N=20), 2, 40 + 80, 40 + 40, 320),
+    ("tanh", "both", make_case(N=20), 2, 40 + 80, 40 + 40, 80),
+    ("cosh", "both", make_case(N=20), 4, 80 + 160, 80 + 80, 60),
+    ("scale", "both", make_case(N=20), 2, 40 + 40, 40 + 40, 40),
+    ("mul", "both", make_case(N=20), 2, 80 + 120, 40 + 80, 60),
+    ("maximum", "both", make_case(N=20), 2, 80 + 46, 40 + 6 + 80, 60),
+    ("minimum", "both", make_case(N=20), 4, 160 + 86, 80 + 6 + 160, 60),
+    ("dot", "both", make_case(N=20), 2, 80 + 82, 2 + 80, 80),
+    ("softmax", "both", make_case(M=3, N=7), 2, 42 + 84, 42 + 42, 210),
+    ("softmax", "both", make_case("causal", M=3, N=7), 2, 36 + 72, 42 + 42, 180),
+    ("softmax", "both", make_case("mask", M=3, N=7), 4, 112 + 168, 84 + 84, 210),
+    ("layer_norm", "both", make_case(M=3, N=7), 2, 70 + 98, 42 + 70, 420),
+    ("layer_norm", "both", make_case("residual", M=3, N=7), 2, 112 + 140, 84 + 70, 462),
+    ("rms_norm", "both", make_case(M=3, N=7), 4, 112 + 196, 84 + 112, 273),
+    ("rms_norm", "both", make_case("residual", M=3, N=7), 4, 196 + 280, 168 + 112, 315),
+    ("swiglu", "both", make_case(M=3, N=7), 2, 84 + 126, 42 + 84, 630),
+    ("geglu", "both", make_case(M=3, N=7), 4, 168 + 252, 84 + 168, 630),
+    ("rotary", "both", make_case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 600 + 600, 576 + 576, 864),
+    ("transpose", "both", make_case(M=3, N=7), 2, 42 + 42, 42 + 42, 0),
+    ("dropout", "both", make_case(N=20), 2, 40 + 40, 40 + 40, 0),
 ]
 ROOT = Path(__file__).parents[2]
 OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
@@ -159,10 +241,10 @@ OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
 
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_declares_the_work_that_was_counted_by_hand(name):
-    for op, direction, a_case, itemsize, read, written, flops in LINES:
+    for op, pass_, case, itemsize, read, written, flops in LINES:
         if op == name:
-            found = OPS[op].cost(a_case, direction, itemsize)
-            assert found == Cost(read, written, flops), f"{a_case.name} {direction}"
+            found = OPS[op].cost(case, pass_, itemsize)
+            assert found == Cost(read, written, flops), f"{case.name} {pass_}"
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -179,17 +261,17 @@ def test_a_flag_that_changes_the_work_is_counted_too(name):
     """The costs of a case with and without a flag differ, if a line has the flag."""
     op = OPS[name]
     counted = {flag for line in LINES if line[0] == name for flag in line[2].flags}
-    for a_case in (*op.edge, *op.sweep):
-        bare = case(**a_case.sizes)
-        for flag in set(a_case.flags) - counted:
-            flagged = case(flag, **a_case.sizes)
-            for direction in op.passes:
-                assert op.cost(flagged, direction, 2) == op.cost(bare, direction, 2)
+    for case in (*op.edge, *op.sweep):
+        bare = make_case(**case.sizes)
+        for flag in set(case.flags) - counted:
+            flagged = make_case(flag, **case.sizes)
+            for pass_ in op.passes:
+                assert op.cost(flagged, pass_, 2) == op.cost(bare, pass_, 2)
 
 
 def test_the_makers_of_costs_hand_over_what_they_are_given():
     """Ops call these functions at import; a mutant of their lines would not be noticed there."""
-    n = case(N=20)
+    n = make_case(N=20)
     assert in_turn(vector._dot_cost)(n, "both", 2) == Cost(80 + 82, 2 + 80, 80)
     made = vector._cost((2, 1), (3, 2))
     assert made(n, "forward", 2) == Cost(80, 40, 20)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from harness.project import registry, source_tree
+from ops._spec import make_case
 from tests.support.values import randn
 
 FAMILIES = source_tree.ops(Path(__file__).parents[2])
@@ -22,7 +23,7 @@ def test_reference_is_differentiable_and_right(name):
     case = op.edge[1]
     sizes = {letter: min(size, 4) for letter, size in case.sizes.items()}
     tensors = []
-    present = {k: t for k, t in op.inputs.items() if not t.when or t.when in case.flags}
+    present = {k: t for k, t in op.inputs.items() if t.is_in(case)}
     for tensor in present.values():
         shape = [sizes[letter] for letter in tensor.letters(sizes)]
         tensors.append(randn(*shape, seed=len(tensors)).double().requires_grad_())
@@ -46,3 +47,9 @@ def test_every_op_declares_what_the_house_expects(name):
         assert set(case.flags) <= set(op.flags), f"{family}: {case.name} has an unknown flag"
     names = [case.name for case in (*op.edge, *op.sweep)]
     assert len(set(names)) == len(names)
+
+
+def test_a_flag_has_not_the_name_of_a_layout_or_of_values():
+    for flag in ("offset", "denormal"):
+        with pytest.raises(ValueError, match=f"{flag}.* is a layout or a kind of values"):
+            make_case(flag, N=3)
