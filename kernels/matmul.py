@@ -1,17 +1,18 @@
-"""Matrix product with a fused epilogue: out = activation(a b + bias).
+"""Matrix product with a fused epilogue: out = activation(scale a b + bias) + residual.
 
 At M = N = K = 4096 in bfloat16 there are 1365 FLOP a byte, so the tensor cores decide. Programs
 take the output tiles in groups of rows, so that the tiles in flight share their columns of b in the
 L2 cache (Triton's matmul tutorial).
 
-The pointer kernel takes every input, with masks. The descriptor kernel needs items of 16 bits, and
-rows of a, b and out that start at multiples of 16 bytes. Its tiles travel by tensor descriptors
-(TMA on Hopper, plain loads elsewhere). A fixed number of programs stride over the tiles, so the
-loads of one tile overlap the epilogue of the one before.
+The pointer kernel takes every input, with masks. The descriptor kernel needs items of 16 bits. The
+rows of its operands, or their columns, start at multiples of 16 bytes. Its tiles travel by tensor
+descriptors (TMA on Hopper, plain loads elsewhere). A fixed number of programs stride over the
+tiles, so the loads of one tile overlap the epilogue of the one before.
 
-The epilogue works on the float32 accumulator, so bias and activation cost no memory traffic. A
-float32 product is done as three tf32 products (tf32x3), which keeps float32 accuracy on the tensor
-cores.
+Either takes a and b by rows or by columns, so no operand is copied (`matmul_details/batches.py`
+walks batches). The epilogue (`matmul_details/epilogue.py`) works on the float32 accumulator, so it
+costs no memory traffic but for its own operands. A float32 product is done as three tf32 products
+(tf32x3), which keeps float32 accuracy on the tensor cores.
 """
 
 import torch
@@ -19,27 +20,38 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._runtime.autograd import check_no_grad
+from ._runtime import internals
+from ._runtime.autograd import check_no_grad, needs_grad
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import (
+    FLOATING,
     MOST_ITEMS,
-    check_floating,
+    check_flag,
+    check_number,
     check_one_of,
     check_same_device,
     check_same_dtype,
     check_shape,
     check_tensors,
     check_that,
+    shown,
 )
 from ._runtime.configs import Configs
 from ._runtime.device import float32_dot, shared_bytes, sm_count
-from ._runtime.layout import as_read, tma_compatible
-from ._triton.math import gelu_gate, normal, tanh_of
-from ._triton.memory import store_as
+from ._runtime.layout import ACCESS_BYTES, as_read
+from ._triton.arrival_counter import MOST_COUNTERS, arrival_counters
+from ._triton.memory import load_f32, store_as
+from .matmul_details import hopper
+from .matmul_details.batches import Walk, walks
+from .matmul_details.epilogue import (
+    ACTIVATIONS,
+    activated,
+    affine,
+    tile_coords,
+)
 
-ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "tanh")
-LONG = ("gelu", "gelu_tanh", "tanh")
-LEAKY_SLOPE = tl.constexpr(0.01)
+NONE = (None,) * 7
+LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
 
 
@@ -48,21 +60,50 @@ def matmul(
     b: torch.Tensor,
     bias: torch.Tensor | None = None,
     activation: str = "none",
-) -> torch.Tensor:
-    """Return activation(a b + bias), accumulated in float32.
+    *,
+    residual: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    scale: float = 1.0,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    accumulate_into: torch.Tensor | None = None,
+    save_preactivation: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """Return activation(scale a b + bias) + residual, accumulated in float32.
+
+    With up it is the gated form: activation(scale a b + bias) (scale a up + up_bias) + residual.
 
     Args:
-        a: `[M, K]`, float32, float16 or bfloat16, any strides.
-        b: `[K, N]`, of the dtype of a, any strides.
-        bias: `[N]`, of the dtype of a, or None.
-        activation: "none", "relu", "leaky_relu" (slope 0.01), "gelu" (erf form), "gelu_tanh" or
-            "tanh".
+        a: `[..., M, K]`, float32, float16, bfloat16, float8_e4m3fn or int8, any strides. int8 is
+            summed in int32, and float8 with the fast accumulation of the tensor cores.
+        b: `[..., K, N]`, of the dtype of a, any strides. Its batch dimensions and those of a are
+            broadcast, as by torch.matmul.
+        bias: `[N]`, of the dtype of a (of the result, if a has 8 bits), or None.
+        activation: "none", "relu", "leaky_relu" (slope 0.01), "gelu" (erf form), "gelu_tanh",
+            "silu" or "tanh".
+        residual: of the shape of the result or one that broadcasts to it, of the dtype of bias or
+            float32, any strides; or None.
+        up: the second factor of the gated form, of the shape and dtype of b, any strides; or None.
+        up_bias: `[N]`, of the dtype of bias, or None.
+        scale: the factor of the products, a real number.
+        a_scale: float32, one factor or `[..., M, 1]`, one for each row of a; or None.
+        b_scale: float32, one factor or `[..., 1, N]`, one for each column of b and up; or None.
+        out_dtype: float32 or the dtype of a; if a has 8 bits, float32, float16 or bfloat16, or
+            int32 for int8 without an epilogue. None for the dtype of a, bfloat16 for float8 and
+            int32 for int8.
+        accumulate_into: float32, of the shape of the result, any strides. The result is added to
+            it in place. No two of its entries may share memory.
+        save_preactivation: also return the argument of the activation, and in the gated form its
+            factor, in the dtype of the result.
 
     Returns:
-        A new tensor `[M, N]` of the dtype of a. There is no backward pass.
+        A new tensor `[..., M, N]`, or accumulate_into. With save_preactivation a tuple of that, the
+        argument of the activation and, in the gated form, its factor. There is no backward pass.
 
     Raises:
-        TypeError: an argument has another kind or dtype, or b or bias another dtype than a.
+        TypeError: an argument has another kind or dtype, or b, up or a bias another dtype than a.
         ValueError: shapes or devices do not fit, the activation is unknown, a size is too large, or
             an input wants a gradient.
 
@@ -74,98 +115,428 @@ def matmul(
         >>> matmul(a, b, activation="relu").shape
         torch.Size([4, 3])
     """
-    check_tensors(a=a, b=b, **({} if bias is None else {"bias": bias}))
-    check_no_grad(a=a, b=b, bias=bias)
-    check_that(a.dim() == 2, f"a: {a.dim()} dimensions, expected 2")
-    check_that(
-        b.dim() == 2 and b.shape[0] == a.shape[1],
-        f"b: shape {tuple(b.shape)}, expected ({a.shape[1]}, N)",
-    )
-    check_floating(a=a)
+    further = residual, up, up_bias, a_scale, b_scale, out_dtype, accumulate_into
+    usual = type(scale) is float and scale == 1 and save_preactivation is False
+    # A traced tensor cannot be compared with None.
+    if usual and not torch.compiler.is_compiling() and further == NONE and _plain(a, b, bias):
+        check_one_of("activation", activation, ACTIVATIONS)
+        return matmul_fwd(
+            a, b, bias, None, None, None, None, None, None, activation, 1.0, False, a.dtype, False
+        )[0]
+    tensors = {
+        "a": a, "b": b, "bias": bias, "residual": residual, "up": up, "up_bias": up_bias,
+        "a_scale": a_scale, "b_scale": b_scale, "accumulate_into": accumulate_into,
+    }  # fmt: skip
+    tensors = {n: x for n, x in tensors.items() if n in ("a", "b") or x is not None}
+    check_tensors(**tensors)
+    check_no_grad(**tensors)
+    check_flag("save_preactivation", save_preactivation)
+    scale = check_number("scale", scale)
+    out = product(
+        a, b, bias, residual=residual, up=up, up_bias=up_bias, activation=activation, scale=scale,
+        a_scale=a_scale, b_scale=b_scale, out_dtype=out_dtype, into=accumulate_into,
+        keep=save_preactivation,
+    )  # fmt: skip
+    return tuple(x for x in out if x is not None) if save_preactivation else out[0]
+
+
+def _plain(a, b, bias):
+    """Return whether all is right with two matrices and a bias; a short call has time for no more.
+
+    If not, the checks that take longer find out what is wrong, or what is left to do.
+    """
+    try:
+        (m, k), (inner, n) = a.shape, b.shape
+        dtype, device = a.dtype, a.get_device()
+        right = (
+            k == inner and b.dtype is dtype and dtype in FLOATING and b.get_device() == device
+            and max(m, n, k) <= MOST_ITEMS and internals.forward_mode._current_level < 0
+            and not needs_grad(a, b, bias)
+        )  # fmt: skip
+        if bias is None or not right:
+            return right
+        known = bias.shape == (n,) and bias.dtype is dtype and bias.get_device() == device
+        return known and bias.is_contiguous() and not bias.is_neg()
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    residual: torch.Tensor | None = None,
+    up: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    activation: str = "none",
+    scale: float = 1.0,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    into: torch.Tensor | None = None,
+    keep: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the result of `matmul`, then the pre-activation and the factor of the gate or None.
+
+    For the ops that are built on the product. It checks shapes and dtypes, and asks for no
+    gradient. into: as accumulate_into. keep: as save_preactivation.
+    """
+    batch, n = _check_factors(a, b, up)
+    shape = (*batch, a.shape[-2], n)
+    dtype = torch.float32 if into is not None else _result_dtype(a.dtype, out_dtype)
+    # Factors of 8 bits have an epilogue of the result's dtype.
+    beside = a.dtype if a.dtype in FLOATING else dtype
+    for name, x in (("bias", bias), ("up_bias", up_bias)):
+        if x is not None:
+            check_shape(name, x, (n,))
+            _check_dtype(name, x, beside)
+            check_same_device(a=a, **{name: x})
+    check_that(up is not None or up_bias is None, "up_bias: expected None, as up is")
+    check_one_of("activation", activation, ACTIVATIONS)
+    if residual is not None:
+        _check_dtype("residual", residual, beside, torch.float32)
+        residual = _expanded("residual", residual, shape, a)
+    if a_scale is not None:
+        _check_dtype("a_scale", a_scale, torch.float32)
+        a_scale = _expanded("a_scale", a_scale, (*batch, a.shape[-2], 1), a)
+    if b_scale is not None:
+        _check_dtype("b_scale", b_scale, torch.float32)
+        b_scale = _expanded("b_scale", b_scale, (*batch, 1, n), a)
+    if dtype == torch.int32:
+        extra = (bias, residual, up, a_scale, b_scale)
+        plain = all(x is None for x in extra) and activation == "none" and scale == 1
+        check_that(plain, "out_dtype: torch.int32, expected a floating dtype beside an epilogue")
+    if into is not None:
+        check_shape("accumulate_into", into, shape)
+        if into.dtype != torch.float32:
+            raise TypeError(f"accumulate_into: {into.dtype}, expected torch.float32")
+        check_same_device(a=a, accumulate_into=into)
+        check_that(not keep, "save_preactivation: True, expected False beside accumulate_into")
+    forward = _traced if torch.compiler.is_compiling() else _called
+    bias, up_bias = (x if x is None else as_read(x).contiguous() for x in (bias, up_bias))
+    return forward(
+        as_read(a), as_read(b), bias, residual, up if up is None else as_read(up), up_bias,
+        a_scale, b_scale, activation, scale, dtype, into, keep,
+    )  # fmt: skip
+
+
+def _result_dtype(dtype, wanted):
+    """Return the dtype of a result; TypeError if it cannot be `wanted`."""
+    found = {
+        torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
+        torch.int8: (torch.int32, torch.bfloat16, torch.float16, torch.float32),
+    }.get(dtype, (dtype, torch.float32))
+    if wanted is not None and wanted not in found:
+        raise TypeError(f"out_dtype: {shown(wanted)}, expected one of {found}")
+    return wanted or found[0]
+
+
+def _check_dtype(name, x, *expected):
+    if x.dtype not in expected:
+        raise TypeError(f"{name}: {x.dtype}, expected {' or '.join(map(str, expected))}")
+
+
+def _expanded(name, x, shape, a):
+    """Return a view of x of a shape that it broadcasts to."""
+    pairs = zip(reversed(x.shape), reversed(shape), strict=False)
+    fits = x.dim() <= len(shape) and all(size in (1, wanted) for size, wanted in pairs)
+    message = f"{name}: shape {tuple(x.shape)}, expected one that broadcasts to {tuple(shape)}"
+    check_that(fits, message)
+    check_same_device(a=a, **{name: x})
+    return as_read(x).expand(shape)
+
+
+def _check_factors(a, b, up):
+    """Return the batch dimensions and N of a product; raise if the factors do not fit."""
+    for name, x in (("a", a), ("b", b)):
+        check_that(x.dim() >= 2, f"{name}: {x.dim()} dimensions, expected 2 or more")
+    *over_a, m, k = a.shape
+    *over_b, inner, n = b.shape
+    check_that(inner == k, f"b: shape {tuple(b.shape)}, expected (..., {k}, N)")
+    _check_dtype("a", a, *FLOATING, torch.float8_e4m3fn, torch.int8)
     check_same_dtype(a=a, b=b)
     check_same_device(a=a, b=b)
-    check_one_of("activation", activation, ACTIVATIONS)
-    for name, size in (("a", a.shape[0]), ("a", a.shape[1]), ("b", b.shape[1])):
+    if up is not None:
+        check_shape("up", up, b.shape)
+        check_same_dtype(a=a, up=up)
+        check_same_device(a=a, up=up)
+    for name, size in (("a", m), ("a", k), ("b", n)):
         check_that(size <= MOST_ITEMS, f"{name}: a size of {size}, expected at most {MOST_ITEMS}")
-    if bias is not None:
-        check_shape("bias", bias, (b.shape[1],))
-        check_same_dtype(a=a, bias=bias)
-        check_same_device(a=a, bias=bias)
-        bias = as_read(bias).contiguous()
-    forward = _traced_matmul if torch.compiler.is_compiling() else matmul_fwd
-    return forward(as_read(a), as_read(b), bias, activation)
+    if not over_a and not over_b:
+        return (), n
+    longest = max(len(over_a), len(over_b))
+    over_a, over_b = ([1] * (longest - len(x)) + x for x in (over_a, over_b))
+    check_that(
+        all(p == q or 1 in (p, q) for p, q in zip(over_a, over_b, strict=True)),
+        f"b: shape {tuple(b.shape)}, expected batches that broadcast to those of {tuple(a.shape)}",
+    )
+    return tuple(q if p == 1 else p for p, q in zip(over_a, over_b, strict=True)), n
+
+
+def _called(
+    a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep
+):
+    return matmul_fwd(
+        a, b, bias, residual, up, up_bias, a_scale, b_scale, into, activation, scale, scale != 1,
+        dtype, keep,
+    )  # fmt: skip
 
 
 def matmul_fwd(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> torch.Tensor:
-    """Return [M, N] for a: [M, K] and b: [K, N] of any strides; bias: [N], contiguous, or None."""
-    (m, k), n = a.shape, b.shape[1]
-    out = torch.empty((m, n), dtype=a.dtype, device=a.device)
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    up: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    into: torch.Tensor | None,
+    activation: str,
+    scale: float,
+    scaled: bool,
+    dtype: torch.dtype,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the result, the pre-activation and the factor of the gate, the last two if `keep`.
+
+    Operands as `product` has checked them: biases contiguous, residual of the result's shape.
+    scaled: whether scale is not one.
+    """
+    m, n = a.shape[-2], b.shape[-1]
+    batch = () if a.dim() == b.dim() == 2 else torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*batch, m, n)
+    out = torch.empty(shape, dtype=dtype, device=a.device) if into is None else into
+    pre = torch.empty(shape, dtype=dtype, device=a.device) if keep else None
+    up_pre = torch.empty(shape, dtype=dtype, device=a.device) if keep and up is not None else None
     if out.numel() == 0:
-        return out
-    common = {
-        "bias_ptr": bias, "M": m, "N": n, "K": k,
-        "ACTIVATION": activation, "HAS_BIAS": bias is not None,
+        return out, pre, up_pre
+    if batch:
+        a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+        up = up if up is None else up.expand(*batch, *up.shape[-2:])
+    by_row = {
+        "a": a, "residual": residual, "out": out, "pre": pre, "up_pre": up_pre, "a_scale": a_scale,
     }  # fmt: skip
-    transposed = b.stride(0) == 1 and n > 1
-    stored_b = b.T if transposed else b
-    walkable = a.element_size() == 2 and k > 0 and tma_compatible(a) and tma_compatible(stored_b)
-    key = {"m": m, "n": n, "k": k, "transposed": transposed, "shared": shared_bytes(a.device)}
-    if walkable and tma_compatible(out):
-        sms = sm_count(a.device)
-        config = DESCRIPTOR.pick(a.device, **key, sms=sms, activation=activation)
+    epilogue = {
+        "bias_ptr": bias, "up_bias_ptr": up_bias, "scale": scale, "SCALED": scaled,
+        "ACTIVATION": activation, "PRECISE": dtype == torch.float32,
+        "ACCUMULATE": into is not None,
+    }  # fmt: skip
+    for walk in walks(tuple(batch), by_row, {"b": b, "up": up, "b_scale": b_scale}):
+        _launch(walk, epilogue)
+    return out, pre, up_pre
+
+
+def _launch(walk: Walk, epilogue: dict) -> None:
+    """Start the kernel that suits the operands of a launch."""
+    a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
+    (m, k), n, device = a.matrix.shape, b.matrix.shape[1], a.matrix.device
+    common = epilogue | {"inner_batches": walk.sizes[1], "batches": walk.count} | {
+        "M": m, "N": n, "K": k, "BATCHED": walk.count > 1,
+    }  # fmt: skip
+    residual = walk.operands["residual"]
+    common["residual_ptr"] = residual and residual.matrix
+    common |= _strides("r", residual)
+    factors = {}
+    for name, letter, line in (("a_scale", "x", "m"), ("b_scale", "y", "n")):
+        operand = walk.operands[name]
+        factors[f"{name}_ptr"] = operand and operand.matrix
+        strides = _strides(letter, operand)
+        factors |= {key: strides[key] for key in (f"stride_{letter}{each}" for each in "01" + line)}
+    common |= factors
+    a_turned, b_turned = a.by_columns(), b.by_columns()
+    stored = {"a": a.transposed if a_turned else a, "b": b.transposed if b_turned else b}
+    if up is not None:
+        stored["up"] = up.transposed if b_turned else up
+    size = a.matrix.element_size()
+    key = {
+        "m": m, "n": n, "k": k, "batches": walk.count, "transposed": b_turned,
+        "shared": shared_bytes(device), "sms": sm_count(device),
+        "activation": epilogue["ACTIVATION"], "gated": up is not None, "itemsize": size,
+        "staged": out.matrix.element_size() * (1 + epilogue["ACCUMULATE"])
+        + (0 if residual is None else residual.matrix.element_size()),
+    }  # fmt: skip
+    # Tensor cores of Hopper take 8 bits only in runs along K.
+    runs = size == 2 or (size == 1 and not a_turned and b_turned)
+    described = runs and k > 0 and all(each.describable() for each in (*stored.values(), out))
+    few = m <= FEW_ROWS and walk.count == 1
+    sms = key["sms"]
+    described = described and not few and (up is None or _moving(up) == _moving(b))
+    if described and hopper.suits(walk, config := HOPPER.pick(device, **key)):
+        hopper.launch_product(walk, epilogue | factors, config, sms)
+    elif described:
+        config = DESCRIPTOR.pick(device, **key)
         block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-        tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
+        tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * walk.count
+        blocks = {
+            "a": [block_k, block_m] if a_turned else [block_m, block_k],
+            "b": [block_n, block_k] if b_turned else [block_k, block_n],
+            "out": [block_m, block_n],
+        }  # fmt: skip
+        blocks |= {"up": blocks["b"], "pre": blocks["out"], "up_pre": blocks["out"]}
+        descs = {
+            f"{name}_desc": _described(stored.get(name, walk.operands[name]), block, walk)
+            for name, block in blocks.items()
+        }
         _descriptor_kernel[(min(sms, tiles),)](
-            a_desc=TensorDescriptor.from_tensor(a, [block_m, block_k]),
-            b_desc=TensorDescriptor.from_tensor(
-                stored_b, [block_n, block_k] if transposed else [block_k, block_n]
-            ),
-            out_desc=TensorDescriptor.from_tensor(out, [block_m, block_n]),
-            B_TRANSPOSED=transposed, **common, **config,
+            **descs, A_TRANSPOSED=a_turned, B_TRANSPOSED=b_turned,
+            A_STEPS=_moving(a), B_STEPS=_moving(b), **common, **config,
         )  # fmt: skip
     else:
-        config = POINTER.pick(a.device, **key, itemsize=a.element_size())
-        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
-        _pointer_kernel[(tiles,)](
-            a_ptr=a, b_ptr=b, out_ptr=out,
-            stride_am=a.stride(0), stride_ak=a.stride(1),
-            stride_bk=b.stride(0), stride_bn=b.stride(1), stride_om=out.stride(0),
+        config = POINTER.pick(device, **key)
+        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * walk.count
+        partial = counters = None
+        if config["SPLITS"] > 1:
+            shape = (2 if up else 1, tiles * config["SPLITS"], config["BLOCK_M"], config["BLOCK_N"])
+            sums = torch.int32 if a.matrix.dtype == torch.int8 else torch.float32
+            partial = torch.empty(shape, dtype=sums, device=device)
+            counters = arrival_counters(device)
+        pointers = {
+            f"{name}_ptr": walk.operands[name] and walk.operands[name].matrix
+            for name in ("a", "b", "up", "out", "pre", "up_pre")
+        }
+        _pointer_kernel[(tiles * config["SPLITS"],)](
+            **pointers, partial_ptr=partial, counters_ptr=counters, **_strides("a", a),
+            **_strides("b", b), **_strides("u", up), **_strides("o", out),
             # Only float32 has anything to split.
-            PRECISION=float32_dot() if a.dtype == torch.float32 else "ieee", **common, **config,
+            PRECISION=float32_dot() if size == 4 else "ieee", **common, **config,
         )  # fmt: skip
-    return out
+
+
+def _strides(name, operand):
+    """Strides of an operand as a kernel takes them: two of batches, of rows, of columns."""
+    values = (0, 0, 0, 0) if operand is None else (*operand.steps, *operand.matrix.stride())
+    return {f"stride_{name}{d}": value for d, value in zip("01mn", values, strict=True)}
+
+
+def _moving(operand):
+    """Whether an operand has a matrix for each outer batch (2) and each inner batch (1)."""
+    return 2 * (operand.steps[0] != 0) + (operand.steps[1] != 0)
+
+
+def _described(operand, block, walk):
+    """A descriptor of the matrices of an operand: two dimensions, or four if there are batches."""
+    if operand is None:
+        return None
+    matrix = operand.matrix
+    if walk.count == 1:
+        return TensorDescriptor.from_tensor(matrix, block)
+    # A matrix that all batches share has a single place along that dimension.
+    over = [size if step else 1 for size, step in zip(walk.sizes, operand.steps, strict=True)]
+    steps = [step or ACCESS_BYTES for step in operand.steps]
+    return TensorDescriptor(
+        matrix, [*over, *matrix.shape], [*steps, *matrix.stride()], [1, 1, *block]
+    )
 
 
 # A traced graph has no addresses, and the choice of the kernel needs them.
 @torch.library.custom_op("tilewright::matmul", mutates_args=())
 def _traced_matmul(
-    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
-) -> torch.Tensor:
-    return matmul_fwd(a, b, bias, activation)
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    up: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    activation: str,
+    scale: float,
+    dtype: torch.dtype,
+    keep: bool,
+) -> list[torch.Tensor]:
+    factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
+    found = _called(*factors, dtype, None, keep)
+    return [x for x in found if x is not None]
 
 
 @_traced_matmul.register_fake
-def _(a, b, bias, activation):
-    return a.new_empty((a.shape[0], b.shape[1]))
+def _(a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, keep):
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*batch, a.shape[-2], b.shape[-1])
+    count = 1 if not keep else 2 if up is None else 3
+    return [a.new_empty(shape, dtype=dtype) for _ in range(count)]
+
+
+@torch.library.custom_op("tilewright::matmul_into", mutates_args=("into",))
+def _traced_matmul_into(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    up: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    activation: str,
+    scale: float,
+    into: torch.Tensor,
+) -> None:
+    factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
+    _called(*factors, into.dtype, into, False)
+
+
+def _traced(
+    a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep
+):
+    factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
+    if into is not None:
+        _traced_matmul_into(*factors, into)
+        return into, None, None
+    return (*_traced_matmul(*factors, dtype, keep), None, None)[:3]
 
 
 @triton.jit
 def _pointer_kernel(
-    a_ptr, b_ptr, bias_ptr, out_ptr,
-    stride_am, stride_ak, stride_bk, stride_bn, stride_om, M, N, K,
-    ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    a_ptr, b_ptr, up_ptr, bias_ptr, up_bias_ptr, residual_ptr, out_ptr, pre_ptr, up_pre_ptr,
+    a_scale_ptr, b_scale_ptr, partial_ptr, counters_ptr,
+    stride_a0, stride_a1, stride_am, stride_an, stride_b0, stride_b1, stride_bm, stride_bn,
+    stride_u0, stride_u1, stride_um, stride_un, stride_r0, stride_r1, stride_rm, stride_rn,
+    stride_o0, stride_o1, stride_om, stride_on, stride_x0, stride_x1, stride_xm, stride_y0,
+    stride_y1, stride_yn, scale, inner_batches, batches, M, N, K,
+    BATCHED: tl.constexpr, SCALED: tl.constexpr, ACTIVATION: tl.constexpr, PRECISE: tl.constexpr,
+    ACCUMULATE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """out = activation(a b + bias), for any strides of a and b.
+    """out = activation(scale a b + bias) (scale a up + up_bias) + residual, for any strides.
 
-    Grid: one program for each tile [BLOCK_M, BLOCK_N] of out. Reads a [M, K], b [K, N] and, if
-    HAS_BIAS, bias [N]; writes out [M, N], whose rows lie stride_om apart. Accumulates in float32.
-    PRECISION: input precision of the product. GROUP_M: rows of tiles that share columns of b in the
-    L2 cache. M, N and K need not be multiples of the blocks.
+    Grid: SPLITS programs for each tile [BLOCK_M, BLOCK_N] of each batch of out. A program has a
+    part of K. With more than one SPLITS each writes its sums to partial, float32, and draws a
+    number from the counter of its tile, which must be zero at the start. The last one adds the
+    parts in their order, finishes the tile and sets the counter to zero again. Reads a [M, K] and
+    b [K, N] of its batch and, if they are not None, up [K, N], bias and up_bias [N], residual
+    [M, N]. Writes out [M, N], and pre and up_pre, the arguments of the gate's factors, if they are
+    not None; they have the strides of out. With ACCUMULATE the result is added to out. Accumulates
+    in float32. Strides: of the outer and the inner batch, of rows, of columns. PRECISION: input
+    precision of the product. PRECISE: precision of the activation. GROUP_M: rows of tiles that
+    share columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
     """
-    pid_m, pid_n = tile_coords(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
+    number = tl.program_id(0) // SPLITS
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    pid = number
+    if BATCHED:
+        batch = pid // (tiles_m * tiles_n)
+        pid = pid % (tiles_m * tiles_n)
+        outer = (batch // inner_batches).to(tl.int64)
+        inner = (batch % inner_batches).to(tl.int64)
+        a_ptr += outer * stride_a0 + inner * stride_a1
+        b_ptr += outer * stride_b0 + inner * stride_b1
+        out_ptr += outer * stride_o0 + inner * stride_o1
+        if up_ptr is not None:
+            up_ptr += outer * stride_u0 + inner * stride_u1
+        if residual_ptr is not None:
+            residual_ptr += outer * stride_r0 + inner * stride_r1
+        if pre_ptr is not None:
+            pre_ptr += outer * stride_o0 + inner * stride_o1
+        if up_pre_ptr is not None:
+            up_pre_ptr += outer * stride_o0 + inner * stride_o1
+        if a_scale_ptr is not None:
+            a_scale_ptr += outer * stride_x0 + inner * stride_x1
+        if b_scale_ptr is not None:
+            b_scale_ptr += outer * stride_y0 + inner * stride_y1
+    pid_m, pid_n = tile_coords(pid, tiles_m, tiles_n, GROUP_M)
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -173,76 +544,185 @@ def _pointer_kernel(
     # Rows and columns past the end wrap around, so only K needs a mask in the loop.
     rows = (offs_m % M).to(tl.int64)[:, None]
     columns = (offs_n % N).to(tl.int64)[None, :]
-    a_ptrs = a_ptr + rows * stride_am + steps[None, :] * stride_ak
-    b_ptrs = b_ptr + steps[:, None] * stride_bk + columns * stride_bn
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for start in range(0, K, BLOCK_K):
+    a_ptrs = a_ptr + rows * stride_am + steps[None, :] * stride_an
+    b_ptrs = b_ptr + steps[:, None] * stride_bm + columns * stride_bn
+    SUM: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
+    acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+    if up_ptr is not None:
+        up_ptrs = up_ptr + steps[:, None] * stride_um + columns * stride_un
+        up_acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+    first, end = 0, K
+    if SPLITS > 1:
+        length = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLITS) * BLOCK_K
+        first = tl.program_id(0) % SPLITS * length
+        end = tl.minimum(K, first + length)
+        a_ptrs += first.to(tl.int64) * stride_an
+        b_ptrs += first.to(tl.int64) * stride_bm
+        if up_ptr is not None:
+            up_ptrs += first.to(tl.int64) * stride_um
+    for start in range(first, end, BLOCK_K):
         a = tl.load(a_ptrs, mask=start + offs_k[None, :] < K, other=0.0)
         b = tl.load(b_ptrs, mask=start + offs_k[:, None] < K, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
-        b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
-    out = _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION, HAS_BIAS)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=SUM)
+        if up_ptr is not None:
+            up = tl.load(up_ptrs, mask=start + offs_k[:, None] < K, other=0.0)
+            up_acc = tl.dot(a, up, up_acc, input_precision=PRECISION, out_dtype=SUM)
+            up_ptrs += tl.cast(stride_um, tl.int64) * BLOCK_K
+        a_ptrs += tl.cast(stride_an, tl.int64) * BLOCK_K
+        b_ptrs += tl.cast(stride_bm, tl.int64) * BLOCK_K
+    if SPLITS > 1:
+        # The parts of up lie behind those of b.
+        within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        part_ptrs = partial_ptr + number.to(tl.int64) * (SPLITS * BLOCK_M * BLOCK_N) + within
+        further = tl.num_programs(0).to(tl.int64) * (BLOCK_M * BLOCK_N)
+        own = part_ptrs + tl.program_id(0) % SPLITS * (BLOCK_M * BLOCK_N)
+        tl.store(own, acc)
+        if up_ptr is not None:
+            tl.store(own + further, up_acc)
+        # All warps have written before one of them draws the number.
+        tl.debug_barrier()
+        if tl.atomic_add(counters_ptr + number, 1, sem="acq_rel") < SPLITS - 1:
+            return
+        tl.store(counters_ptr + number, 0)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+        if up_ptr is not None:
+            up_acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+        for split in range(SPLITS):
+            acc += tl.load(part_ptrs + split * (BLOCK_M * BLOCK_N), volatile=True)
+            if up_ptr is not None:
+                up_ptrs = part_ptrs + further + split * (BLOCK_M * BLOCK_N)
+                up_acc += tl.load(up_ptrs, volatile=True)
+    rows, columns = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[None, :]
     mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
-    store_as(out_ptr + offs_m.to(tl.int64)[:, None] * stride_om + offs_n[None, :], out, mask)
+    offsets = rows * stride_om + columns * stride_on
+    pre = affine(
+        acc, bias_ptr, scale, a_scale_ptr, b_scale_ptr, stride_xm, stride_yn, offs_m, offs_n, M, N,
+        SCALED,
+    )  # fmt: skip
+    if pre_ptr is not None:
+        store_as(pre_ptr + offsets, pre, mask)
+    out = activated(pre, ACTIVATION, PRECISE)
+    if up_ptr is not None:
+        factor = affine(
+            up_acc, up_bias_ptr, scale, a_scale_ptr, b_scale_ptr, stride_xm, stride_yn, offs_m,
+            offs_n, M, N, SCALED,
+        )  # fmt: skip
+        if up_pre_ptr is not None:
+            store_as(up_pre_ptr + offsets, factor, mask)
+        out *= factor
+    if residual_ptr is not None:
+        out += load_f32(residual_ptr + rows * stride_rm + columns * stride_rn, mask)
+    if ACCUMULATE:
+        out += load_f32(out_ptr + offsets, mask)
+    store_as(out_ptr + offsets, out, mask)
 
 
 @triton.jit
 def _descriptor_kernel(
-    a_desc, b_desc, out_desc, bias_ptr, M, N, K,
-    B_TRANSPOSED: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr,
+    a_desc, b_desc, up_desc, out_desc, pre_desc, up_pre_desc, bias_ptr, up_bias_ptr, residual_ptr,
+    a_scale_ptr, b_scale_ptr, stride_r0, stride_r1, stride_rm, stride_rn, stride_x0, stride_x1,
+    stride_xm, stride_y0, stride_y1, stride_yn, scale, inner_batches, batches, M, N, K,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, A_STEPS: tl.constexpr,
+    B_STEPS: tl.constexpr, BATCHED: tl.constexpr, SCALED: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISE: tl.constexpr, ACCUMULATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
-    """out = activation(a b + bias), for tensors that TMA can read.
+    """out = activation(scale a b + bias) (scale a up + up_bias) + residual, for what TMA can read.
 
-    Grid: programs, one a multiprocessor at most, which stride over the tiles [BLOCK_M, BLOCK_N].
-    Reads a [M, K] and b [K, N] by descriptors, bias [N] if HAS_BIAS; writes out [M, N] by its own.
-    Accumulates in float32. B_TRANSPOSED: b_desc describes b transposed, blocks [BLOCK_N, BLOCK_K].
-    GROUP_M: rows of tiles that share columns of b in the L2 cache.
+    Grid: programs, one a multiprocessor at most, which stride over the tiles [BLOCK_M, BLOCK_N] of
+    all batches. Reads a [M, K], b [K, N] and up [K, N] by descriptors. Reads bias and up_bias [N]
+    and residual [M, N] by pointers. Writes out [M, N], pre and up_pre by descriptors. Each but a,
+    b and out may be None. With ACCUMULATE the result is added to out. Accumulates in float32.
+    A_TRANSPOSED: a_desc describes a transposed, blocks [BLOCK_K, BLOCK_M]. B_TRANSPOSED: b_desc and
+    up_desc describe blocks [BLOCK_N, BLOCK_K]. BATCHED: descriptors have two dimensions of batches
+    before these, with blocks of one. A_STEPS, B_STEPS: 2 if the outer batch moves an operand, plus
+    1 if the inner one does; up moves as b does. GROUP_M: rows of tiles that share columns of b in
+    the L2 cache.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    for pid in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
+    tiles = tiles_m * tiles_n
+    for number in tl.range(tl.program_id(0), tiles * batches, tl.num_programs(0), flatten=True):
+        pid, outer, inner = number, 0, 0
+        if BATCHED:
+            pid = number % tiles
+            outer = number // tiles // inner_batches
+            inner = number // tiles % inner_batches
         pid_m, pid_n = tile_coords(pid, tiles_m, tiles_n, GROUP_M)
         first_m = pid_m * BLOCK_M
         first_n = pid_n * BLOCK_N
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        SUM: tl.constexpr = tl.int32 if a_desc.dtype == tl.int8 else tl.float32
+        acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+        if up_desc is not None:
+            up_acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
         for start in range(0, K, BLOCK_K):
-            a = a_desc.load([first_m, start])
-            b = b_desc.load([first_n, start]).T if B_TRANSPOSED else b_desc.load([start, first_n])
-            acc = tl.dot(a, b, acc)
+            a = _block(a_desc, outer, inner, first_m, start, A_TRANSPOSED, BATCHED, A_STEPS)
+            b = _block(b_desc, outer, inner, start, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
+            acc = tl.dot(a, b, acc, out_dtype=SUM)
+            if up_desc is not None:
+                up = _block(up_desc, outer, inner, start, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
+                up_acc = tl.dot(a, up, up_acc, out_dtype=SUM)
         offs_n = first_n + tl.arange(0, BLOCK_N)
-        out = _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION, HAS_BIAS)
-        out_desc.store([first_m, first_n], out.to(out_desc.dtype))
+        offs_m = first_m + tl.arange(0, BLOCK_M)
+        x_ptr, y_ptr = a_scale_ptr, b_scale_ptr
+        if BATCHED:
+            if x_ptr is not None:
+                x_ptr += outer.to(tl.int64) * stride_x0 + inner.to(tl.int64) * stride_x1
+            if y_ptr is not None:
+                y_ptr += outer.to(tl.int64) * stride_y0 + inner.to(tl.int64) * stride_y1
+        pre = affine(
+            acc, bias_ptr, scale, x_ptr, y_ptr, stride_xm, stride_yn, offs_m, offs_n, M, N, SCALED
+        )  # fmt: skip
+        if pre_desc is not None:
+            _put(pre_desc, outer, inner, first_m, first_n, pre, BATCHED)
+        out = activated(pre, ACTIVATION, PRECISE)
+        if up_desc is not None:
+            factor = affine(
+                up_acc, up_bias_ptr, scale, x_ptr, y_ptr, stride_xm, stride_yn, offs_m, offs_n, M,
+                N, SCALED,
+            )  # fmt: skip
+            if up_pre_desc is not None:
+                _put(up_pre_desc, outer, inner, first_m, first_n, factor, BATCHED)
+            out *= factor
+        if residual_ptr is not None:
+            mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+            rows, columns = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[None, :]
+            first = residual_ptr
+            if BATCHED:
+                first += outer.to(tl.int64) * stride_r0 + inner.to(tl.int64) * stride_r1
+            out += load_f32(first + rows * stride_rm + columns * stride_rn, mask)
+        if ACCUMULATE:
+            out += _block(out_desc, outer, inner, first_m, first_n, False, BATCHED, 3)
+        _put(out_desc, outer, inner, first_m, first_n, out, BATCHED)
 
 
 @triton.jit
-def tile_coords(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The row and the column of tile pid, in groups of GROUP_M rows of tiles."""
-    group = pid // (GROUP_M * tiles_n)
-    first_m = group * GROUP_M
-    rows = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = pid % (GROUP_M * tiles_n)
-    return first_m + within % rows, within // rows
+def _block(
+    desc, outer, inner, row, column, TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr,
+    STEPS: tl.constexpr,
+):  # fmt: skip
+    """The block of a matrix that begins at (row, column), in the matrix's own orientation."""
+    if TRANSPOSED:
+        row, column = column, row
+    if BATCHED:
+        rows: tl.constexpr = desc.block_shape[2]
+        columns: tl.constexpr = desc.block_shape[3]
+        outer = outer if STEPS >= 2 else 0
+        inner = inner if STEPS % 2 else 0
+        block = desc.load([outer, inner, row, column]).reshape(rows, columns)
+    else:
+        block = desc.load([row, column])
+    return block.T if TRANSPOSED else block
 
 
 @triton.jit
-def _epilogue(acc, bias_ptr, offs_n, N, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """activation(acc + bias), acc float32 [BLOCK_M, BLOCK_N]."""
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0)
-        acc += bias.to(tl.float32)[None, :]
-    if ACTIVATION == "relu":
-        acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    elif ACTIVATION == "leaky_relu":
-        acc = tl.where(acc > 0, acc, acc * LEAKY_SLOPE)
-    elif ACTIVATION == "gelu":
-        acc = acc * normal(acc, True)[0]
-    elif ACTIVATION == "gelu_tanh":
-        acc = acc * gelu_gate(acc, True)
-    elif ACTIVATION == "tanh":
-        acc = tanh_of(acc, True)
-    return acc
+def _put(desc, outer, inner, row, column, block, BATCHED: tl.constexpr):
+    """Store a block of a matrix in the dtype of its descriptor."""
+    block = block.to(desc.dtype)
+    if BATCHED:
+        desc.store([outer, inner, row, column], block.reshape(1, 1, *block.shape))
+    else:
+        desc.store([row, column], block)
 
 
 def _tile(m, n, k, group, warps, stages):
@@ -256,6 +736,7 @@ def _tile(m, n, k, group, warps, stages):
 DESCRIPTOR_CONFIGS = (
     _tile(128, 256, 64, 8, 8, 3),
     _tile(128, 128, 64, 8, 8, 4),
+    _tile(128, 128, 64, 8, 8, 3),
     _tile(128, 128, 64, 8, 4, 4),
     _tile(64, 128, 128, 8, 4, 3),
     _tile(64, 64, 128, 8, 4, 4),
@@ -267,47 +748,90 @@ MORE_DESCRIPTOR_CONFIGS = (
     _tile(64, 256, 64, 8, 4, 4),
     _tile(64, 128, 64, 8, 4, 5),
 )
-POINTER_CONFIGS = (
+
+
+def _split(tile, splits):
+    return tile | {"SPLITS": splits}
+
+
+POINTER_TILES = (
     _tile(128, 64, 32, 8, 4, 4),
     _tile(128, 64, 64, 8, 8, 3),
     _tile(64, 64, 64, 8, 4, 2),
     _tile(128, 128, 32, 8, 8, 3),
     _tile(64, 64, 32, 8, 4, 2),
+    _tile(32, 64, 64, 8, 4, 3),
 )
-MORE_POINTER_CONFIGS = (_tile(64, 64, 32, 8, 4, 4), _tile(128, 64, 32, 8, 4, 3))
+# For few rows: nearly all traffic is b, so many programs have to copy it at once.
+ROW_TILES = (_tile(16, 64, 128, 1, 4, 4), _tile(16, 32, 128, 1, 4, 3), _tile(16, 32, 64, 1, 4, 2))
+POINTER_CONFIGS = tuple(
+    _split(tile, splits) for tile in POINTER_TILES + ROW_TILES for splits in (1, 2, 4, 8, 16)
+)
+MORE_POINTER_CONFIGS = (
+    *(_split(_tile(64, 64, 32, 8, 4, 4), splits) for splits in (1, 2)),
+    _split(_tile(128, 64, 32, 8, 4, 3), 1),
+    *(_split(_tile(16, 128, 64, 1, 4, 5), splits) for splits in (4, 8, 16)),
+    *(_split(_tile(16, 32, 256, 1, 4, 4), splits) for splits in (1, 2, 4)),
+)
+# Programs of few rows that run beside each other on a multiprocessor.
+FEW_ROWS, BESIDE = 16, 2
+# Parts of K at most, and steps that a part has at least.
+MOST_SPLITS, LEAST_STEPS = 16, 4
 
 
-def _fitting(configs, itemsize, shared, out_tiles):
-    """Those whose stages of a and b, and tiles of the result, fit in `shared` bytes."""
+def _fitting(configs, itemsize, shared, staged, gated):
+    """Those whose stages of a, b and up, and tiles of the epilogue, fit in `shared` bytes.
+
+    staged: bytes in shared memory for each entry of a tile of the result, summed over the tensors
+    that the epilogue reads or writes.
+    """
     for config in configs:
         m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-        items = config["num_stages"] * (m * k + k * n) + out_tiles * m * n
-        if items * itemsize + 1024 <= shared:
+        items = config["num_stages"] * (m * k + (1 + gated) * k * n)
+        # Two accumulators take the registers of a tile twice as wide.
+        if gated and m * n > 128 * 128:
+            continue
+        if items * itemsize + staged * m * n + 1024 <= shared:
             yield config
 
 
-def _choose_descriptor(m, n, k, sms, shared, activation, transposed):
+def _choose_descriptor(
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged
+):  # fmt: skip
     def cost(config):
         """Tile area times waves of tiles: the time of the last program to finish."""
         area = config["BLOCK_M"] * config["BLOCK_N"]
-        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"])
-        # A tile of area A loads 1/sqrt(A) items for each product, hence the larger the better.
-        return triton.cdiv(tiles, sms) * area * (1 + 90 / area**0.5)
+        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * batches
+        # A tile of area A loads 1/sqrt(A) items for each product, hence the larger the better. The
+        # factor is that of 64x128 at 1024³ and 128x256 at 2048³ (docs/lab/matmul.md).
+        return triton.cdiv(tiles, sms) * area * (1 + 400 / area**0.5)
 
-    # erf and exp need registers that the widest tile does not leave.
+    # exp needs registers that the widest tile does not leave.
     ranked = DESCRIPTOR_CONFIGS[activation in LONG :]
-    return min(_fitting(ranked, 2, shared, 1), key=cost)
+    return min(_fitting(ranked, itemsize, shared, staged, gated), key=cost)
 
 
-def _choose_pointer(m, n, k, shared, itemsize, transposed):
+def _choose_pointer(
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged
+):  # fmt: skip
+    few = m <= FEW_ROWS and itemsize == 2
     if itemsize == 4:
-        first = 0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 2
+        first = 0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 5
     else:
         first = 3 if m * n >= 4096 * 4096 else 2
-    ranked = (POINTER_CONFIGS[first], *POINTER_CONFIGS[2:])
-    return next(_fitting(ranked, itemsize, shared, 0))
+    ranked = ROW_TILES if few else (POINTER_TILES[first], *POINTER_TILES[2:])
+    tile = next(_fitting(ranked, itemsize, shared, 0, gated))
+    tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]) * batches
+    steps = triton.cdiv(k, tile["BLOCK_K"])
+    room = sms * (BESIDE if few else 1)
+    most = 1
+    # K is split while programs are too few for the GPU and each keeps some steps for itself.
+    while 2 * most * tiles <= room and 2 * most <= steps // LEAST_STEPS and most < MOST_SPLITS:
+        most *= 2
+    return tile | {"SPLITS": most if tiles <= MOST_COUNTERS else 1}
 
 
+HOPPER = hopper.HOPPER
 POINTER = Configs(_pointer_kernel, POINTER_CONFIGS + MORE_POINTER_CONFIGS, _choose_pointer)
 DESCRIPTOR = Configs(
     _descriptor_kernel, DESCRIPTOR_CONFIGS + MORE_DESCRIPTOR_CONFIGS, _choose_descriptor

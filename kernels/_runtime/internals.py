@@ -68,6 +68,34 @@ def launches_in_order(launcher: type) -> bool:
     return seen == [(*before, "cooperative", "dependent", None, None, *after)]
 
 
+def described_launch(
+    launch: Callable,
+) -> tuple[Callable, dict[int, Callable[[object], list]]] | None:
+    """Return the compiled part of a launch with tensor descriptors, and how it is handed them.
+
+    By the place of a descriptor among the kernel's arguments: a function that gives the arguments
+    in its stead. Triton builds a launch as a function around the compiled part. None if it has
+    another form.
+    """
+    try:
+        found = dict(zip(launch.__code__.co_freevars, launch.__closure__ or (), strict=True))
+        compiled, places, metadata = (
+            found[name].cell_contents
+            for name in ("launcher", "tensordesc_indices", "tensordesc_meta")
+        )
+        expand = launch.__globals__["make_tensordesc_arg"]
+        known = zip(sorted(places), metadata, strict=True)
+        makers = {place: functools.partial(_expanded, expand, each) for place, each in known}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    # Without metadata a kernel gets the base itself, in a layout of Triton's own.
+    return (compiled, makers) if callable(compiled) and all(metadata) else None
+
+
+def _expanded(expand: Callable, metadata: object, descriptor: object) -> list:
+    return expand(descriptor, metadata)
+
+
 # Triton keeps these objects and changes them in place. An attribute that somebody sets, such as
 # `debug`, lies in the first; hooks that somebody adds, as profilers do, lie in the other two.
 _unknown = ({"unknown": True}, [], [])

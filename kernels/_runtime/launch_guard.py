@@ -25,8 +25,9 @@ _shapes_only: list[str] = []
 class Launcher:
     """A launcher with the annotations of its arguments, by name.
 
-    `torch.Tensor` and `torch.Tensor | None` annotate a tensor, `int | torch.Tensor` a number or a
-    tensor that holds one, such as a seed, and `float` a number that Triton takes as a float.
+    `torch.Tensor` and `torch.Tensor | None` annotate a tensor, and `list[torch.Tensor]` several.
+    `int | torch.Tensor` annotates a number or a tensor that holds one, such as a seed, and `float`
+    a number that Triton takes as a float.
     """
 
     def __init__(self, function: Callable):
@@ -48,6 +49,9 @@ class Launcher:
                 self._refuse_unreadable(name, value)
                 if value.is_neg():
                     given[name] = value.resolve_neg()
+            elif kind == list[torch.Tensor]:
+                for place, each in enumerate(value):
+                    self._refuse_unreadable(name if len(value) == 1 else f"{name}[{place}]", each)
             elif kind is torch.Tensor or (kind == torch.Tensor | None and value is not None):
                 raise TypeError(f"{name}: {shown(value)}, expected a tensor")
             elif kind == int | torch.Tensor and not isinstance(value, int):
@@ -89,7 +93,8 @@ def guarded(function: Callable) -> Callable:
 
 def on_device_of(given: Mapping[str, object]) -> contextlib.AbstractContextManager:
     """Within the body kernels start on the GPU of the first tensor that lies on one."""
-    for value in given.values():
+    for several in given.values():
+        value = several[0] if isinstance(several, list) and several else several
         if isinstance(value, torch.Tensor) and value.is_cuda:
             device = value.get_device()
             if device != internals.current_device()():

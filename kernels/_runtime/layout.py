@@ -15,6 +15,17 @@ def as_rows_2d(x: torch.Tensor) -> torch.Tensor:
     return rows if rows.stride(-1) == 1 or n <= 1 else rows.contiguous()
 
 
+def rows_and_stride(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return x of shape `[..., N]` as its rows, and the distance of two rows in elements.
+
+    The first is x itself if it is contiguous, else `[M, N]` as `as_rows_2d` returns it.
+    """
+    if x.is_contiguous():
+        return x, x.shape[-1]
+    x = as_rows_2d(x)
+    return x, x.stride(0)
+
+
 def as_read(x: torch.Tensor) -> torch.Tensor:
     """Return x, or a copy if x is a view with a lazy sign, which memory does not show.
 

@@ -6,6 +6,7 @@ the call allocated or asked for. Each launch must be one that starts without Tri
 
 import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -56,6 +57,27 @@ def public_allocations() -> Iterator[None]:
 
 class UnplannedError(Exception):
     """A call that cannot be made by plan."""
+
+
+class Descriptors(dict):
+    """The arguments that a compiled kernel gets for a tensor descriptor, by address.
+
+    A descriptor says nothing but address, shape and strides, so it is made once for each address.
+    """
+
+    MOST = 256
+
+    def __init__(self, descriptor: object, make: Callable[[object], list]):
+        super().__init__()
+        self._rest = {name: getattr(descriptor, name) for name in ("shape", "strides", "padding")}
+        self._make = make
+
+    def __missing__(self, address: int) -> list:
+        if len(self) >= self.MOST:
+            self.clear()
+        base = types.SimpleNamespace(data_ptr=lambda: address)
+        self[address] = made = self._make(types.SimpleNamespace(base=base, **self._rest))
+        return made
 
 
 class PlanCompiler:
@@ -131,9 +153,17 @@ class PlanCompiler:
             self._constant,
             (*launch.grid, start.function, start.cooperative, start.dependent, start.metadata),
         )
-        handed = ", ".join(self._value(*each) for each in launch.values.items())
+        begin, makers = start.launch, {}
+        if any(_is_descriptor(value) for value in launch.values.values()):
+            begin, makers = internals.described_launch(begin) or (begin, {})
+        handed = ", ".join(
+            f"*{self._constant(Descriptors(value, makers[place]))}[{self._address(value.base)}]"
+            if place in makers
+            else self._value(name, value)
+            for place, (name, value) in enumerate(launch.values.items())
+        )
         return (
-            f"{self._constant(start.launch)}({x}, {y}, {z}, _on, {function}, "
+            f"{self._constant(begin)}({x}, {y}, {z}, _on, {function}, "
             f"{cooperative}, {dependent}, None, None, {metadata}, None, None, None, {handed})"
         )
 
@@ -177,6 +207,11 @@ class PlanCompiler:
             if isinstance(result, torch.Tensor) and _same_view(tensor, result):
                 return f"_t{index}"
         raise UnplannedError
+
+
+def _is_descriptor(value: object) -> bool:
+    """Whether a value is a tensor descriptor of Triton or of Gluon."""
+    return type(value).__name__ == "TensorDescriptor" and isinstance(value.base, torch.Tensor)
 
 
 def _same_view(made: torch.Tensor, result: torch.Tensor) -> bool:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from triton import knobs
+from triton.backends.nvidia import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from harness.build import recorder
 from harness.calls import guards
@@ -26,6 +28,8 @@ from kernels._runtime.call_cache import cached_launch, uncached, unspecialized_k
 from kernels._runtime.call_trace import asked_again
 from kernels.activation import tanh
 from kernels.vector import add, dot, scale
+from tests.support import fake_host
+from tests.support.fake_gpu import CudaLauncher
 from tests.support.fake_host import Host, add_kernel, seeded_kernel
 
 
@@ -85,6 +89,68 @@ def test_a_plan_hands_over_what_triton_does(host):
     by_triton, by_plan = ((kernel, grid, rest[2:]) for kernel, grid, rest in host.begun[-2:])
     # The last argument is the default of a parameter that the launch does not name.
     assert by_plan == by_triton == (add_kernel, (1, 1, 1), (4, 2.0, 4))
+
+
+@pytest.fixture
+def described(host, monkeypatch):
+    """A host whose compiled kernel takes descriptors; the addresses that were described."""
+    made = []
+
+    def make(descriptor, metadata):
+        address = descriptor.base.data_ptr()
+        made.append(address)
+        return [(metadata["elem_size"], address), *descriptor.shape, *descriptor.strides]
+
+    monkeypatch.setattr(driver, "make_tensordesc_arg", make)
+    signature = {"x_ptr": "tensordesc<fp32[4]>", "out_ptr": "tensordesc<fp32[4]>", "N": "i32"}
+    metadata = [{"elem_size": 4}, {"elem_size": 2}]
+    host.launcher = lambda start: CudaLauncher(
+        driver.wrap_handle_tensordesc(start, signature, metadata)
+    )
+    monkeypatch.setattr(fake_host, "_add", lambda *arguments: None)
+    return made
+
+
+def test_a_plan_describes_a_tensor_once_for_each_address(host, described):
+    def body(x, number, other):
+        out = torch.empty_like(x)
+        views = (TensorDescriptor.from_tensor(each, [2]) for each in (x[4:], out))
+        add_kernel[(1,)](*views, x.numel(), number)
+        return out
+
+    x, y = torch.ones(8), torch.zeros(8)
+    launcher = known(body, x)
+    described.clear()
+    for each in (x, y, x, y):
+        out = launcher.call(each)
+        given = host.begun[-1][2]
+        begin = each.data_ptr() + 16
+        assert given[:6] == ((4, begin), 4, 1, (2, out.data_ptr()), 8, 1)
+        assert given[6:] == (8, 1.0, 4)
+    assert launcher.bodies == 2
+    # The address of a result may come again; those of x and y are described once.
+    assert sorted(set(described)) == sorted(described)
+
+
+def test_a_launch_with_descriptors_of_another_form_has_no_plan(host, described, monkeypatch):
+    monkeypatch.setattr(internals, "described_launch", lambda launch: None)
+
+    def body(x, number, other):
+        add_kernel[(1,)](TensorDescriptor.from_tensor(x, [2]), x, x.numel(), number)
+        return x
+
+    launcher = Cached(body)
+    for _ in range(4):
+        launcher.call(torch.ones(8))
+    assert launcher.bodies == 4 and not launcher.plans
+    assert internals.described_launch(lambda *given: None) is None
+
+
+def test_descriptors_of_ever_new_addresses_are_forgotten():
+    given = TensorDescriptor.from_tensor(torch.ones(8), [2])
+    made = _plan_compiler.Descriptors(given, lambda described: [described.base.data_ptr()])
+    for address in range(3 * made.MOST):
+        assert made[address] == [address] and len(made) <= made.MOST
 
 
 AGAIN = {

@@ -1,4 +1,4 @@
-"""Check matmul: the identity, bias and activation, layouts, sizes at the limits, refusals."""
+"""Check matmul: layouts, batches, the epilogue, sizes at the limits, refusals."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import matmul
-from kernels._runtime import checks
+from kernels._runtime import call_cache, checks, device, launch_guard
+from kernels.matmul_details import batches, epilogue, hopper
 from ops.matmul import LEAKY_SLOPE, matmul_reference
 from tests.support.values import DEVICE, close, dtypes, few, randn
 
@@ -21,7 +22,7 @@ def test_matmul_by_the_identity_changes_nothing(m, k, transposed, dtype):
 
 def test_expanded_factors_are_walked_by_pointers():
     a, b = randn(1, 64, dtype=torch.float16).expand(32, 64), randn(64, 32, dtype=torch.float16)
-    assert not matmul.tma_compatible(a)
+    assert not batches.Operand(a).describable()
     close(matmul.matmul(a, b), a.double() @ b.double(), torch.float16)
 
 
@@ -33,6 +34,139 @@ def test_a_matmul_too_large_for_its_indices_is_refused(monkeypatch):
     close(matmul.matmul(torch.eye(40, device=DEVICE), randn(40, 40)), randn(40, 40), torch.float32)
     largest = max(c["BLOCK_K"] for c in (*matmul.POINTER.candidates, *matmul.DESCRIPTOR.candidates))
     assert checks.MOST_ITEMS + largest < 2**31
+
+
+LAYOUTS = ("rows", "columns", "padded", "strided", "offset", "expanded")
+
+
+def laid_out(x, layout):
+    """Return the values of x in another memory layout."""
+    if layout == "columns":
+        return x.mT.contiguous().mT
+    if layout == "expanded":
+        return x[:1].expand(x.shape)
+    if layout == "rows":
+        return x
+    *batch, m, n = x.shape
+    if layout == "padded":
+        return torch.cat([x, x[..., :3]], -1)[..., :n]
+    if layout == "strided":
+        return x.repeat_interleave(2, -1)[..., ::2]
+    flat = torch.cat([x.flatten()[:1], x.flatten()])
+    return flat[1:].view(*batch, m, n)
+
+
+sizes = st.integers(1, 70) | st.sampled_from([8, 16, 64, 128])
+batched = st.sampled_from(
+    [((), ()), ((3,), ()), ((), (2,)), ((2, 3), (2, 3)), ((2, 1), (3,)), ((2, 1, 2), (1, 3, 2))]
+)
+
+
+@few
+@given(sizes, sizes, sizes, batched, *[st.sampled_from(LAYOUTS)] * 3, dtypes, st.booleans())
+def test_any_layout_and_batch_is_the_formula(
+    m, n, k, over, a_layout, b_layout, r_layout, dtype, rich
+):
+    a = laid_out(randn(*over[0], m, k, dtype=dtype), a_layout)
+    b = laid_out(randn(*over[1], k, n, dtype=dtype, seed=1), b_layout)
+    expected = a.double() @ b.double()
+    if not rich:
+        close(matmul.matmul(a, b), expected, dtype)
+        return
+    residual = laid_out(randn(*expected.shape, dtype=dtype, seed=2), r_layout)
+    up = randn(*over[1], k, n, dtype=dtype, seed=3)
+    bias, up_bias = randn(n, dtype=dtype, seed=4), randn(n, dtype=dtype, seed=5)
+    found = matmul.matmul(
+        a, b, bias, "silu", residual=residual, up=up, up_bias=up_bias, scale=0.5,
+        out_dtype=torch.float32, save_preactivation=True,
+    )  # fmt: skip
+    pre, factor = 0.5 * expected + bias, 0.5 * (a.double() @ up.double()) + up_bias
+    out = pre * torch.sigmoid(pre) * factor + residual
+    for one, other in zip(found, (out, pre, factor), strict=True):
+        assert one.dtype == torch.float32
+        close(one, other, dtype)
+
+
+@few
+@given(
+    sizes, sizes, sizes, st.booleans(), st.booleans(), dtypes, st.sampled_from(["rows", "padded"])
+)
+def test_a_product_is_added_to_a_buffer(m, n, k, turned_a, turned_b, dtype, layout):
+    a, b = (
+        randn(k, m, dtype=dtype).T if turned_a else randn(m, k, dtype=dtype),
+        randn(n, k, dtype=dtype),
+    )
+    b = b.T if turned_b else b.T.contiguous()
+    start = randn(m, n, seed=3)
+    buffer = laid_out(start.clone(), layout)
+    assert matmul.matmul(a, b, accumulate_into=buffer) is buffer
+    close(buffer, start + a.double() @ b.double(), torch.float32)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Return names and arguments of the kernels that a call of matmul would launch."""
+    found = []
+
+    class Noting:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, grid):
+            return lambda **arguments: found.append((self.name, arguments))
+
+    for name in ("_descriptor_kernel", "_pointer_kernel"):
+        monkeypatch.setattr(matmul, name, Noting(name))
+    monkeypatch.setattr(hopper, "matmul_hopper_kernel", Noting("matmul_hopper_kernel"))
+
+    def call(*arguments, **options):
+        found.clear()
+        with launch_guard.shapes_only(), call_cache.uncached():
+            matmul.matmul(*arguments, **options)
+        return list(found)
+
+    return call
+
+
+def shaped(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize("turned_a", [False, True])
+@pytest.mark.parametrize("turned_b", [False, True])
+def test_each_of_four_layouts_is_described_without_a_copy(launched, turned_a, turned_b):
+    a, b = shaped(256, 192), shaped(192, 128)
+    a, b = (a.mT.contiguous().mT if turned_a else a), (b.mT.contiguous().mT if turned_b else b)
+    with device.assume_device(hopper=False):
+        [(name, arguments)] = launched(a, b)
+    assert name == "_descriptor_kernel"
+    assert (arguments["A_TRANSPOSED"], arguments["B_TRANSPOSED"]) == (turned_a, turned_b)
+    assert list(arguments["a_desc"].shape) == ([192, 256] if turned_a else [256, 192])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "launches", "m", "batch"),
+    [
+        ((4, 8, 64), (64, 16), 1, 32, 1),  # the rows of all batches are one matrix
+        ((4, 1, 64), (64, 16), 1, 4, 1),
+        ((4, 8, 64), (4, 64, 16), 1, 8, 4),
+        ((2, 3, 8, 64), (2, 3, 64, 16), 1, 8, 6),
+        ((2, 1, 8, 64), (3, 64, 16), 1, 8, 6),
+        ((2, 1, 2, 8, 64), (1, 3, 1, 64, 16), 1, 16, 6),
+        ((2, 1, 2, 8, 64), (1, 3, 2, 64, 16), 2, 8, 12),
+    ],
+)
+def test_batches_take_as_few_launches_as_their_strides_allow(launched, a, b, launches, m, batch):
+    found = launched(shaped(*a), shaped(*b))
+    assert len(found) == launches
+    for _, arguments in found:
+        assert (arguments["M"], arguments["batches"]) == (m, batch // launches)
+
+
+def test_no_copy_of_heads_that_lie_between_rows(launched):
+    q, k = (shaped(2, 128, 4, 64).transpose(1, 2) for _ in range(2))
+    [(name, arguments)] = launched(q, k.mT)
+    assert name == "_descriptor_kernel" and list(arguments["a_desc"].shape) == [2, 4, 128, 64]
 
 
 @pytest.mark.parametrize("activation", ["none", "gelu", "relu"])
@@ -51,9 +185,96 @@ def test_an_empty_side_gives_what_pytorch_gives(m, n, k):
     assert torch.equal(matmul.matmul(a, b), a @ b)
 
 
+@pytest.mark.parametrize(
+    ("m", "dtype"), [(1, torch.float16), (16, torch.float16), (40, torch.float32)]
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_sum_in_parts_of_k_is_the_sum(monkeypatch, m, dtype, gated):
+    n, k = 70, 1100
+    counters = torch.zeros(8, dtype=torch.int32, device=DEVICE)
+    monkeypatch.setattr(matmul, "arrival_counters", lambda device: counters)
+    a, b, up = randn(m, k, dtype=dtype), randn(k, n, dtype=dtype, seed=1), randn(k, n, dtype=dtype)
+    expected = a.double() @ b.double()
+    if gated:
+        expected = torch.relu(expected) * (a.double() @ up.double())
+    found = matmul.matmul(a, b, activation="relu" if gated else "none", up=up if gated else None)
+    close(found, expected, dtype)
+    assert not counters.any()
+
+
+EIGHT = {
+    torch.float8_e4m3fn: lambda *shape: randn(*shape).to(torch.float8_e4m3fn),
+    torch.int8: lambda *shape: (40 * randn(*shape)).clamp(-128, 127).to(torch.int8),
+}
+
+
+@pytest.mark.parametrize("dtype", EIGHT)
+@pytest.mark.parametrize("over", [(), (3,)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_factors_of_eight_bits_with_scales(dtype, over, turned):
+    a, b = EIGHT[dtype](*over, 40, 128), EIGHT[dtype](*over, 48, 128).mT
+    b = b if turned else b.contiguous()
+    rows, columns = randn(*over, 40, 1, seed=3).abs(), randn(1, 48, seed=4).abs()
+    expected = a.double() @ b.double()
+    plain = matmul.matmul(a, b)
+    if dtype == torch.int8:
+        assert plain.dtype == torch.int32 and torch.equal(plain.double(), expected)
+    else:
+        assert plain.dtype == torch.bfloat16
+    bias = torch.ones(48, device=DEVICE)
+    found = matmul.matmul(
+        a, b, bias, "relu", scale=0.5, a_scale=rows, b_scale=columns, out_dtype=torch.float32,
+        up=b,
+    )  # fmt: skip
+    scaled = 0.5 * expected * rows * columns
+    close(found, torch.relu(scaled + 1) * scaled, torch.float32)
+    one = torch.tensor(2.0, device=DEVICE)
+    found = matmul.matmul(a, b, a_scale=one, b_scale=one, out_dtype=torch.float16, scale=2**-8)
+    close(found, expected / 64, torch.float16)
+
+
+def test_eight_bits_are_refused_what_they_cannot_have():
+    a, b = EIGHT[torch.int8](4, 16), EIGHT[torch.int8](16, 8)
+    with pytest.raises(ValueError, match=r"^out_dtype: torch.int32, expected a floating dtype"):
+        matmul.matmul(a, b, scale=2.0)
+    with pytest.raises(TypeError, match=r"^out_dtype: torch.int8, expected"):
+        matmul.matmul(a, b, out_dtype=torch.int8)
+    with pytest.raises(TypeError, match=r"^a_scale: torch.float16, expected torch.float32"):
+        matmul.matmul(a, b, a_scale=randn(4, 1, dtype=torch.float16), out_dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"^b_scale: shape \(8, 1\), expected one that"):
+        matmul.matmul(a, b, b_scale=randn(8, 1), out_dtype=torch.float32)
+
+
+def test_k_is_split_while_tiles_are_few():
+    key = {
+        "n": 4096, "k": 4096, "batches": 1, "sms": 132, "shared": 232448, "itemsize": 2,
+        "transposed": True, "activation": "none", "gated": False, "staged": 2,
+    }  # fmt: skip
+    for m, n, splits in ((1, 4096, 4), (16, 4096, 4), (16, 14336, 1), (16, 64, 8), (17, 4096, 2)):
+        assert matmul._choose_pointer(**key | {"m": m, "n": n})["SPLITS"] == splits
+    for k, splits in ((64, 1), (512, 1), (1024, 2), (2048, 4)):
+        assert matmul._choose_pointer(**key | {"m": 16, "n": 4096, "k": k})["SPLITS"] == splits
+    assert matmul._choose_pointer(**key | {"m": 16, "n": 64, "batches": 9999})["SPLITS"] == 1
+    for tile in (*matmul.POINTER_TILES, *matmul.ROW_TILES):
+        for splits in (1, 2, 4, 8, 16):
+            assert tile | {"SPLITS": splits} in matmul.POINTER_CONFIGS
+
+
 REFUSALS = {
     "inner sizes": lambda: matmul.matmul(randn(2, 3), randn(4, 5)),
-    "three dimensions": lambda: matmul.matmul(randn(1, 2, 3), randn(3, 5)),
+    "one dimension": lambda: matmul.matmul(randn(3), randn(3, 5)),
+    "batches": lambda: matmul.matmul(randn(2, 2, 3), randn(3, 3, 5)),
+    "a residual of another shape": lambda: matmul.matmul(
+        randn(2, 3), randn(3, 5), residual=randn(3, 5)
+    ),
+    "a factor of another shape": lambda: matmul.matmul(randn(2, 3), randn(3, 5), up=randn(3, 4)),
+    "a bias of no factor": lambda: matmul.matmul(randn(2, 3), randn(3, 5), up_bias=randn(5)),
+    "a buffer of another shape": lambda: matmul.matmul(
+        randn(2, 3), randn(3, 5), accumulate_into=randn(2, 4)
+    ),
+    "a buffer and a pre-activation": lambda: matmul.matmul(
+        randn(2, 3), randn(3, 5), accumulate_into=randn(2, 5), save_preactivation=True
+    ),
     "an unknown activation": lambda: matmul.matmul(randn(2, 3), randn(3, 5), None, "swish"),
     "a bias of another size": lambda: matmul.matmul(randn(2, 3), randn(3, 5), randn(4)),
 }
@@ -65,5 +286,16 @@ def test_bad_arguments_are_refused(what):
         REFUSALS[what]()
 
 
+def test_dtypes_that_do_not_fit_are_refused():
+    a, b, half = randn(2, 3), randn(3, 5), torch.float16
+    for name, value in (
+        ("b", b.to(half)), ("bias", randn(5, dtype=half)), ("up", b.to(half)),
+        ("residual", randn(2, 5, dtype=half)), ("accumulate_into", randn(2, 5, dtype=half)),
+        ("out_dtype", half),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=rf"^{name}: .*expected"):
+            matmul.matmul(**{"a": a, "b": b, name: value})
+
+
 def test_the_slope_is_the_one_that_the_problem_defines():
-    assert matmul.LEAKY_SLOPE.value == LEAKY_SLOPE
+    assert epilogue.LEAKY_SLOPE.value == LEAKY_SLOPE

@@ -1,0 +1,544 @@
+"""The product on Hopper: a group of warps copies, and two groups multiply half of a tile's rows.
+
+The copying group fills a ring of slots; a slot holds one step of K of a and b. A multiplying group
+has one product under way while it waits for the next slot. It waits for nothing but slots, so the
+two groups fall out of step, and one multiplies while the other writes its tile. The ring goes on
+through all tiles of a program, so the copies of a tile begin during the epilogue of the one before.
+The first product of a tile begins the accumulators, and the divisions that find the tile run
+beneath it. docs/lab/linear_cross_entropy.md has the cycles.
+
+A residual comes through the ring too: after the steps of a tile, one slot for the rows of each
+group. In the gated form a slot holds columns of b and as many of up, so one product computes both.
+A tile leaves in parts, through slots of shared memory, by bulk stores; a buffer is added to by bulk
+additions. Copies put zeros in the place of rows and columns that do not exist, and stores leave
+them out, so every size is right.
+
+Forms that were not run on a GPU so far wait behind `unproven` (docs/lab/matmul.md).
+"""
+
+import functools
+
+import torch
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .._runtime.configs import Configs
+from .._runtime.device import is_hopper, sm_count
+from .._runtime.layout import ACCESS_BYTES
+from .epilogue import activated, affine
+
+# Whether forms are taken that no GPU has shown right: a residual, a gate, kept pre-activations,
+# results of another dtype, batches, items of 8 bits.
+unproven = False
+# The least share of the multiprocessors that tiles of 128x256 occupy.
+FILLED = 0.5
+# Multiplying groups of four warps, and registers of their threads.
+GROUPS = gl.constexpr(2)
+REGISTERS = gl.constexpr(240)
+
+
+@builtin
+def _add_to_global(desc, coord, source, _semantic=None):
+    """Start a bulk addition of shared memory to a tensor; Triton 3.6 has no name for it here."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+    _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, source.handle)
+
+
+@gluon.jit
+def tile_coords(pid, tiles_m, tiles_n, GROUP_M: gl.constexpr):
+    """The row and the column of tile pid, in groups of GROUP_M rows of tiles."""
+    first = pid // (GROUP_M * tiles_n) * GROUP_M
+    rows = min(tiles_m - first, GROUP_M)
+    within = pid % (GROUP_M * tiles_n)
+    return first + within % rows, within // rows
+
+
+@gluon.jit
+def _tile(number, sizes, META: gl.constexpr):
+    """The outer and inner batch, the row and the column of a tile of all batches."""
+    tiles_m, tiles_n = sizes[0], sizes[1]
+    BATCHED: gl.constexpr = META[5]
+    GROUP_M: gl.constexpr = META[4]
+    if BATCHED:
+        batch = number // (tiles_m * tiles_n)
+        tile_m, tile_n = tile_coords(number % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+        return batch // sizes[3], batch % sizes[3], tile_m, tile_n
+    else:
+        tile_m, tile_n = tile_coords(number, tiles_m, tiles_n, GROUP_M)
+        return number, number, tile_m, tile_n
+
+
+@gluon.jit
+def _copy(desc, slot, full, outer, inner, row, column, TURNED: gl.constexpr, STEPS: gl.constexpr):
+    """Start the copy of a block that begins at (row, column), or TURNED at (column, row).
+
+    STEPS: 2 if the outer batch moves the operand, plus 1 if the inner one does.
+    """
+    if TURNED:
+        row, column = column, row
+    if len(desc.block_type.shape) == 4:
+        outer = outer if STEPS >= 2 else 0
+        inner = inner if STEPS % 2 == 1 else 0
+        tma.async_copy_global_to_shared(desc, [outer, inner, row, column], full, slot)
+    else:
+        tma.async_copy_global_to_shared(desc, [row, column], full, slot)
+
+
+@gluon.jit
+def copy_loop(descs, rings, barriers, epilogue, sizes, META: gl.constexpr):
+    """Fill the slots of the ring for each tile of the program in turn."""
+    a_desc, b_desc, up_desc, residual_desc = descs[:4]
+    a_ring, b_ring, residual_ring = rings[:3]
+    full, free = barriers
+    tiles, steps_k = sizes[4], sizes[2]
+    BLOCK_M: gl.constexpr = META[0]
+    BLOCK_N: gl.constexpr = META[1]
+    BLOCK_K: gl.constexpr = META[2]
+    SLOTS: gl.constexpr = META[3]
+    TURNED: gl.constexpr = META[6]
+    STEPS: gl.constexpr = META[7]
+    ROWS: gl.constexpr = BLOCK_M // GROUPS
+    # In the gated form a slot has two blocks of columns, of b and of up.
+    BLOCKS: gl.constexpr = 1 if up_desc is None else 2
+    COLUMNS: gl.constexpr = BLOCK_N // BLOCKS
+    BYTES: gl.constexpr = GROUPS * a_desc.block_type.nbytes + BLOCKS * b_desc.block_type.nbytes
+    step = 0
+    for number in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        outer, inner, tile_m, tile_n = _tile(number, sizes, META)
+        row, column = tile_m * BLOCK_M, tile_n * COLUMNS
+        for index in range(steps_k):
+            slot = step % SLOTS
+            mbarrier.wait(free.index(slot), step // SLOTS & 1 ^ 1)
+            # No copy before all warps have seen that phase end. A warp that slept through the next
+            # one as well would find the parity as it was, and wait for ever.
+            gl.thread_barrier()
+            mbarrier.expect(full.index(slot), BYTES)
+            for group in gl.static_range(GROUPS):
+                _copy(
+                    a_desc, a_ring.index(GROUPS * slot + group), full.index(slot), outer, inner,
+                    row + group * ROWS, index * BLOCK_K, TURNED[0], STEPS[0],
+                )  # fmt: skip
+            _copy(
+                b_desc, b_ring.index(BLOCKS * slot), full.index(slot), outer, inner, column,
+                index * BLOCK_K, TURNED[1], STEPS[1],
+            )  # fmt: skip
+            if up_desc is not None:
+                _copy(
+                    up_desc, b_ring.index(BLOCKS * slot + 1), full.index(slot), outer, inner,
+                    column, index * BLOCK_K, TURNED[1], STEPS[1],
+                )  # fmt: skip
+            step += 1
+        if residual_desc is not None:
+            LEAVING: gl.constexpr = residual_desc.block_type.shape[-1]
+            # Blocks of the residual in a slot, and those of a tile's columns.
+            ROOM: gl.constexpr = residual_ring.shape[0] // SLOTS
+            PARTS: gl.constexpr = COLUMNS // LEAVING
+            for group in gl.static_range(GROUPS):
+                slot = step % SLOTS
+                mbarrier.wait(free.index(slot), step // SLOTS & 1 ^ 1)
+                gl.thread_barrier()
+                mbarrier.expect(full.index(slot), PARTS * residual_desc.block_type.nbytes)
+                for part in gl.static_range(PARTS):
+                    _copy(
+                        residual_desc, residual_ring.index(ROOM * slot + part), full.index(slot),
+                        outer, inner, row + group * ROWS, column + part * LEAVING, False, STEPS[2],
+                    )  # fmt: skip
+                step += 1
+
+
+@gluon.jit
+def _matrix(slot):
+    """A slot without its dimensions of batches."""
+    if len(slot.shape) == 4:
+        slot = slot.reshape([slot.shape[2], slot.shape[3]])
+    return slot
+
+
+@gluon.jit
+def _multiply(rings, full, step, acc, further, WHICH: gl.constexpr, META: gl.constexpr):
+    """Start the products of a step after its copies; return accumulators still being written.
+
+    further: False if nothing has been accumulated yet.
+    """
+    SLOTS: gl.constexpr = META[3]
+    TURNED: gl.constexpr = META[6]
+    slot = step % SLOTS
+    mbarrier.wait(full.index(slot), step // SLOTS & 1)
+    a, b = _matrix(rings[0].index(GROUPS * slot + WHICH)), _matrix(rings[4].index(slot))
+    if TURNED[0]:
+        a = a.permute((1, 0))
+    if not TURNED[1]:
+        b = b.permute((1, 0))
+    return warpgroup_mma(a, b, acc, use_acc=further, is_async=True)
+
+
+@gluon.jit
+def _halves(x):
+    """The left and the right half of the columns of x."""
+    return gl.split(gl.permute(gl.reshape(x, (x.shape[0], 2, x.shape[1] // 2)), (0, 2, 1)))
+
+
+@gluon.jit
+def _leave(
+    x, desc, stage, place, turn, WHICH: gl.constexpr, TURNS: gl.constexpr, ADDED: gl.constexpr
+):
+    """Store columns of a tile as soon as a slot of the group is free.
+
+    turn: how many blocks of the tile left before; TURNS: how many leave in all.
+    """
+    outer, inner, row, column = place
+    OWN: gl.constexpr = stage.shape[0] // GROUPS
+    # Each tile begins with the first slot, so no more slots than blocks are used in turn.
+    USED: gl.constexpr = OWN if OWN < TURNS else TURNS
+    slot = stage.index(WHICH * OWN + turn % USED)
+    tma.store_wait(USED - 1)
+    _matrix(slot).store(x.to(desc.dtype))
+    fence_async_shared()
+    if len(desc.block_type.shape) == 4:  # noqa: SIM108  Triton takes one type of a choice
+        coordinates = [outer, inner, row, column]
+    else:
+        coordinates = [row, column]
+    if ADDED:
+        _add_to_global(desc, coordinates, slot)
+    else:
+        tma.async_copy_shared_to_global(desc, coordinates, slot)
+
+
+@gluon.jit
+def _finish(
+    x, y, descs, rings, epilogue, place, residual_first, part, PARTS: gl.constexpr,
+    WHICH: gl.constexpr, META: gl.constexpr,
+):  # fmt: skip
+    """Finish columns of a tile and let them leave, in parts as wide as a slot.
+
+    x: float32 accumulators; y: those of up, or None. part: which of the PARTS of the tile begins
+    with the first column.
+    """
+    out_desc, pre_desc, up_pre_desc = descs[4], descs[5], descs[6]
+    LEAVING: gl.constexpr = out_desc.block_type.shape[-1]
+    SCALED: gl.constexpr = META[8]
+    ACTIVATION: gl.constexpr = META[9]
+    PRECISE: gl.constexpr = META[10]
+    ADDED: gl.constexpr = META[11]
+    if x.shape[1] > LEAVING:
+        left, right = _halves(x)
+        left_y, right_y = y, y
+        if y is not None:
+            left_y, right_y = _halves(y)
+        HALF: gl.constexpr = x.shape[1] // LEAVING // 2
+        _finish(
+            left, left_y, descs, rings, epilogue, place, residual_first, part, PARTS, WHICH, META
+        )  # fmt: skip
+        _finish(
+            right, right_y, descs, rings, epilogue, place, residual_first, part + HALF, PARTS,
+            WHICH, META,
+        )  # fmt: skip
+    else:
+        bias_ptr, up_bias_ptr, scale, rows_ptr, columns_ptr, M, N, strides = epilogue
+        outer, inner, row, first = place
+        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
+        EACH: gl.constexpr = 1 + (pre_desc is not None) + (up_pre_desc is not None)
+        TURNS: gl.constexpr = PARTS * EACH
+        column = first + part * LEAVING
+        here = outer, inner, row, column
+        offs_n = column + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
+        offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+        if META[5]:
+            if rows_ptr is not None:
+                rows_ptr += outer.to(gl.int64) * strides[0] + inner.to(gl.int64) * strides[1]
+            if columns_ptr is not None:
+                columns_ptr += outer.to(gl.int64) * strides[3] + inner.to(gl.int64) * strides[4]
+        x = affine(
+            gl.convert_layout(x, LAYOUT), bias_ptr, scale, rows_ptr, columns_ptr, strides[2],
+            strides[5], offs_m, offs_n, M, N, SCALED,
+        )  # fmt: skip
+        if pre_desc is not None:
+            _leave(x, pre_desc, rings[3], here, part * EACH, WHICH, TURNS, False)
+        x = activated(x, ACTIVATION, PRECISE)
+        if y is not None:
+            y = affine(
+                gl.convert_layout(y, LAYOUT), up_bias_ptr, scale, rows_ptr, columns_ptr, strides[2],
+                strides[5], offs_m, offs_n, M, N, SCALED,
+            )  # fmt: skip
+            if up_pre_desc is not None:
+                _leave(y, up_pre_desc, rings[3], here, part * EACH + 1, WHICH, TURNS, False)
+            x *= y
+        if descs[3] is not None:
+            x += _matrix(rings[2].index(residual_first + part)).load(LAYOUT).to(gl.float32)
+        _leave(x, out_desc, rings[3], here, part * EACH + EACH - 1, WHICH, TURNS, ADDED)
+
+
+@gluon.jit
+def multiply_loop(
+    descs, rings, barriers, epilogue, sizes, META: gl.constexpr, WHICH: gl.constexpr
+):  # fmt: skip
+    """Multiply and write the rows of one group in each tile of the program."""
+    steps_k, tiles = sizes[2], sizes[4]
+    BLOCK_M: gl.constexpr = META[0]
+    BLOCK_N: gl.constexpr = META[1]
+    SLOTS: gl.constexpr = META[3]
+    ROWS: gl.constexpr = BLOCK_M // GROUPS
+    COLUMNS: gl.constexpr = BLOCK_N if descs[2] is None else BLOCK_N // 2
+    LEAVING: gl.constexpr = descs[4].block_type.shape[-1]
+    # An instruction takes 32 bytes of K.
+    INNER: gl.constexpr = 256 // descs[0].dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, INNER])
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUT)
+    full, free = barriers
+    step = 0
+    for number in range(gl.program_id(0), tiles, gl.num_programs(0)):
+        acc = _multiply(rings, full, step, zeros, False, WHICH, META)
+        outer, inner, tile_m, tile_n = _tile(number, sizes, META)
+        place = outer, inner, tile_m * BLOCK_M + WHICH * ROWS, tile_n * COLUMNS
+        acc = warpgroup_mma_wait(1, (acc,))
+        for _ in range(1, steps_k):
+            step += 1
+            acc = _multiply(rings, full, step, acc, True, WHICH, META)
+            acc = warpgroup_mma_wait(1, (acc,))
+            mbarrier.arrive(free.index((step - 1) % SLOTS), count=1)
+        acc = warpgroup_mma_wait(0, (acc,))
+        mbarrier.arrive(free.index(step % SLOTS), count=1)
+        step += 1
+        residual_first = 0
+        if descs[3] is not None:
+            # Each group sees every slot full: the parity of a barrier tells one phase from the
+            # next only.
+            for group in gl.static_range(GROUPS):
+                mbarrier.wait(full.index((step + group) % SLOTS), (step + group) // SLOTS & 1)
+            residual_first = (step + WHICH) % SLOTS * (rings[2].shape[0] // SLOTS)
+            mbarrier.arrive(free.index((step + 1 - WHICH) % SLOTS), count=1)
+        if descs[2] is None:
+            x, y = acc, None
+        else:
+            x, y = _halves(acc)
+        _finish(
+            x, y, descs, rings, epilogue, place, residual_first, 0, COLUMNS // LEAVING, WHICH, META
+        )  # fmt: skip
+        if descs[3] is not None:
+            mbarrier.arrive(free.index((step + WHICH) % SLOTS), count=1)
+            step += GROUPS
+    tma.store_wait(0)
+
+
+@gluon.jit
+def multiply_0(descs, rings, barriers, epilogue, sizes, META: gl.constexpr):
+    """`multiply_loop` of the first four multiplying warps."""
+    multiply_loop(descs, rings, barriers, epilogue, sizes, META, 0)
+
+
+@gluon.jit
+def multiply_1(descs, rings, barriers, epilogue, sizes, META: gl.constexpr):
+    """`multiply_loop` of the second four multiplying warps."""
+    multiply_loop(descs, rings, barriers, epilogue, sizes, META, 1)
+
+
+@gluon.jit
+def _ring(desc, COUNT: gl.constexpr):
+    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
+    SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005  no stars in Triton
+    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers in shared memory, each of which ARRIVALS arrivals complete."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(index), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit
+def matmul_hopper_kernel(
+    a_desc, b_desc, up_desc, residual_desc, out_desc, pre_desc, up_pre_desc, bias_ptr, up_bias_ptr,
+    a_scale_ptr, b_scale_ptr, stride_x0, stride_x1, stride_xm, stride_y0, stride_y1, stride_yn,
+    scale, inner_batches, batches, M, N, K,
+    A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, A_STEPS: gl.constexpr, B_STEPS: gl.constexpr,
+    R_STEPS: gl.constexpr, BATCHED: gl.constexpr, SCALED: gl.constexpr, ACTIVATION: gl.constexpr,
+    PRECISE: gl.constexpr, ACCUMULATE: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
+    SLOTS: gl.constexpr, LEAVING_SLOTS: gl.constexpr,
+):  # fmt: skip
+    """out = activation(scale a b + bias) (scale a up + up_bias) + residual, for what TMA can read.
+
+    Grid: programs, one a multiprocessor at most, which stride over the tiles of all batches. The
+    first four warps copy; the other two groups of four have half of the rows of a tile each. Reads
+    a [M, K], b and up [K, N] and residual [M, N] by descriptors. Reads bias and up_bias [N], and
+    a_scale [M] and b_scale [N], the factors of rows and columns, by pointers.
+    Writes out, pre and up_pre [M, N] by descriptors; each but a, b and out may be None. With
+    ACCUMULATE the result is added to out. Accumulates in float32.
+
+    A tile has BLOCK_M rows and BLOCK_N columns, of which b and up have half each if up is not None.
+    Blocks of a_desc: [BLOCK_M / 2, BLOCK_K], or A_TURNED that of a transposed. Blocks of b_desc and
+    up_desc: [columns, BLOCK_K] of b transposed, or B_TURNED that of b. The others have blocks of
+    BLOCK_M / 2 rows, and as many columns as leave at a time. BATCHED: descriptors have two
+    dimensions of batches before these, with blocks of one. A_STEPS, B_STEPS, R_STEPS: 2 if the
+    outer batch moves a, b or the residual, plus 1 if the inner one does. SLOTS: of the ring.
+    LEAVING_SLOTS: of a group for columns that leave. GROUP_M: rows of tiles that share columns of b
+    in the L2 cache. The rows of a group in a residual fit in the place of b in a slot.
+    """
+    COLUMNS: gl.constexpr = BLOCK_N if up_desc is None else BLOCK_N // 2
+    tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, COLUMNS)
+    sizes = tiles_m, tiles_n, gl.cdiv(K, BLOCK_K), inner_batches, tiles_m * tiles_n * batches
+    a_ring = _ring(a_desc, GROUPS * SLOTS)
+    b_ring = _ring(b_desc, SLOTS if up_desc is None else 2 * SLOTS)
+    both = b_ring
+    residual_ring = b_ring
+    if up_desc is not None:
+        ROWS: gl.constexpr = BLOCK_K if B_TURNED else BLOCK_N
+        SHAPE: gl.constexpr = [SLOTS, ROWS, BLOCK_N * BLOCK_K // ROWS]
+        LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE[1:], b_desc.dtype)
+        both = b_ring._reinterpret(b_desc.dtype, SHAPE, LAYOUT)
+    if residual_desc is not None:
+        BYTES: gl.constexpr = BLOCK_N * BLOCK_K * b_desc.dtype.primitive_bitwidth // 8
+        ROOM: gl.constexpr = BYTES // residual_desc.block_type.nbytes
+        BLOCKS: gl.constexpr = [SLOTS * ROOM] + residual_desc.block_type.shape  # noqa: RUF005
+        residual_ring = b_ring._reinterpret(residual_desc.dtype, BLOCKS, residual_desc.layout)
+    stage = _ring(out_desc, GROUPS * LEAVING_SLOTS)
+    barriers = _barriers(SLOTS, 1), _barriers(SLOTS, GROUPS)
+    fence_async_shared()
+    descs = a_desc, b_desc, up_desc, residual_desc, out_desc, pre_desc, up_pre_desc
+    rings = a_ring, b_ring, residual_ring, stage, both
+    strides = stride_x0, stride_x1, stride_xm, stride_y0, stride_y1, stride_yn
+    epilogue = bias_ptr, up_bias_ptr, scale, a_scale_ptr, b_scale_ptr, M, N, strides
+    META: gl.constexpr = (
+        BLOCK_M, BLOCK_N, BLOCK_K, SLOTS, GROUP_M, BATCHED, (A_TURNED, B_TURNED),
+        (A_STEPS, B_STEPS, R_STEPS), SCALED, ACTIVATION, PRECISE, ACCUMULATE,
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (copy_loop, (descs, rings, barriers, epilogue, sizes, META)),
+            (multiply_0, (descs, rings, barriers, epilogue, sizes, META)),
+            (multiply_1, (descs, rings, barriers, epilogue, sizes, META)),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+def _config(m, n, k, group, slots, leaving_slots):
+    return {
+        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group, "SLOTS": slots,
+        "LEAVING_SLOTS": leaving_slots, "num_warps": 4,
+    }  # fmt: skip
+
+
+CONFIGS = (
+    _config(128, 256, 64, 8, 4, 2),
+    _config(128, 256, 64, 8, 3, 4),
+    _config(256, 128, 64, 8, 4, 1),
+    _config(128, 128, 64, 8, 6, 2),
+    _config(128, 64, 128, 8, 4, 1),
+)
+
+
+def choose(
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged
+):  # fmt: skip
+    """Return the configuration that ends first: waves of tiles times the time of one."""
+
+    def cost(config):
+        rows, columns = config["BLOCK_M"], config["BLOCK_N"]
+        tiles = -(-m // rows) * -(-n // (columns // (1 + gated))) * batches
+        # A tile of area A copies 1/sqrt(A) items for each product.
+        return -(-tiles // sms) * rows * columns * (1 + 400 / (rows * columns) ** 0.5)
+
+    # A slot has as many bytes for items of 8 bits.
+    best = min(CONFIGS, key=cost)
+    return best if itemsize == 2 else {**best, "BLOCK_K": 2 * best["BLOCK_K"]}
+
+
+HOPPER = Configs(matmul_hopper_kernel, CONFIGS, choose, family="matmul")
+
+
+def suits(walk, config) -> bool:
+    """Return whether the kernel takes the operands of a launch with a configuration."""
+    a, out, residual = (walk.operands[name] for name in ("a", "out", "residual"))
+    if not is_hopper(a.matrix.device) or a.matrix.dtype == torch.int8:
+        return False
+    names = "residual", "up", "pre", "a_scale", "b_scale"
+    further = any(walk.operands[name] for name in names) or walk.count > 1
+    (m, n), sms = out.matrix.shape, sm_count(a.matrix.device)
+    # Fewer tiles are to be measured.
+    few = -(-m // 128) * -(-n // 256) * walk.count < FILLED * sms
+    if (few or further or out.matrix.dtype != a.matrix.dtype) and not unproven:
+        return False
+    if residual is None:
+        return True
+    # The rows of a group lie in the place of b in a slot.
+    rows = config["BLOCK_M"] // GROUPS.value * residual.matrix.element_size()
+    return residual.describable() and rows <= config["BLOCK_K"] * a.matrix.element_size()
+
+
+@functools.cache
+def _layout(dtype, *block):
+    kinds = {
+        torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32,
+        torch.float8_e4m3fn: gl.float8e4nv,
+    }  # fmt: skip
+    return gl.NVMMASharedLayout.get_default_for(block, kinds[dtype])
+
+
+def _described(operand, walk, *block):
+    """A descriptor of the matrices of an operand: two dimensions, or four if there are batches."""
+    if operand is None:
+        return None
+    x = operand.matrix
+    shape, strides, block = list(x.shape), list(x.stride()), list(block)
+    if walk.count > 1:
+        # A matrix that all batches share has a single place along that dimension.
+        over = [size if step else 1 for size, step in zip(walk.sizes, operand.steps, strict=True)]
+        shape, block = over + shape, [1, 1, *block]
+        strides = [step or ACCESS_BYTES for step in operand.steps] + strides
+    return TensorDescriptor(x, shape, strides, block, _layout(x.dtype, *block))
+
+
+def leaving_columns(dtype, columns):
+    """Return how many columns of a tile leave at a time: 128 bytes."""
+    return min(128 // dtype.itemsize, columns)
+
+
+def launch_product(walk, epilogue, config, sms):
+    """Start the kernel for the operands of a launch, which TMA can read.
+
+    epilogue: arguments of the kernel that all launches of a product share.
+    """
+    a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
+    a_turned, b_turned = a.by_columns(), not b.by_columns()
+    (m, k), n = a.matrix.shape, b.matrix.shape[1]
+    rows, inner = config["BLOCK_M"] // GROUPS.value, config["BLOCK_K"]
+    columns = config["BLOCK_N"] // (1 if up is None else 2)
+    own = (lambda x: x) if b_turned else (lambda x: x and x.transposed)
+    b_block = (inner, columns) if b_turned else (columns, inner)
+    leaving = rows, leaving_columns(out.matrix.dtype, columns)
+    tiles = -(-m // config["BLOCK_M"]) * -(-n // columns) * walk.count
+    moving = {name: _moving(walk.operands[name]) for name in ("a", "b", "residual")}
+    matmul_hopper_kernel[(min(sms, tiles),)](
+        a_desc=_described(a.transposed, walk, inner, rows)
+        if a_turned
+        else _described(a, walk, rows, inner),
+        b_desc=_described(own(b), walk, *b_block), up_desc=_described(own(up), walk, *b_block),
+        **{
+            f"{name}_desc": _described(walk.operands[name], walk, *leaving)
+            for name in ("residual", "out", "pre", "up_pre")
+        },
+        inner_batches=walk.sizes[1], batches=walk.count, M=m, N=n, K=k, A_TURNED=a_turned,
+        B_TURNED=b_turned, A_STEPS=moving["a"], B_STEPS=moving["b"], R_STEPS=moving["residual"],
+        BATCHED=walk.count > 1, **epilogue, **config,
+    )  # fmt: skip
+
+
+def _moving(operand):
+    """2 if an operand has a matrix for each outer batch, plus 1 if for each inner one."""
+    return 0 if operand is None else 2 * (operand.steps[0] != 0) + (operand.steps[1] != 0)

@@ -1,0 +1,56 @@
+"""Check the binaries of the Hopper form of the product; no GPU is needed."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.matmul_details import hopper
+
+ROOT = Path(__file__).parents[2]
+PARTS = [
+    ("bias", "gelu"), ("bias", "silu"), ("bias", "tanh"), ("residual",), ("gated", "silu"),
+    ("bias", "gelu", "kept", "residual"), ("float32",), ("added",), ("batched",),
+    ("batched", "bias", "gated", "silu", "kept", "residual"),
+]  # fmt: skip
+FIRST, *OTHERS = (dict(config) for config in hopper.CONFIGS)
+CASES = [(*turned, (), FIRST) for turned in itertools.product((False, True), repeat=2)]
+CASES += [(False, False, parts, FIRST) for parts in PARTS]
+CASES += [(True, True, ("gated", "residual"), FIRST)]
+CASES += [(False, True, (), config) for config in OTHERS]
+GROUPS = hopper.GROUPS.value
+
+
+@pytest.fixture(scope="module")
+def rows():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"
+    command = [sys.executable, "-m", "tests.support.hopper_builds", json.dumps(CASES)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)))
+def test_a_binary_multiplies_with_one_product_under_way_and_does_not_spill(rows, index):
+    row, (_, _, parts, config) = rows[index], CASES[index]
+    assert (row["status"], row["reason"], row["fits"]) == ("ok", "", True)
+    assert row["spill_stores"] == row["spill_loads"] == 0
+    # The first product of a tile and that of the loop, in steps of 16 of K and of 64 rows.
+    steps = config["BLOCK_K"] // 16 * (config["BLOCK_M"] // GROUPS // 64)
+    assert row["products"] == row["instructions"]["wgmma"] == 2 * GROUPS * steps
+    # The assembler adds a wait for all products if it cannot see that operands were waited for.
+    # The only such waits are at the end of a tile.
+    assert row["waits"].count("0x0") == GROUPS and set(row["waits"]) == {"0x0", "0x1"}
+    columns = config["BLOCK_N"] // (2 if "gated" in parts else 1)
+    blocks = columns * (4 if {"float32", "added"} & {*parts} else 2) // 128
+    copied = GROUPS + 1 + ("gated" in parts) + GROUPS * blocks * ("residual" in parts)
+    kept = ("kept" in parts) * (1 + ("gated" in parts))
+    assert row["added"] == GROUPS * blocks * ("added" in parts)
+    assert row["instructions"]["tma"] + row["added"] == copied + GROUPS * blocks * (1 + kept)

@@ -1,0 +1,366 @@
+"""Run a warp-specialised Gluon kernel on the CPU: its own Python, with a thread for each group.
+
+The kernel's functions are Python until Gluon compiles them. Here they run as Python, and objects of
+this file stand for Gluon: blocks of shared memory, barriers, copies and products. A copy happens at
+once. A product happens as late as it may: when its group waits for it. So a slot that is released
+before its product has read it is found, if another group or the copies come in between.
+"""
+
+import contextlib
+import random
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from unittest import mock
+
+import torch
+
+# A group that waits longer than this, in seconds, waits for ever.
+PATIENCE = 30.0
+
+
+class StuckError(AssertionError):
+    """Signals that a group waits for something that never comes."""
+
+
+class Value(torch.Tensor):
+    """A tensor that has a layout, which nothing here reads."""
+
+    type = SimpleNamespace(layout=None)
+
+
+def _value(x) -> Value:
+    return torch.as_tensor(x).as_subclass(Value)
+
+
+class Shared:
+    """A block of shared memory."""
+
+    def __init__(self, data: torch.Tensor):
+        self.data = data
+
+    @property
+    def shape(self):
+        return list(self.data.shape)
+
+    @property
+    def dtype(self):
+        return self.data.dtype
+
+    def index(self, number):
+        return Shared(self.data[int(number)])
+
+    def slice(self, start, length, dim=0):
+        return Shared(self.data.narrow(dim, start, length))
+
+    def permute(self, order):
+        return Shared(self.data.permute(order))
+
+    def reshape(self, shape):
+        return Shared(self.data.view(shape))
+
+    def load(self, layout):
+        return _value(self.data.clone())
+
+    def store(self, value):
+        assert value.dtype == self.data.dtype
+        self.data.copy_(value)
+
+
+class Descriptor:
+    """A tensor that is copied in blocks. Past its ends, zeros are read and nothing is written."""
+
+    layout = None
+
+    def __init__(self, tensor: torch.Tensor, block: list[int]):
+        self.tensor, self.dtype = tensor, tensor.dtype
+        count = torch.Size(block).numel()
+        self.block_type = SimpleNamespace(shape=block, nbytes=count * tensor.element_size())
+
+    def _ends(self, at, block):
+        assert list(block.shape) == self.block_type.shape
+        inside = []
+        for start, size, most in zip(at, block.shape, self.tensor.shape, strict=True):
+            assert int(start) >= 0
+            inside.append((int(start), max(0, min(size, most - int(start)))))
+        mine = self.tensor
+        for axis, (start, size) in enumerate(inside):
+            mine = mine.narrow(axis, min(start, mine.shape[axis]), size)
+        return mine, block[tuple(slice(0, size) for _, size in inside)]
+
+    def read(self, at, block):
+        block.zero_()
+        mine, part = self._ends(at, block)
+        part.copy_(mine)
+
+    def write(self, at, block, add=False):
+        mine, part = self._ends(at, block)
+        mine.copy_(mine + part if add else part)
+
+
+class _Barrier:
+    """A barrier of Hopper: a phase ends when all have arrived and all bytes have come."""
+
+    def __init__(self, run, waited):
+        self.run, self.waited = run, waited
+        self.count, self.left, self.bytes, self.phase = 0, 0, 0, 0
+        self.copies = []
+
+    def init(self, count):
+        self.count = self.left = count
+
+    def change(self, arrivals, nbytes):
+        with self.run.changed:
+            self.left, self.bytes = self.left - arrivals, self.bytes + nbytes
+            assert self.left >= 0
+            if self.left == 0 and self.bytes == 0:
+                self.phase, self.left = self.phase + 1, self.count
+            self.run.changed.notify_all()
+
+    def wait(self, parity):
+        def over():
+            while self.copies:
+                self.copies.pop(0)()
+            # A parity tells a phase only from the one before and the one after it.
+            return self.phase % 2 != int(parity)
+
+        if self.waited:
+            self.run.until(over)
+
+
+class _Barriers:
+    def __init__(self, run, count):
+        waited = run.allocated != run.unwaited
+        run.allocated += 1
+        self.all = [_Barrier(run, waited) for _ in range(count)]
+
+    def index(self, number):
+        return self.all[int(number)]
+
+
+class _Run:
+    """One program of a kernel."""
+
+    def __init__(self, program: int, programs: int, unwaited: int | None, patience: float):
+        self.program, self.programs = program, programs
+        self.unwaited, self.patience, self.allocated = unwaited, patience, 0
+        self.changed = threading.Condition()
+        self.own = threading.local()
+        self.named: dict[int, list[int]] = {}
+        self.failed: list[BaseException] = []
+
+    def until(self, ready):
+        with self.changed:
+            done = self.changed.wait_for(lambda: ready() or self.failed, self.patience)
+            if self.failed or not done:
+                raise StuckError(f"program {self.program}: {threading.current_thread().name}")
+
+    def pause(self):
+        """Let other groups run first, now and then."""
+        if self.own.chance.random() < 0.2:
+            threading.Event().wait(0.0005)
+
+    def start(self, functions, warps, registers):
+        # The first group has the warps that the launch asks for.
+        assert len(warps) == len(registers) == len(functions) - 1
+
+        def body(number, function, arguments):
+            self.own.pending, self.own.chance = [], random.Random(8 * self.program + number)
+            try:
+                function(*arguments)
+                assert not self.own.pending
+            except BaseException as error:
+                with self.changed:
+                    self.failed.append(error)
+                    self.changed.notify_all()
+
+        threads = [
+            threading.Thread(target=body, args=(i, *each), name=f"group {i}", daemon=True)
+            for i, each in enumerate(functions)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(4 * self.patience)
+        if self.failed:
+            raise self.failed[0]
+
+    def multiply(self, a, b, acc, use_acc=True, is_async=False):
+        assert is_async
+        result = _value(torch.full_like(acc, float("nan")))
+        # Factors in registers are read as late as those in shared memory.
+        self.own.pending.append((a, b, acc, use_acc, result))
+        self.pause()
+        return result
+
+    def settle(self, left, values):
+        self.pause()
+        while len(self.own.pending) > left:
+            a, b, acc, use_acc, result = self.own.pending.pop(0)
+            a, b = (x.data if isinstance(x, Shared) else torch.Tensor(x) for x in (a, b))
+            product = a.float() @ b.float()
+            result.copy_(product + acc if use_acc else product)
+        return values[0] if len(values) == 1 else values
+
+    def copy_in(self, descriptor, at, barrier, block):
+        def copy():
+            descriptor.read(at, block.data)
+            barrier.change(0, -descriptor.block_type.nbytes)
+
+        # A copy is there at once, or no sooner than somebody waits for it.
+        if self.own.chance.random() < 0.5:
+            copy()
+        else:
+            with self.changed:
+                barrier.copies.append(copy)
+                self.changed.notify_all()
+
+    def assembly(self, text, constraints, values, dtype, is_pure, pack):
+        if "bar.warp.sync" in text:
+            return values[0]
+        how, number, threads = re.match(r"bar\.(sync|arrive) (\d+), (\d+);", text).groups()
+        assert threads == "256"
+        with self.changed:
+            state = self.named.setdefault(int(number), [0, 0])
+            state[0] += 1
+            mine = state[1]
+            if state[0] == 2:
+                state[:] = [0, mine + 1]
+            self.changed.notify_all()
+        if how == "sync":
+            self.until(lambda: state[1] > mine)
+
+    def store(self, target, value, mask=None):
+        if isinstance(target, Pointer):
+            target.tensor.fill_(value)
+            return
+        tensor, places = target
+        value = torch.as_tensor(value).to(tensor.dtype).broadcast_to(places.shape)
+        keep = torch.ones_like(places, dtype=torch.bool) if mask is None else mask
+        tensor.view(-1)[torch.Tensor.long(places[keep])] = value[keep].as_subclass(torch.Tensor)
+
+    def add(self, pointer, value, sem):
+        assert pointer.tensor.numel() == 1
+        before = pointer.tensor.clone()
+        pointer.tensor += value
+        return before[0]
+
+
+class Pointer:
+    """The address of a tensor."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __add__(self, places):
+        return self.tensor, places
+
+
+def _language(run: _Run) -> SimpleNamespace:
+    def allocate(dtype, shape, layout):
+        if layout == "barriers":
+            return _Barriers(run, shape[0])
+        # Memory that was never written holds no number that a kernel may use.
+        return Shared(
+            torch.full(shape, float("nan") if dtype.is_floating_point else -(2**30), dtype=dtype)
+        )
+
+    return SimpleNamespace(
+        constexpr=lambda x: x, static_range=range, float32=torch.float32, int32=torch.int32,
+        int64=torch.int64, program_id=lambda axis: torch.tensor(run.program),
+        num_programs=lambda axis: torch.tensor(run.programs),
+        cdiv=lambda a, b: (a + b - 1) // b, allocate_shared_memory=allocate,
+        zeros=lambda shape, dtype, layout: _value(torch.zeros(shape, dtype=dtype)),
+        full=lambda shape, x, dtype, layout: _value(torch.full(shape, x, dtype=dtype)),
+        arange=lambda a, b, layout=None: _value(torch.arange(a, b)),
+        where=lambda c, x, y: _value(torch.where(torch.as_tensor(c), x, y)),
+        minimum=lambda x, y: _value(torch.minimum(x, torch.as_tensor(y))),
+        maximum=lambda x, y: _value(torch.maximum(x, torch.as_tensor(y))),
+        cast=lambda x, dtype: _value(torch.as_tensor(x).to(dtype)), exp2=torch.exp2,
+        log2=torch.log2, max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
+        reshape=lambda x, shape: x.reshape(shape), convert_layout=lambda x, layout: x,
+        SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
+        DotOperandLayout=lambda *_: None, inline_asm_elementwise=run.assembly,
+        warp_specialize=run.start, store=run.store, BlockedLayout=lambda *_: None,
+        SwizzledSharedLayout=lambda *_: None, atomic_add=run.add,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def on_threads(
+    module: ModuleType, unwaited: int | None = None, patience: float = PATIENCE
+) -> Iterator[None]:
+    """Within the body, kernels of a Gluon module run on threads when they are launched.
+
+    unwaited: the number of a set of barriers that no group waits for. They count in the order in
+    which the kernel makes them. After `patience` seconds a wait is one for ever.
+    """
+    kernels = {name: each for name, each in vars(module).items() if hasattr(each, "fn")}
+
+    class Kernel:
+        def __init__(self, jitted):
+            self.jitted = jitted
+
+        def __getitem__(self, grid):
+            def launch(*arguments, num_warps, **options):
+                for program in range(grid[0]):
+                    run = _Run(program, grid[0], unwaited, patience)
+                    _one(module, kernels, self.jitted.fn, run, arguments, options)
+
+            return launch
+
+    with contextlib.ExitStack() as stack:
+        for name, kernel in kernels.items():
+            if name.endswith("_hopper_kernel"):
+                stack.enter_context(mock.patch.object(module, name, Kernel(kernel)))
+        for each in {module, sys.modules[module.described.__module__]}:
+            stack.enter_context(mock.patch.object(each, "TensorDescriptor", _described))
+        yield
+
+
+def _described(x, shape, strides, block, layout):
+    assert list(x.shape) == shape and strides[-1] == 1
+    return Descriptor(x, block)
+
+
+def _one(module, kernels, function, run, arguments, options):
+    def arrive(barrier, count):
+        barrier.change(count, 0)
+
+    stands = {
+        "gl": _language(run),
+        "mbarrier": SimpleNamespace(
+            init=lambda barrier, count: barrier.init(count),
+            wait=lambda barrier, parity: barrier.wait(parity),
+            expect=lambda barrier, nbytes: barrier.change(1, nbytes),
+            arrive=arrive,
+            MBarrierLayout=lambda: "barriers",
+        ),
+        "tma": SimpleNamespace(
+            async_copy_global_to_shared=run.copy_in,
+            async_copy_shared_to_global=lambda desc, at, block: desc.write(at, block.data),
+            store_wait=lambda left: None,
+        ),
+        "fence_async_shared": lambda: None,
+        "warpgroup_mma": run.multiply,
+        "warpgroup_mma_wait": run.settle,
+    }
+    if hasattr(module, "add_to_global"):
+        stands["add_to_global"] = lambda desc, at, block: desc.write(at, block.data, add=True)
+    constants = {
+        name: each.value
+        for name, each in vars(module).items()
+        if type(each).__name__ == "constexpr"
+    }
+    bodies = {name: each.fn for name, each in kernels.items()}
+    with contextlib.ExitStack() as stack:
+        for name, value in (bodies | constants | stands).items():
+            stack.enter_context(mock.patch.object(module, name, value))
+
+        # Numbers of the launch are values, tensors are addresses.
+        def handed(x):
+            return Pointer(x) if isinstance(x, torch.Tensor) else x
+
+        function(*map(handed, arguments), **{name: handed(x) for name, x in options.items()})

@@ -1,0 +1,64 @@
+"""Compile the Hopper form of the product for sm_90 and print a JSON row for each case.
+
+A process of its own: the tests run in one whose kernels are interpreted. A case is whether a and b
+are stored by columns, the parts of the epilogue, and a configuration.
+"""
+
+import json
+import re
+import sys
+
+import torch
+
+from harness.build import compiler, recorder
+from kernels.matmul_details import batches, hopper
+
+SIZE = 4096
+
+
+def row(a_turned, b_turned, parts, config):
+    batch = (8, 1) if "batched" in parts else ()
+    dtype = torch.float32 if {"float32", "added"} & {*parts} else torch.bfloat16
+
+    def empty(turned=False, over=batch, dtype=torch.bfloat16):
+        made = torch.empty((*over, SIZE, SIZE), dtype=dtype, device="meta")
+        return made.mT if turned else made
+
+    def given(part, tensor):
+        return tensor if part in parts else None
+
+    of_b = (1, 4) if batch else ()
+    whole = torch.broadcast_shapes(batch, of_b)
+    made = {
+        "by_row": {
+            "a": empty(a_turned), "residual": given("residual", empty(over=whole)),
+            "out": empty(over=whole, dtype=dtype), "pre": given("kept", empty(over=whole)),
+            "up_pre": given("kept", given("gated", empty(over=whole))),
+        },
+        "by_column": {"b": empty(b_turned, of_b), "up": given("gated", empty(b_turned, of_b))},
+    }  # fmt: skip
+    for group in made.values():
+        for name, x in group.items():
+            group[name] = x if x is None else x.expand(*whole, SIZE, SIZE)
+    activation = next((p for p in parts if p in ("gelu", "silu", "tanh")), "none")
+    bias = given("bias", torch.empty(SIZE, dtype=torch.bfloat16, device="meta"))
+    strides = (f"stride_{each}" for each in ("x0", "x1", "xm", "y0", "y1", "yn"))
+    epilogue = dict.fromkeys(strides, 0) | {
+        "bias_ptr": bias, "up_bias_ptr": bias if "gated" in parts else None, "scale": 1.0,
+        "a_scale_ptr": None, "b_scale_ptr": None, "SCALED": False, "ACTIVATION": activation,
+        "PRECISE": dtype == torch.float32, "ACCUMULATE": "added" in parts,
+    }  # fmt: skip
+    with recorder.recorded() as calls:
+        for walk in batches.walks(tuple(whole), **made):
+            hopper.launch_product(walk, epilogue, config, 132)
+    [(kernel, arguments, grid)] = calls
+    launch = recorder.Launch(kernel, arguments, None, None, str(dtype), grid=grid)
+    found = compiler.row(launch, "90")
+    texts = compiler.compile(launch, "90").asm
+    sass, added = texts["sass"], len(re.findall(r"cp\.reduce\.async\.bulk\.tensor", texts["ptx"]))
+    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass)
+    return found | {"waits": waits, "added": added, "products": len(re.findall(r"\bHGMMA\.", sass))}
+
+
+if __name__ == "__main__":
+    print(json.dumps([row(*each) for each in json.loads(sys.argv[1])]))
