@@ -8,6 +8,9 @@ that the diagonal, a window or the end of the sequence cuts are masked; all othe
 without, and tiles that no row sees are skipped. Programs of one head stand side by side, so its
 keys stay in L2; causal ones start with the longest rows.
 
+On Hopper, in 16 bits with heads of 64 or 128, warpgroups that take turns do the same:
+`attention_details/forward_hopper.py`. It takes neither a mask nor dropout.
+
 The backward pass recomputes the scores (Dao, "FlashAttention-2", 2023):
 `attention_details/backward.py`. For it the forward pass keeps m + log2(l) of each row. In float32
 it keeps them apart: their sum would lose the digits of log2(l) where m is large. Dropout keeps
@@ -34,6 +37,7 @@ from ._runtime.configs import Configs
 from ._runtime.device import shared_bytes
 from ._triton.math import LN2
 from ._triton.memory import store_as
+from .attention_details import forward_hopper as hopper
 from .attention_details.backward import attention_bwd
 from .attention_details.launch import (
     LEVELS,
@@ -96,7 +100,8 @@ def attention(
     Returns:
         `[B, H, Sq, D]`, the axes in memory in the order of q's. With return_lse also the natural
         logarithm of the sum of exponentials before dropout, `[B, H, Sq]` in float32. Both are
-        differentiable once, in q, k and v; the gradients are deterministic.
+        differentiable once, in q, k and v. On Hopper the last bits of dq may differ from call to
+        call, unless `torch.use_deterministic_algorithms(True)` asks for the slower kernels.
 
     Raises:
         TypeError: an argument is of another kind, or a tensor of another dtype.
@@ -145,7 +150,10 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, stats, mask, drawn = ctx.saved_tensors
         seed = ctx.number if drawn is None else drawn
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        grads = attention_bwd(q, k, v, out, stats, dout, dlse, mask, seed, *ctx.options, keys)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        grads = attention_bwd(
+            q, k, v, out, stats, dout, dlse, mask, seed, *ctx.options, keys, deterministic
+        )
         return *grads, None, None, None, None, None, None, None
 
 
@@ -307,6 +315,10 @@ def attention_fwd(
     stats = q.new_empty((planes, b, h, sq), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
+    if mask is None and not dropped and hopper.suits(q, k, v):
+        config = HOPPER_FORWARD.pick(q.device, s=sk, d=d, causal=right is not None)
+        hopper.forward_hopper(q, k, v, out, lse, stats, scale, left, right, config)
+        return out, lse, stats
     config = FORWARD.pick(
         q.device, s=sk, d=d, itemsize=q.element_size(), causal=right is not None,
         shared=shared_bytes(q.device),
@@ -341,5 +353,7 @@ def _choose(s, d, itemsize, causal, shared):
 
 
 FORWARD = Configs(_forward_kernel, (NARROW, WIDE, *CONFIGS, *MORE_CONFIGS), _choose)
+
+HOPPER_FORWARD = hopper.FORWARD
 
 attention_fwd = cached_launch(attention_fwd)

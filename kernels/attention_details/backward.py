@@ -7,7 +7,8 @@ of the entries that it keeps, over their share; delta stays (Dao, "FlashAttentio
 
 FLOPs: 14 D a pair, of which 10 D are needed: the scores and dP are computed by both kernels. That
 is the price of results that depend on no order: each gradient has one owner, which sums in
-registers, and nothing is added in memory. The first kernel also computes delta for the second, so
+registers, and nothing is added in memory. Hopper has a faster form without that promise:
+`backward_hopper.py`. The first kernel also computes delta for the second, so
 that dO and O are not read once more for it.
 
 The kernel of dk and dv holds its scores transposed, [keys, rows]. So Pᵀ and dSᵀ go from the
@@ -24,6 +25,8 @@ from .._runtime.device import shared_bytes
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
 from ..random_details.philox import boxed
+from . import backward_hopper as hopper
+from .forward_hopper import readable, suits
 from .launch import (
     SMALL,
     first_to_fit,
@@ -353,13 +356,19 @@ def attention_bwd(
     left: int | None,
     right: int | None,
     keys: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return dq, dk and dv; the latter two are None unless `keys`.
 
-    q, k, v, mask, seed, scale, dropped, left, right: as `attention_fwd` was given them; out, stats:
-    as it returned them. dout, dlse: the gradients of its results.
+    q, k, v, mask, seed, scale, dropped, left, right: as `attention_fwd` was given them.
+    The out and stats are those that it returned. dout, dlse: the gradients of its results.
+    If deterministic, dq does not depend on an order of sums in memory.
     """
     q, k, v, dout = map(in_rows, (q, k, v, dout))
+    plain = mask is None and not dropped and keys and not deterministic
+    if plain and q.numel() and suits(q, k, v) and readable(dout):
+        config = HOPPER_BACKWARD.pick(q.device, d=q.shape[3], causal=right is not None)
+        return hopper.backward_hopper(q, k, v, out, stats, dout, dlse, scale, left, right, config)
     b, h, sq, d = q.shape
     heads, sk = k.shape[1:3]
     dq, dk, dv = like(q), like(k) if keys else None, like(v) if keys else None
@@ -406,5 +415,8 @@ def _choose_dkdv(d, itemsize, shared):
 
 DQ = Configs(_dq_kernel, DQ_CONFIGS + MORE_DQ, _choose_dq)
 DKDV = Configs(_dkdv_kernel, DKDV_CONFIGS + MORE_DKDV, _choose_dkdv)
+HOPPER_BACKWARD = Configs(
+    hopper.backward_hopper_kernel, hopper.CONFIGS, hopper.choose, family="attention"
+)
 
 attention_bwd = cached_launch(attention_bwd)

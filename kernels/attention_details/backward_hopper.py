@@ -1,0 +1,461 @@
+"""The backward pass of attention on Hopper: five products a tile, dq summed in memory in float32.
+
+A program owns 128 keys of one key head: two warpgroups of 64 keys each. It walks the rows that see
+them, which four loading warps bring by TMA. A group holds its scores transposed, [keys, rows]. So
+the transposes of P and of dS are factors in registers, for dv and dk. The dS of both groups meet in
+shared memory for dq; each group computes half the columns of dq.
+
+TMA adds dq to memory in float32. The order of these sums may differ from run to run, and with it
+the last bits of dq; the form in `backward.py` has one order.
+
+A first kernel writes delta = rowsum(dO O) - dlse and sets the sums of dq to zero. A last kernel
+rounds them.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .._runtime.configs import Config
+from .._triton.math import LOG2E
+from .forward_hopper import NEAR_BYTES, described
+from .launch import like, strides_of
+
+# Keys of a warpgroup.
+KEYS = 64
+GROUPS = gl.constexpr(2)
+# Registers of a thread of a group.
+REGISTERS = gl.constexpr(240)
+
+
+@builtin
+def add_to_global(desc, coord, src, _semantic=None):
+    """Start the addition of a block of shared memory to memory, by TMA."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle
+    )
+
+
+def tile(rows, slots):
+    return {"BLOCK_M": rows, "SLOTS": slots, "num_warps": 4}
+
+
+CONFIGS = (tile(64, 2), tile(128, 2), tile(64, 3))
+
+
+def choose(d, causal):
+    return CONFIGS[0] if d == 128 else CONFIGS[2] if causal else CONFIGS[1]
+
+
+@gluon.jit
+def _meet():
+    """Both groups wait for each other."""
+    gl.inline_asm_elementwise(
+        "bar.sync 9, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def key_tile_of(sizes, BLOCK_N: gl.constexpr):
+    """The tile of keys and the key head of this program; NEAR key heads run side by side."""
+    SK, heads, near = sizes[1], sizes[6], sizes[7]
+    tiles = gl.cdiv(SK, BLOCK_N)
+    pid = gl.program_id(0)
+    first = pid // (near * tiles) * near
+    width = min(near, heads - first)
+    within = pid - first * tiles
+    return within // width, first + within % width
+
+
+@gluon.jit
+def row_tiles(
+    tile, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """The tiles of rows that see a tile of keys: first, whole, cut, last.
+
+    Those from whole to cut see all its keys. Those from first to whole and from cut to last need a
+    mask, as do all of a tile that the end of the keys cuts.
+    """
+    SQ, SK, left, right = sizes[0], sizes[1], sizes[4], sizes[5]
+    start = tile * BLOCK_N
+    first, end, cut = 0, SQ, SQ
+    if LEFT:
+        end = max(0, min(SQ, start + BLOCK_N - left))
+        cut = max(0, min(SQ, start + 1 - left))
+    last = gl.cdiv(end, BLOCK_M)
+    whole = first
+    if RIGHT:
+        first = min(max(0, start - right) // BLOCK_M, last)
+        whole = gl.cdiv(max(0, start + BLOCK_N - 1 - right), BLOCK_M)
+        whole = max(first, min(whole, last))
+    # Rows past the end have weights of zero without a mask.
+    cut = max(whole, gl.where(cut == SQ, last, cut // BLOCK_M))
+    cut = gl.where(start + BLOCK_N > SK, whole, cut)
+    return first, whole, cut, last
+
+
+@gluon.jit
+def producer(descs, rings, barriers, sizes, options: gl.constexpr):
+    """Start all copies of a program: its keys and values, then rows of q, dO, m and delta."""
+    q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc = descs[:6]
+    q_ring, k_tile, v_tile, dout_ring, m_ring, delta_ring = rings[:6]
+    kv_full, q_full, dout_full, free = barriers
+    key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    SLOTS: gl.constexpr = options[2]
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    tile, key_head = key_tile_of(sizes, BLOCK_N)
+    b, key_head = key_head // key_heads, key_head % key_heads
+    tiles = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+    mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
+    at = [b, key_head, tile * BLOCK_N, 0]
+    tma.async_copy_global_to_shared(k_desc, at, kv_full.index(0), k_tile)
+    tma.async_copy_global_to_shared(v_desc, at, kv_full.index(0), v_tile)
+    step = 0
+    for member in range(GROUP):
+        h = key_head * GROUP + member
+        place = (b * key_heads * GROUP + h) * padded
+        for row_tile in range(tiles[0], tiles[3]):
+            start = row_tile * BLOCK_M
+            slot = step % SLOTS
+            mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + m_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                q_desc, [b, h, start, 0], q_full.index(slot), q_ring.index(slot)
+            )
+            tma.async_copy_global_to_shared(
+                m_desc, [place + start], q_full.index(slot), m_ring.index(slot)
+            )
+            mbarrier.expect(
+                dout_full.index(slot), dout_desc.block_type.nbytes + delta_desc.block_type.nbytes
+            )
+            tma.async_copy_global_to_shared(
+                dout_desc, [b, h, start, 0], dout_full.index(slot), dout_ring.index(slot)
+            )
+            tma.async_copy_global_to_shared(
+                delta_desc, [place + start], dout_full.index(slot), delta_ring.index(slot)
+            )
+            step += 1
+
+
+@gluon.jit
+def _matrix(block):
+    """A block of a head in shared memory as a matrix."""
+    return block.reshape((block.shape[2], block.shape[3]))
+
+
+@gluon.jit
+def _kept(p, start_n, start_m, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr):
+    """p [keys, rows], zero where a row does not see a key."""
+    SK, left, right = sizes[1], sizes[4], sizes[5]
+    LAYOUT: gl.constexpr = p.type.layout
+    keys = start_n + gl.arange(0, p.shape[0], gl.SliceLayout(1, LAYOUT))[:, None]
+    rows = start_m + gl.arange(0, p.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
+    keep = keys < SK
+    if RIGHT:
+        keep = keep & (keys <= rows + right)
+    if LEFT:
+        keep = keep & (keys >= rows + left)
+    return gl.where(keep, p, 0.0)
+
+
+@gluon.jit
+def _add_dq(dq, row, descs, rings, WHICH: gl.constexpr):
+    """Start the addition of half the columns of a tile of dq, in rows from `row` on, to memory."""
+    dq_desc, ring = descs[6], rings[7]
+    # The last tile's addition has read the slot.
+    tma.store_wait(0)
+    ring.index(WHICH).store(dq)
+    fence_async_shared()
+    add_to_global(dq_desc, [row, WHICH * dq.shape[1]], ring.index(WHICH))
+
+
+@gluon.jit
+def _row_tile(
+    dk, dv, step, row_tile, cut_by_mask, start_n, head, descs, rings, barriers, sizes, factor,
+    no_scores, no_dq, MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
+):  # fmt: skip
+    """Take a tile of rows into dk and dv, and add what it gives of dq to memory."""
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    SLOTS: gl.constexpr = options[2]
+    q_ring, k_tile, v_tile, dout_ring, m_ring, delta_ring, ds_ring = rings[:7]
+    q_full, dout_full, free = barriers[1:]
+    KEYS: gl.constexpr = dk.shape[0]
+    D: gl.constexpr = dk.shape[1]
+    BLOCK_M: gl.constexpr = no_scores.shape[1]
+    ROWS: gl.constexpr = gl.SliceLayout(0, no_scores.type.layout)
+    FACTOR: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    slot, phase = step % SLOTS, step // SLOTS % 2
+    q, dout = _matrix(q_ring.index(slot)), _matrix(dout_ring.index(slot))
+    k, v = _matrix(k_tile), _matrix(v_tile)
+    mbarrier.wait(q_full.index(slot), phase)
+    scores = warpgroup_mma(
+        k.slice(WHICH * KEYS, KEYS), q.permute((1, 0)), no_scores, use_acc=False, is_async=True
+    )
+    mbarrier.wait(dout_full.index(slot), phase)
+    dp = warpgroup_mma(
+        v.slice(WHICH * KEYS, KEYS), dout.permute((1, 0)), no_scores, use_acc=False, is_async=True
+    )
+    scores = warpgroup_mma_wait(1, (scores,))
+    p = gl.exp2(scores * factor - m_ring.index(slot).load(ROWS)[None, :])
+    if MASKED:  # noqa: SIM102 (a constant and a value have no `and`)
+        if cut_by_mask:
+            p = _kept(p, start_n + WHICH * KEYS, row_tile * BLOCK_M, sizes, LEFT, RIGHT)
+    factor_p = gl.convert_layout(p.to(q.dtype), FACTOR)
+    dv = warpgroup_mma(factor_p, dout, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, (dp,))
+    ds = (p * (dp - delta_ring.index(slot).load(ROWS)[None, :])).to(q.dtype)
+    factor_ds = gl.convert_layout(ds, FACTOR)
+    dk = warpgroup_mma(factor_ds, q, dk, is_async=True)
+    # Two slots: the other group has read this one before it came to the last meeting.
+    shared = ds_ring.index(step % 2)
+    shared.slice(WHICH * KEYS, KEYS).store(ds)
+    fence_async_shared()
+    _meet()
+    dq = warpgroup_mma(
+        shared.permute((1, 0)), k.slice(WHICH * (D // 2), D // 2, dim=1), no_dq, use_acc=False,
+        is_async=True,
+    )  # fmt: skip
+    # The compiler must not reuse the registers of a factor before its product has read them.
+    dv, dk, factor_p, factor_ds = warpgroup_mma_wait(1, (dv, dk, factor_p, factor_ds))
+    mbarrier.arrive(free.index(slot), count=1)
+    dq = warpgroup_mma_wait(0, (dq,))
+    _add_dq(dq, head * sizes[8] + row_tile * BLOCK_M, descs, rings, WHICH)
+    return dk, dv, step + 1
+
+
+@gluon.jit
+def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, options: gl.constexpr):
+    """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
+    scale, factor = numbers
+    dk_desc, dv_desc = descs[7], descs[8]
+    k_tile, v_tile = rings[1], rings[2]
+    key_heads, GROUP = sizes[2], sizes[3]
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
+    KEYS: gl.constexpr = dk_desc.block_type.shape[2]
+    D: gl.constexpr = dk_desc.block_type.shape[3]
+    BLOCK_N: gl.constexpr = GROUPS * KEYS
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
+    no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
+    no_dq = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ)
+    dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
+    tile, key_head = key_tile_of(sizes, BLOCK_N)
+    b, key_head = key_head // key_heads, key_head % key_heads
+    first, whole, cut, last = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+    mbarrier.wait(barriers[0].index(0), 0)
+    step = 0
+    for member in range(GROUP):
+        head = (b * key_heads + key_head) * GROUP + member
+        for row_tile in range(first, last):
+            cut_by_mask = (row_tile < whole) | (row_tile >= cut)
+            dk, dv, step = _row_tile(
+                dk, dv, step, row_tile, cut_by_mask, tile * BLOCK_N, head, descs, rings, barriers,
+                sizes, factor, no_scores, no_dq, options[3], WHICH, options,
+            )  # fmt: skip
+    # Both groups have read all keys: their slots may hold what is to be written.
+    _meet()
+    mine_k = k_tile.slice(WHICH * KEYS, KEYS, dim=2)
+    mine_v = v_tile.slice(WHICH * KEYS, KEYS, dim=2)
+    _matrix(k_tile).slice(WHICH * KEYS, KEYS).store((dk * scale).to(dk_desc.dtype))
+    _matrix(v_tile).slice(WHICH * KEYS, KEYS).store(dv.to(dv_desc.dtype))
+    fence_async_shared()
+    at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
+    tma.async_copy_shared_to_global(dk_desc, at, mine_k)
+    tma.async_copy_shared_to_global(dv_desc, at, mine_v)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _slots(desc, COUNT: gl.constexpr):
+    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
+    SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005 (Triton unpacks no list)
+    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers in shared memory, each of which so many arrivals complete."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(index), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit(
+    do_not_specialize=["GROUP", "SQ", "SK", "key_heads", "left", "right", "heads", "near", "padded"]
+)
+def backward_hopper_kernel(
+    q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc,
+    key_heads, GROUP, SQ, SK, left, right, heads, near, padded, scale,
+    DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, WHOLE: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each key head.
+
+    Grid: cdiv(SK, 128) * heads programs. Reads q and dO by descriptors of blocks [1, 1, BLOCK_M,
+    D], k and v by blocks [1, 1, 128, D]. Reads m and delta, [B * H * padded], by blocks [BLOCK_M].
+    m is in base 2, and infinity for a row that sees nothing. Adds to dq float32 [B * H * padded, D]
+    by blocks [BLOCK_M, D / 2]. Writes dk and dv by blocks [1, 1, 64, D].
+
+    heads: key heads of all batches, key_heads: of one. DS: the layout of dS in shared memory. Other
+    parameters are those of the forward kernel. `padded` is a multiple of BLOCK_M.
+    """
+    sizes = (SQ, SK, key_heads, GROUP, left, right, heads, near, padded)
+    scale = gl.cast(scale, gl.float32)
+    numbers = scale, scale * LOG2E
+    descs = (
+        q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
+    )  # fmt: skip
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    rings = (
+        _slots(q_desc, SLOTS), _slots(k_desc, 1).index(0), _slots(v_desc, 1).index(0),
+        _slots(dout_desc, SLOTS), _slots(m_desc, SLOTS), _slots(delta_desc, SLOTS),
+        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS), _slots(dq_desc, GROUPS),
+    )  # fmt: skip
+    barriers = (
+        _barriers(1, 1), _barriers(SLOTS, 1), _barriers(SLOTS, 1), _barriers(SLOTS, GROUPS)
+    )  # fmt: skip
+    fence_async_shared()
+    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, not WHOLE)
+    gl.warp_specialize(
+        [
+            (producer, (descs, rings, barriers, sizes, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, numbers, 0, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, numbers, 1, OPTIONS)),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+@triton.jit
+def _delta_kernel(
+    out_ptr, dout_ptr, dlse_ptr, stats_ptr, m_ptr, delta_ptr, dq_ptr,
+    stride_ob, stride_oh, stride_os, stride_dob, stride_doh, stride_dos, H, SQ, padded,
+    D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(dO O) - dlse, m with infinity past the last row, and zeros for dq's sums.
+
+    Grid: padded / BLOCK_M * B * H programs. A program owns BLOCK_M rows of one head.
+    """
+    tiles = padded // BLOCK_M
+    tile, head = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    b, h = head // H, head % H
+    offs_m, offs_d = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
+    inside, row = offs_m < SQ, offs_m.to(tl.int64)[:, None]
+    out_ptrs = out_ptr + b * stride_ob + h * stride_oh + row * stride_os + offs_d[None, :]
+    dout_ptrs = dout_ptr + b * stride_dob + h * stride_doh + row * stride_dos + offs_d[None, :]
+    out = tl.load(out_ptrs, mask=inside[:, None], other=0.0).to(tl.float32)
+    dout = tl.load(dout_ptrs, mask=inside[:, None], other=0.0).to(tl.float32)
+    delta = tl.sum(out * dout, 1)
+    place = head * SQ + offs_m
+    if dlse_ptr is not None:
+        delta -= tl.load(dlse_ptr + place, mask=inside, other=0.0)
+    m = tl.load(stats_ptr + place, mask=inside, other=float("inf"))
+    place = head * padded + offs_m
+    tl.store(delta_ptr + place, delta)
+    tl.store(m_ptr + place, m)
+    zeros = tl.zeros((BLOCK_M, D), tl.float32)
+    tl.store(dq_ptr + place[:, None] * D + offs_d[None, :], zeros)
+
+
+@triton.jit
+def _round_kernel(
+    sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, H, SQ, padded, scale,
+    D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dq = scale sums, rounded. Grid: padded / BLOCK_M * B * H programs of BLOCK_M rows."""
+    tiles = padded // BLOCK_M
+    tile, head = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
+    b, h = head // H, head % H
+    offs_m, offs_d = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
+    row = offs_m.to(tl.int64)[:, None]
+    sums = tl.load(sums_ptr + (head * padded + row) * D + offs_d[None, :])
+    dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + row * stride_dqs + offs_d[None, :]
+    dq = (sums * tl.cast(scale, tl.float32)).to(dq_ptr.dtype.element_ty)
+    tl.store(dq_ptrs, dq, mask=(offs_m < SQ)[:, None])
+
+
+@functools.cache
+def _layout(shape, dtype):
+    return gl.NVMMASharedLayout.get_default_for(list(shape), dtype)
+
+
+def _flat(x, *block):
+    """A descriptor of x, contiguous in float32, with blocks of this shape."""
+    layout = _layout(block, gl.float32)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), layout)
+
+
+# Rows of a program of the first and the last kernel.
+NEARBY_ROWS = 64
+
+
+def backward_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    stats: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    config: Config,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return dq, dk and dv; the last bits of dq may differ from call to call.
+
+    Tensors as `attention_bwd` takes them, and as `suits` accepts q, k, v and dout.
+    """
+    (b, h, sq, d), (key_heads, sk) = q.shape, k.shape[1:3]
+    block_m = config["BLOCK_M"]
+    dq, dk, dv = like(q), like(k), like(v)
+    padded = -(-sq // 128) * 128
+    m, delta = torch.empty((2, b * h * padded), dtype=torch.float32, device=q.device)
+    sums = torch.empty((b * h * padded, d), dtype=torch.float32, device=q.device)
+    nearby = (padded // NEARBY_ROWS * b * h,)
+    sizes = {"H": h, "SQ": sq, "padded": padded, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4}
+    _delta_kernel[nearby](
+        out_ptr=out, dout_ptr=dout, dlse_ptr=dlse, stats_ptr=stats, m_ptr=m, delta_ptr=delta,
+        dq_ptr=sums, **strides_of(o=out, do=dout), **sizes,
+    )  # fmt: skip
+    group = h // key_heads
+    near = min(b * key_heads, max(1, NEAR_BYTES // (8 * sq * d * group)))
+    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[q.dtype]
+    backward_hopper_kernel[(triton.cdiv(sk, 2 * KEYS) * b * key_heads,)](
+        q_desc=described(q, block_m), k_desc=described(k, 2 * KEYS),
+        v_desc=described(v, 2 * KEYS), dout_desc=described(dout, block_m),
+        m_desc=_flat(m, block_m), delta_desc=_flat(delta, block_m),
+        dq_desc=_flat(sums, block_m, d // 2), dk_desc=described(dk, KEYS),
+        dv_desc=described(dv, KEYS), key_heads=key_heads, GROUP=group, SQ=sq, SK=sk,
+        left=0 if left is None else sk - sq - left, right=0 if right is None else sk - sq + right,
+        heads=b * key_heads, near=near, padded=padded, scale=scale,
+        DS=_layout((2 * KEYS, block_m), kind), LEFT=left is not None, RIGHT=right is not None,
+        WHOLE=left is None and right is None and sk % (2 * KEYS) == 0, **config,
+    )  # fmt: skip
+    _round_kernel[nearby](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of(dq=dq), **sizes)
+    return dq, dk, dv

@@ -1,0 +1,601 @@
+"""The forward pass of attention on Hopper: warps that load, and groups of warps that take turns.
+
+A program has four warps that only start copies and two or three warpgroups of 64 query rows each.
+The groups share one ring of keys and one of values, which TMA fills. A group issues the scores of a
+tile of keys before the product of the previous tile's weights and values. So the exponentials of
+one tile run under a product of the other, of the same group and of the others.
+
+The kernel walks keys from the last that any row sees to the first. Only tiles that the diagonal, a
+window or the end of the keys cuts are masked. Programs stay: each takes tiles of rows in rounds,
+the longest first, and every other round in reverse, so that all get about the same work.
+
+The scheme is FlashAttention-3's (Shah et al., 2024), written anew for Gluon.
+"""
+
+import functools
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .._runtime.configs import Config, Configs
+from .._runtime.device import is_hopper, sm_count
+from .._triton.arrival_counter import arrival_counter
+from .._triton.math import LN2, LOG2E
+
+# Shared memory of a program, and at most so much of it for barriers.
+SHARED_BYTES, BARRIER_BYTES = 232448, 1024
+# The first hardware barrier by which groups take turns; the compiler takes those below.
+FIRST_TURN = gl.constexpr(8)
+
+
+def tile(block_n, groups, k_slots, v_slots, turns, pinned, q_loaded=0, split=0, rows=64):
+    return {
+        "ROWS": rows, "BLOCK_N": block_n, "GROUPS": groups, "K_SLOTS": k_slots, "V_SLOTS": v_slots,
+        "TURNS": turns, "PINNED": pinned, "Q_LOADED": q_loaded, "SPLIT": split,
+        "REGISTERS": 240 if groups == 2 else 160, "num_warps": 4,
+    }  # fmt: skip
+
+
+PAIR, TRIPLE = tile(128, 2, 2, 2, 0, 0), tile(128, 3, 4, 4, 0, 0, split=1)
+SHORT = tile(128, 2, 4, 4, 0, 1, q_loaded=1)
+CONFIGS = (PAIR, TRIPLE, SHORT, tile(128, 2, 2, 2, 0, 1, q_loaded=1), tile(128, 2, 2, 2, 1, 0))
+
+
+def choose(s, d, causal):
+    # See the lab book: the tiles' order by a counter.
+    if d == 128:
+        return PAIR
+    return SHORT if causal and s < 8192 else TRIPLE
+
+
+def fits(config, s, d, causal):
+    """Return whether the slots of a configuration fit in shared memory."""
+    rows = 2 * config["GROUPS"] * config["ROWS"]
+    rows += (config["K_SLOTS"] + config["V_SLOTS"]) * config["BLOCK_N"]
+    return 2 * rows * d + BARRIER_BYTES <= SHARED_BYTES
+
+
+@gluon.jit
+def _await_turn(WHICH: gl.constexpr):
+    """Wait until the group before has issued its products."""
+    gl.inline_asm_elementwise(
+        f"bar.sync {FIRST_TURN + WHICH}, 256; // $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _pass_turn(WHICH: gl.constexpr, GROUPS: gl.constexpr):
+    """Let the next group issue its products."""
+    gl.inline_asm_elementwise(
+        f"bar.arrive {FIRST_TURN + (WHICH + 1) % GROUPS}, 256; // $0",
+        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def tile_of(index, sizes, RIGHT: gl.constexpr):
+    """The tile of rows and the head with this index.
+
+    NEAR heads come side by side, so that their keys stay in L2; the longest rows come first.
+    """
+    tiles_m, heads, near = sizes[6], sizes[7], sizes[8]
+    first = index // (near * tiles_m) * near
+    width = min(near, heads - first)
+    within = index - first * tiles_m
+    tile = within // width
+    if RIGHT:
+        tile = tiles_m - 1 - tile
+    return tile, first + within % width
+
+
+@gluon.jit
+def _tell(index, slot, barriers, turn):
+    """Tell the groups the index of the next tile, after they have read that of this one."""
+    mbarrier.wait(barriers[7].index(0), turn % 2 ^ 1)
+    slot.store(gl.full([1], index, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
+    mbarrier.arrive(barriers[6].index(0), count=1)
+
+
+@gluon.jit
+def _told(slot, barriers, turn):
+    """The index that `_tell` tells."""
+    mbarrier.wait(barriers[6].index(0), turn % 2)
+    index = gl.sum(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    mbarrier.arrive(barriers[7].index(0), count=1)
+    return index
+
+
+@gluon.jit
+def key_tiles(
+    tile, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """The tiles of keys that a tile of rows sees: first, whole, cut, last.
+
+    All rows see the tiles from whole to cut. Those from first to whole and from cut to last need a
+    mask. There is at least one, so that a row without keys has a tile to be zero in.
+    """
+    SK, left, right = sizes[1], sizes[4], sizes[5]
+    start = tile * BLOCK_M
+    first, end, cut = 0, SK, SK
+    if RIGHT:
+        end = max(1, min(SK, start + BLOCK_M + right))
+        cut = max(0, min(SK, start + 1 + right))
+    last = gl.cdiv(end, BLOCK_N)
+    whole = first
+    if LEFT:
+        first = min(max(0, start + left) // BLOCK_N, last - 1)
+        whole = gl.cdiv(max(0, start + BLOCK_M - 1 + left), BLOCK_N)
+        whole = max(first, min(whole, last))
+    cut = max(whole, cut // BLOCK_N)
+    return first, whole, cut, last
+
+
+@gluon.jit
+def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
+    """Start all copies of a program: the rows of each group, then tiles of keys and values."""
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    BLOCK_N: gl.constexpr = options[3]
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    q_desc, k_desc, v_desc = descs[0], descs[1], descs[2]
+    q_ring, k_ring, v_ring = rings[0], rings[1], rings[2]
+    q_full, q_free, k_full, k_free, v_full, v_free = barriers[:6]
+    H, GROUP = sizes[2], sizes[3]
+    ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    index, turn, step = gl.program_id(0), 0, 0
+    while index < sizes[6] * sizes[7]:
+        tile, head = tile_of(index, sizes, RIGHT)
+        b, h = head // H, head % H
+        tiles = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
+        for which in gl.static_range(GROUPS):
+            mbarrier.wait(q_free.index(which), turn % 2 ^ 1)
+            mbarrier.expect(q_full.index(which), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                q_desc, [b, h, (tile * GROUPS + which) * ROWS, 0], q_full.index(which),
+                q_ring.index(which),
+            )  # fmt: skip
+        for back in range(tiles[3] - tiles[0]):
+            start = (tiles[3] - 1 - back) * BLOCK_N
+            slot = step % K_SLOTS
+            mbarrier.wait(k_free.index(slot), step // K_SLOTS % 2 ^ 1)
+            mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                k_desc, [b, h // GROUP, start, 0], k_full.index(slot), k_ring.index(slot)
+            )
+            slot = step % V_SLOTS
+            mbarrier.wait(v_free.index(slot), step // V_SLOTS % 2 ^ 1)
+            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                v_desc, [b, h // GROUP, start, 0], v_full.index(slot), v_ring.index(slot)
+            )
+            step += 1
+        if counter_ptr is None:
+            index += gl.num_programs(0)
+        else:
+            ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
+            # Each program draws one ticket too many, so this is the last of all.
+            if ticket == sizes[6] * sizes[7] - 1:
+                gl.store(counter_ptr, 0)
+            index = gl.num_programs(0) + ticket
+            _tell(index, rings[4], barriers, turn)
+        turn += 1
+
+
+@gluon.jit
+def _row_sums(p):
+    """Sums over the columns of p that a thread holds: [rows, 8]. No thread reads another's."""
+    return gl.sum(gl.reshape(p, (p.shape[0], p.shape[1] // 8, 8)), 1)
+
+
+@gluon.jit
+def _matrix(ring, slot):
+    """A slot of a ring as a matrix."""
+    return ring.index(slot).reshape((ring.shape[3], ring.shape[4]))
+
+
+@gluon.jit
+def _scores(q, rings, barriers, step, zeros, K_SLOTS: gl.constexpr):
+    """Start q kᵀ of a tile of keys; return scores that are still being written."""
+    slot = step % K_SLOTS
+    mbarrier.wait(barriers[2].index(slot), step // K_SLOTS % 2)
+    return warpgroup_mma(
+        q, _matrix(rings[1], slot).permute((1, 0)), zeros, use_acc=False, is_async=True
+    )
+
+
+@gluon.jit
+def _values(rings, barriers, step, p, acc, V_SLOTS: gl.constexpr):
+    """Start acc + p v of a tile of values; return accumulators that are still being written."""
+    slot = step % V_SLOTS
+    mbarrier.wait(barriers[4].index(slot), step // V_SLOTS % 2)
+    return warpgroup_mma(p, _matrix(rings[2], slot), acc, is_async=True)
+
+
+@gluon.jit
+def _masked(scores, start, rows, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr):
+    """Scores with minus infinity for keys that a row does not see. rows: the row's number."""
+    LAYOUT: gl.constexpr = scores.type.layout
+    keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
+    SK, left, right = sizes[1], sizes[4], sizes[5]
+    end = SK - start
+    if RIGHT:
+        end = gl.minimum(rows + (right + 1 - start), end)[:, None]
+    keep = keys < end
+    if LEFT:
+        keep = keep & (keys >= (rows + (left - start))[:, None])
+    return gl.where(keep, scores, -float("inf"))
+
+
+@gluon.jit
+def _softmax(scores, m, l, factor):
+    """The weights of a tile, the factor of what was before, and m and l with the tile."""
+    m_new = gl.maximum(m, gl.max(scores, 1) * factor)
+    # A row that has only seen minus infinity must not subtract it from itself.
+    base = gl.where(m_new == -float("inf"), 0.0, m_new)
+    p = gl.exp2(scores * factor - base[:, None])
+    shrink = gl.exp2(m - base)
+    SUMS: gl.constexpr = gl.SliceLayout(1, l.type.layout)
+    l = l * gl.convert_layout(shrink, SUMS)[:, None] + _row_sums(p)
+    return p, shrink, m_new, l
+
+
+@gluon.jit
+def _computed(l):
+    """l, whose sums are complete before any wait for products that follows.
+
+    The assembler takes a wait ahead of arithmetic that does not need it. Here that would be all
+    exponentials, and none would run under the product. It takes no wait ahead of a meeting of the
+    warp's threads, and the threads that meet are chosen by l: all of them, as no sum is negative.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred negative;
+        .reg .b32 threads;
+        .reg .f32 first, second;
+        add.f32 first, $4, $5;
+        add.f32 second, $6, $7;
+        add.f32 first, first, second;
+        setp.lt.f32 negative, first, 0f00000000;
+        selp.b32 threads, 1, -1, negative;
+        bar.warp.sync threads;
+        mov.b32 $0, $4;
+        mov.b32 $1, $5;
+        mov.b32 $2, $6;
+        mov.b32 $3, $7;
+        }
+        """,
+        "=r,=r,=r,=r,r,r,r,r", [l], dtype=gl.float32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _attend(
+    acc, p, m, l, step, start, cut_by_mask, q, rings, barriers, rows, sizes, factor, zeros,
+    WHICH: gl.constexpr, options: gl.constexpr,
+):  # fmt: skip
+    """Take the tile of keys from `start` into m and l, and the tile before it into acc.
+
+    p: the weights of the tile before, as a factor. Returns those of this tile.
+    """
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    TURNS: gl.constexpr = options[7]
+    PINNED: gl.constexpr = options[8]
+    ACC: gl.constexpr = acc.type.layout
+    if TURNS:
+        _await_turn(WHICH)
+    scores = _scores(q, rings, barriers, step, zeros, K_SLOTS)
+    acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+    if TURNS:
+        _pass_turn(WHICH, GROUPS)
+    scores = warpgroup_mma_wait(1, (scores,))
+    mbarrier.arrive(barriers[3].index(step % K_SLOTS), count=1)
+    if LEFT or RIGHT:  # noqa: SIM102 (a constant and a value have no `and`)
+        if cut_by_mask:
+            scores = _masked(scores, start, rows, sizes, LEFT, RIGHT)
+    p_new, shrink, m, l = _softmax(scores, m, l, factor)
+    if PINNED:
+        l = _computed(l)
+    # The compiler must not reuse the registers of p before the product has read them.
+    acc, p = warpgroup_mma_wait(0, (acc, p))
+    mbarrier.arrive(barriers[5].index((step - 1) % V_SLOTS), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
+    p = gl.convert_layout(p_new.to(p.dtype), p.type.layout)
+    return acc, p, m, l, step + 1
+
+
+@gluon.jit
+def consumer(
+    descs, rings, barriers, sizes, counter_ptr, numbers, WHICH: gl.constexpr, options: gl.constexpr
+):
+    """Compute the rows of one group in each tile of the program."""
+    lse_ptr, stats_ptr, factor = numbers
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    WHOLE: gl.constexpr = options[2]
+    BLOCK_N: gl.constexpr = options[3]
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    TURNS: gl.constexpr = options[7]
+    Q_LOADED: gl.constexpr = options[9]
+    SPLIT: gl.constexpr = options[10]
+    out_desc, out_ring = descs[3], rings[3]
+    q_full, q_free, k_free, v_free = barriers[0], barriers[1], barriers[3], barriers[5]
+    SQ, H = sizes[0], sizes[2]
+    ROWS: gl.constexpr = out_desc.block_type.shape[2]
+    D: gl.constexpr = out_desc.block_type.shape[3]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    no_sums = _row_sums(zeros)
+    if TURNS and WHICH == GROUPS - 1:
+        _pass_turn(WHICH, GROUPS)
+    index, turn, step = gl.program_id(0), 0, 0
+    while index < sizes[6] * sizes[7]:
+        tile, head = tile_of(index, sizes, RIGHT)
+        first, whole, cut, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
+        start_m = (tile * GROUPS + WHICH) * ROWS
+        rows = start_m + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+        acc = gl.zeros([ROWS, D], gl.float32, ACC)
+        m = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
+        mbarrier.wait(q_full.index(WHICH), turn % 2)
+        if Q_LOADED:
+            q = _matrix(rings[0], WHICH).load(gl.DotOperandLayout(0, SCORES, 2))
+            mbarrier.arrive(q_free.index(WHICH), count=1)
+        else:
+            q = _matrix(rings[0], WHICH)
+        scores = _scores(q, rings, barriers, step, zeros, K_SLOTS)
+        scores = warpgroup_mma_wait(0, (scores,))
+        mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
+        if not WHOLE:
+            scores = _masked(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
+        p, _, m, l = _softmax(scores, m, no_sums, factor)
+        p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
+        step += 1
+        if SPLIT and RIGHT:
+            for back in range(2, last - cut + 1):
+                acc, p, m, l, step = _attend(
+                    acc, p, m, l, step, (last - back) * BLOCK_N, True, q, rings, barriers, rows,
+                    sizes, factor, zeros, WHICH, options,
+                )  # fmt: skip
+            for back in range(max(2, last - cut + 1), last - whole + 1):
+                acc, p, m, l, step = _attend(
+                    acc, p, m, l, step, (last - back) * BLOCK_N, False, q, rings, barriers, rows,
+                    sizes, factor, zeros, WHICH, options,
+                )  # fmt: skip
+            if LEFT:
+                for back in range(max(2, last - whole + 1), last - first + 1):
+                    acc, p, m, l, step = _attend(
+                        acc, p, m, l, step, (last - back) * BLOCK_N, True, q, rings, barriers, rows,
+                        sizes, factor, zeros, WHICH, options,
+                    )  # fmt: skip
+        else:
+            for back in range(2, last - first + 1):
+                key_tile = last - back
+                acc, p, m, l, step = _attend(
+                    acc, p, m, l, step, key_tile * BLOCK_N, (key_tile < whole) | (key_tile >= cut),
+                    q, rings, barriers, rows, sizes, factor, zeros, WHICH, options,
+                )  # fmt: skip
+        if not Q_LOADED:
+            mbarrier.arrive(q_free.index(WHICH), count=1)
+        acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+        l = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, SCORES))
+        # A row that sees no key has a sum of zero.
+        empty = l == 0.0
+        log_l = gl.log2(gl.where(empty, 1.0, l))
+        inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, l), gl.SliceLayout(1, ACC))
+        place = gl.cast(head, gl.int64) * SQ + rows
+        if lse_ptr is not None:
+            gl.store(lse_ptr + place, (m + log_l) * LN2, mask=rows < SQ)
+        if stats_ptr is not None:
+            # To the backward pass it is a row whose weights are all zero.
+            gl.store(stats_ptr + place, gl.where(empty, float("inf"), m + log_l), mask=rows < SQ)
+        if counter_ptr is None:
+            index += gl.num_programs(0)
+        else:
+            index = _told(rings[4], barriers, turn)
+        # The last tile's copy has read its slot.
+        tma.store_wait(0)
+        acc, p = warpgroup_mma_wait(0, (acc, p))
+        mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
+        _matrix(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(
+            out_desc, [head // H, head % H, start_m, 0], out_ring.index(WHICH)
+        )
+        turn += 1
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _ring(desc, COUNT: gl.constexpr):
+    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
+    SHAPE: gl.constexpr = desc.block_type.shape
+    return gl.allocate_shared_memory(
+        desc.dtype, [COUNT, SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3]], desc.layout
+    )
+
+
+@gluon.jit
+def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers in shared memory, each of which so many arrivals complete."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(index), count=ARRIVALS)
+    return barriers
+
+
+@gluon.jit(do_not_specialize=["H", "GROUP", "SQ", "SK", "left", "right", "heads", "near"])
+def forward_hopper_kernel(
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, stats_ptr, counter_ptr,
+    H, GROUP, SQ, SK, left, right, heads, near, scale,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr, WHOLE: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
+    K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
+    TURNS: gl.constexpr, PINNED: gl.constexpr, Q_LOADED: gl.constexpr,
+    SPLIT: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """out = softmax(scale q kᵀ) v and lse = log sum exp(scale q kᵀ), for each head.
+
+    Grid: programs, one a multiprocessor at most, that share all tiles of GROUPS * ROWS rows. Reads
+    q and writes out by descriptors of blocks [1, 1, ROWS, D], reads k and v by blocks [1, 1,
+    BLOCK_N, D]. Writes lse, natural, and stats, m + log2(l) in base 2; both are [B, H, SQ] in
+    float32 or None.
+
+    counter: one int32, zero, that hands out tiles; if None each program strides over them.
+    H, GROUP: query heads of a batch and of a key head. All batches together have `heads`.
+    `near` of them run side by side. left, right: bounds if LEFT, RIGHT, as in `scores.py`.
+
+    WHOLE: no tile needs a mask. K_SLOTS, V_SLOTS: of the rings of keys and of values.
+    TURNS: groups issue products in turn. PINNED: exponentials run under the product with v.
+    Q_LOADED: q is in registers. SPLIT: masked tiles have
+    a loop of their own. REGISTERS: of a thread of a group.
+    """
+    sizes = (SQ, SK, H, GROUP, left, right, gl.cdiv(SQ, GROUPS * ROWS), heads, near)
+    factor = gl.cast(scale, gl.float32) * LOG2E
+    descs = q_desc, k_desc, v_desc, out_desc
+    rings = (
+        _ring(q_desc, GROUPS), _ring(k_desc, K_SLOTS), _ring(v_desc, V_SLOTS),
+        _ring(out_desc, GROUPS),
+        gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+    )  # fmt: skip
+    barriers = (
+        _barriers(GROUPS, 1), _barriers(GROUPS, 1), _barriers(K_SLOTS, 1),
+        _barriers(K_SLOTS, GROUPS), _barriers(V_SLOTS, 1), _barriers(V_SLOTS, GROUPS),
+        _barriers(1, 1), _barriers(1, GROUPS),
+    )  # fmt: skip
+    fence_async_shared()
+    numbers = lse_ptr, stats_ptr, factor
+    OPTIONS: gl.constexpr = (
+        LEFT, RIGHT, WHOLE, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, Q_LOADED, SPLIT
+    )  # fmt: skip
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (producer, (descs, rings, barriers, sizes, counter_ptr, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 0, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 1, OPTIONS)),
+            ],
+            [4, 4],
+            [REGISTERS, REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (producer, (descs, rings, barriers, sizes, counter_ptr, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 0, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 1, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 2, OPTIONS)),
+            ],
+            [4, 4, 4],
+            [REGISTERS, REGISTERS, REGISTERS],
+        )
+
+
+@functools.cache
+def _layout(dtype, rows, d):
+    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, d], kind)
+
+
+def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Return a descriptor of x [B, H, S, D] with blocks of so many rows of one head."""
+    d = x.shape[3]
+    # The stride of an axis of one item is never used, and need not be one that TMA takes.
+    strides = [
+        d if size == 1 else step for size, step in zip(x.shape[:3], x.stride(), strict=False)
+    ]
+    return TensorDescriptor(
+        x, list(x.shape), [*strides, 1], [1, 1, rows, d], _layout(x.dtype, rows, d)
+    )
+
+
+# Bytes of keys and values that stay in L2 while programs of some heads run side by side.
+NEAR_BYTES = 2**25
+
+
+def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Return whether Hopper's kernels can take q, k and v, on the device where they are.
+
+    Items have two bytes, D is 64 or 128, and TMA can read all three. A traced graph has no
+    addresses, so the answer there is False.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and is_hopper(q.device)
+        and q.element_size() == 2
+        and q.shape[3] in (64, 128)
+        and k.shape[2] > 0
+        and all(map(readable, (q, k, v)))
+    )
+
+
+def readable(x: torch.Tensor) -> bool:
+    """Return whether TMA can read x: [B, H, S, D]."""
+    # A tensor of a build has no memory, but it may begin past an aligned address.
+    address = x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
+    steps = [s for size, s in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
+    aligned = all(s > 0 and s * x.element_size() % 16 == 0 for s in steps)
+    return x.stride(3) == 1 and aligned and address % 16 == 0
+
+
+def forward_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    stats: torch.Tensor | None,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    config: Config,
+) -> None:
+    """Write out, and lse and stats unless None, as `attention_fwd` returns them.
+
+    q, k, v, out: as `suits` accepts them. left, right: sizes of the window, None if unbounded.
+    """
+    (b, h, sq, d), (key_heads, sk) = q.shape, k.shape[1:3]
+    rows, block_n, groups = config["ROWS"], config["BLOCK_N"], config["GROUPS"]
+    group = h // key_heads
+    near = min(b * h, max(1, NEAR_BYTES // (4 * sk * d)) * group)
+    tiles = triton.cdiv(sq, groups * rows) * b * h
+    counter = None
+    if left is not None or right is not None:
+        # Tiles differ in length, so a program takes the next when it is done with one.
+        counter = arrival_counter(q.device)
+    forward_hopper_kernel[(min(sm_count(q.device), tiles),)](
+        q_desc=described(q, rows), k_desc=described(k, block_n), v_desc=described(v, block_n),
+        out_desc=described(out, rows), lse_ptr=lse, stats_ptr=stats, counter_ptr=counter,
+        H=h, GROUP=group, SQ=sq, SK=sk,
+        left=0 if left is None else sk - sq - left, right=0 if right is None else sk - sq + right,
+        heads=b * h, near=near, scale=scale, LEFT=left is not None, RIGHT=right is not None,
+        WHOLE=left is None and right is None and sk % block_n == 0, **config,
+    )  # fmt: skip
+
+
+FORWARD = Configs(forward_hopper_kernel, CONFIGS, choose, fits, family="attention")
