@@ -8,11 +8,14 @@ on PyTorch and Triton alone.
 """
 
 from .kernels.activation import cosh, gelu, leaky_relu, relu, tanh
+from .kernels.adamw import AdamW, adamw
 from .kernels.attention import attention
 from .kernels.cross_entropy import cross_entropy
 from .kernels.decode_attention import decode_attention
+from .kernels.embedding import embedding
 from .kernels.gated import geglu, swiglu
 from .kernels.layer_norm import layer_norm
+from .kernels.linear import linear
 from .kernels.linear_cross_entropy import linear_cross_entropy
 from .kernels.matmul import matmul
 from .kernels.random import dropout, randint
@@ -24,6 +27,8 @@ from .kernels.transpose import transpose
 from .kernels.vector import add, dot, maximum, minimum, mul, scale
 
 __all__ = [
+    "AdamW",
+    "adamw",
     "add",
     "attention",
     "bucketize",
@@ -32,10 +37,12 @@ __all__ = [
     "decode_attention",
     "dot",
     "dropout",
+    "embedding",
     "geglu",
     "gelu",
     "layer_norm",
     "leaky_relu",
+    "linear",
     "linear_cross_entropy",
     "matmul",
     "maximum",
