@@ -5,8 +5,11 @@
               dw = sum over rows of dy xhat, db = sum over rows of dy
 
 The sum s is x, or x + residual, which is returned too and has the gradient ds. The gradient of the
-residual is dx. Memory traffic limits both passes; `ops/layer_norm.py` counts bytes and FLOPs. RMS
-norm has the same kernels: `norm_details/forward.py` and `norm_details/backward.py`.
+residual is dx. A float32 residual may stand beside x of 16 bits; then s and the gradient of the
+residual are float32.
+
+Memory traffic limits both passes; `ops/layer_norm.py` counts bytes and FLOPs. RMS norm has the same
+kernels: `norm_details/forward.py` and `norm_details/backward.py`.
 
 Source: Ba, Kiros and Hinton, "Layer normalization" (2016).
 """
@@ -37,11 +40,12 @@ def layer_norm(
         weight: `[N]`, of any of these dtypes, or None for ones.
         bias: `[N]`, of any of these dtypes, or None for zeros.
         eps: added to the variance under the square root.
-        residual: shape and dtype of x, added to x first; or None.
+        residual: shape of x, added to x first; of the dtype of x, or float32; or None.
 
     Returns:
         y, a new tensor with the shape and dtype of x. With a residual the result is (y, s), where
-        s = x + residual is the tensor that was normalized. Both are differentiable in all tensors.
+        s = x + residual is the tensor that was normalized, in the dtype of the residual. Both are
+        differentiable in all tensors.
 
     Raises:
         TypeError: a tensor is no tensor or has another dtype, or eps is no number.
@@ -60,7 +64,9 @@ def layer_norm(
     eps = check_number("eps", eps)
     if needs_grad(x, weight, bias, residual):
         return _LayerNorm.apply(x, weight, bias, residual, eps)
-    y, x_plus_residual, _ = norm_forward(FORWARD, x, residual, weight, bias, eps, True, False)
+    y, x_plus_residual, _ = norm_forward(
+        FORWARD, x, residual, weight, bias, eps, True, False, False
+    )
     return y if residual is None else (y, x_plus_residual)
 
 
@@ -68,7 +74,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, eps):
         y, x_plus_residual, stats = norm_forward(
-            FORWARD, x, residual, weight, bias, eps, True, True
+            FORWARD, x, residual, weight, bias, eps, True, False, True
         )
         ctx.save_for_backward(x if residual is None else x_plus_residual, weight, bias, stats)
         return y if residual is None else (y, x_plus_residual)
@@ -77,8 +83,10 @@ class _LayerNorm(torch.autograd.Function):
     @once
     def backward(ctx, dy, ds=None):
         x, weight, bias, stats = ctx.saved_tensors
-        dx, dw, db = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds, True)
-        return dx, dw, db, None if ds is None else dx, None
+        dx, dw, db, dr = norm_backward(BACKWARD, x, weight, bias, stats, dy, ds, True, False)
+        # Only a sum of another dtype than that of x has a gradient of its own.
+        dr = dx if dr is None else dr
+        return dx, dw, db, None if ds is None else dr, None
 
 
 FORWARD = forward_configs("layer_norm")

@@ -16,8 +16,12 @@ and leave matmuls idle.
 
 The sum over chunks, dw, has the dtype of w; each term is accumulated in float32 inside the matmul.
 A float32 copy would take twice the memory of w, and at most eight chunks round at most eight times.
-Only for a mean in float16 dw is a float32 copy until the backward pass. There the division by the
-count waits for the gradient of the loss, and float16 may not hold the sum over so many rows.
+A float32 weight, as autocast has it, gets such a sum as its gradient. Otherwise only for a mean in
+float16 dw is a float32 copy until the backward pass. There the division by the count waits for the
+gradient of the loss, and float16 may not hold the sum over so many rows.
+
+The losses of rows, reduction "none", each wait for the gradient of their own. Their backward pass
+computes the logits of each chunk again, so it takes 6 M H V FLOPs after 2 M H V forward.
 """
 
 import functools
@@ -72,29 +76,42 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    softcap: float | None = None,
     reduction: str = "mean",
-) -> torch.Tensor:
+    return_z_loss: bool = False,
+    loss_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return `cross_entropy(x @ weight.T + bias, targets)` without the logits in memory.
 
-    The forward pass also computes the gradients that are wanted.
+    The forward pass also computes the gradients that are wanted. Under autocast the products have
+    its dtype, as in PyTorch's linear layer. The gradient of a float32 weight is summed in float32
+    there, without a copy of 16 bits between.
 
     Args:
-        x: `[M, H]`, float32, float16 or bfloat16.
-        weight: `[V, H]`, of the dtype of x.
-        targets: `[M]`, int64 or int32, from 0 to V - 1 or `ignore_index`. On a GPU a target out of
-            range makes the loss and the gradients NaN, because no check waits for it.
-        bias: `[V]`, of the dtype of x, or None.
+        x: `[..., H]`, float32, float16 or bfloat16.
+        weight: `[V, H]`, of the dtype of x, or under autocast of any of them.
+        targets: `[...]`, int64 or int32, from 0 to V - 1 or `ignore_index`. On a GPU a target out
+            of range makes the loss and the gradients NaN, because no check waits for it.
+        bias: `[V]`, of the dtype of x, or under autocast of any of them; or None.
         ignore_index: rows with this target have no loss and no gradient.
         label_smoothing: share of the loss, from 0 to 1, that all V classes divide evenly.
         z_loss: factor of the squared log-sum-exp that is added to each loss.
-        reduction: "mean" over the rows that are not ignored (NaN without any) or "sum".
+        softcap: a positive number c, which makes the logits c tanh(logits / c) first, as in
+            Gemma 2; or None.
+        reduction: "mean" over the rows that are not ignored (NaN without any), "sum" or "none".
+            For "none" the backward pass computes the logits again.
+        return_z_loss: return the part of the loss that is the z-loss too, to be watched.
+        loss_dtype: the dtype of x, or float32. None is the dtype of PyTorch's result: that of x,
+            and float32 under autocast. A bfloat16 loss has 8 significant bits.
 
     Returns:
-        A scalar in the dtype of x. In float16 a sum above 65504 is infinite, as in PyTorch. It is
-        differentiable once, in x, weight and bias.
+        A scalar, or for "none" the shape of the targets, in `loss_dtype`. In float16 a sum above
+        65504 is infinite, as in PyTorch. It is differentiable once, in x, weight and bias. With
+        `return_z_loss` the result is (loss, z-loss), of which the second has no gradient.
 
     Raises:
-        TypeError: an argument has another kind or dtype, or weight or bias another dtype than x.
+        TypeError: an argument has another kind or dtype, or weight or bias has another dtype than x
+            where autocast is not enabled.
         ValueError: a shape, device or value is wrong, or V is zero. On a CPU also: a target is out
             of range.
 
@@ -107,102 +124,212 @@ def linear_cross_entropy(
         torch.Size([])
     """
     check_tensors(x=x, weight=weight, targets=targets, **({} if bias is None else {"bias": bias}))
-    reductions = shared.REDUCTIONS[:2]
-    options = shared.options_of(ignore_index, label_smoothing, z_loss, reduction, reductions)
-    if x.dim() != 2:
-        raise ValueError(f"x: shape {tuple(x.shape)}, expected two dimensions")
-    check_floating(x=x)
+    options = shared.options_of(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_no_tangent(x=x, weight=weight, bias=bias)
     given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
-    check_same_dtype(**given)
+    check_floating(**given)
+    compute = _dtype_of_products(given)
     check_same_device(**given, targets=targets)
-    m, h = x.shape
-    if weight.dim() != 2 or weight.shape[1] != h:
-        raise ValueError(f"weight: shape {tuple(weight.shape)}, expected (V, {h})")
-    v = weight.shape[0]
-    shared.check(targets, m, v, ignore_index)
+    options += (shared.dtype_of_loss(x, loss_dtype, return_z_loss), return_z_loss)
+    if x.dim() == 0 or weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        h = x.shape[-1] if x.dim() else "H"
+        raise ValueError(
+            f"weight: shape {tuple(weight.shape)}, expected (V, {h}) for x of {tuple(x.shape)}"
+        )
+    shape, v = targets.shape, weight.shape[0]
+    x, targets = shared.as_rows("x", x, targets)
+    shared.check(targets, x.shape[0], v, ignore_index)
     if bias is not None:
         check_shape("bias", bias, (v,))
     x, weight, targets = as_rows_2d(as_read(x)), as_read(weight), targets.contiguous()
     bias = bias if bias is None else as_read(bias).contiguous()
-    if needs_grad(x, weight, bias):
-        return _LinearCrossEntropy.apply(x, weight, targets, bias, *options)
-    return linear_cross_entropy_fwd(x, weight, targets, bias, *options, (False,) * 3)[0]
+    if not needs_grad(x, weight, bias):
+        factors = _cast(compute, x, weight, bias)
+        loss, *_, penalty = linear_cross_entropy_fwd(
+            *factors, targets, *options, (False,) * 3, False
+        )
+        result = shared.with_penalty(loss, penalty)
+    elif reduction == "none":
+        result = _LinearCrossEntropyOfRows.apply(x, weight, bias, targets, compute, *options)
+    else:
+        result = _LinearCrossEntropy.apply(x, weight, bias, targets, compute, *options)
+    return shared.in_shape(result, shape)
+
+
+def _dtype_of_products(given):
+    """Return the dtype in which x, weight and bias are multiplied.
+
+    given: tensors by name. Raises TypeError if their dtypes differ and autocast is not enabled.
+    """
+    dtype = shared.autocast_dtype(given["x"])
+    if dtype is None:
+        check_same_dtype(**given)
+        dtype = given["x"].dtype
+    return dtype
+
+
+def _cast(dtype, *tensors):
+    """Return the tensors in a dtype; None stays."""
+    return tuple(x if x is None else x.to(dtype) for x in tensors)
+
+
+def _wanted(x, weight, bias):
+    """Return whether the gradients of the three are wanted, and that of the weight in float32."""
+    wanted = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
+    return wanted, weight.dtype == torch.float32
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, targets, bias, *options):
-        wanted = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
-        loss, *sums = linear_cross_entropy_fwd(x, weight, targets, bias, *options, wanted)
+    def forward(ctx, x, weight, bias, targets, compute, *options):
+        wanted = _wanted(x, weight, bias)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, weight, bias)]
+        factors = _cast(compute, x, weight, bias)
+        loss, *sums, penalty = linear_cross_entropy_fwd(*factors, targets, *options, *wanted)
         # Autograd checks the saved loss in the place of the inputs, which are not saved.
         ctx.save_for_backward(*sums, loss)
         ctx.unseen = shared.alone()
-        return loss
+        if penalty is not None:
+            ctx.mark_non_differentiable(penalty)
+        return shared.with_penalty(loss, penalty)
 
     @staticmethod
     @once
-    def backward(ctx, dloss):
+    def backward(ctx, dloss, _=None):
         *sums, n_valid, _ = ctx.saved_tensors
-        # The gradients have the dtype of the inputs, which is that of the loss.
-        as_wanted = {"unseen": ctx.unseen, "dtype": dloss.dtype}
-        dx, dw, db = (
-            d if d is None else shared.scaled(d, dloss, n_valid, **as_wanted) for d in sums
+        gradients = (
+            None if d is None else shared.scaled(d, dloss, n_valid, unseen=ctx.unseen, dtype=dtype)
+            for d, dtype in zip(sums, ctx.dtypes, strict=True)
         )
-        return dx, dw, None, db, None, None, None, None
+        return (*gradients, *(None,) * 9)
+
+
+class _LinearCrossEntropyOfRows(torch.autograd.Function):
+    """The losses of rows. Each has a gradient of its own to come, so products must wait for it."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, targets, compute, *options):
+        factors = _cast(compute, x, weight, bias)
+        loss, *_, penalty = linear_cross_entropy_fwd(
+            *factors, targets, *options, (False,) * 3, False
+        )
+        ctx.save_for_backward(x, weight, bias, targets)
+        ctx.compute, ctx.options = compute, options[:4]
+        if penalty is not None:
+            ctx.mark_non_differentiable(penalty)
+        return shared.with_penalty(loss, penalty)
+
+    @staticmethod
+    @once
+    def backward(ctx, dlosses, _=None):
+        *given, targets = ctx.saved_tensors
+        factors, wanted = _cast(ctx.compute, *given), _wanted(*given)
+        sums = linear_cross_entropy_bwd(dlosses, *factors, targets, *ctx.options, *wanted)
+        gradients = (d if d is None else d.to(x.dtype) for d, x in zip(sums, given, strict=True))
+        return (*gradients, *(None,) * 9)
 
 
 def linear_cross_entropy_fwd(
     x: torch.Tensor,
     weight: torch.Tensor,
-    targets: torch.Tensor,
     bias: torch.Tensor | None,
+    targets: torch.Tensor,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
+    softcap: float,
     reduction: str,
+    dtype: torch.dtype,
+    wants_penalty: bool,
     wanted: tuple[bool, bool, bool],
+    wide: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the loss, the gradients of x, weight and bias, and a count or None.
+    """Return the loss, the gradients of x, weight and bias, a count or None, and the z-loss.
 
-    x: [M, H]. weight: [V, H]. targets: [M], contiguous. bias: [V] or None. wanted: whether the
-    gradients of x, weight and bias are; another gradient is None. The loss has the dtype of x.
     If there is a count, the gradients are still to be divided by it, and dw is float32.
+
+    x: [M, H]. weight: [V, H]. bias: [V] or None. targets: [M], contiguous. The loss, and the z-loss
+    alone, have the dtype `dtype`; without `wants_penalty` the second is None. A gradient that is
+    not `wanted`, of x, weight and bias in this order, is None. If `wide`, dw is float32, else it
+    has the dtype of x.
+    """
+    losses = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    penalties = torch.empty_like(losses) if wants_penalty else None
+    n_valid = shared.count_valid(targets, ignore_index) if reduction == "mean" else None
+    later = n_valid if any(wanted) and shared.defers_mean(x.dtype, reduction) else None
+    options, sums = (ignore_index, smoothing, z_loss, softcap), (None,) * 3
+    if not any(wanted) and tiled.suited(x, weight):
+        tiled.write_losses(losses, x, weight, targets, bias, *options, penalties)
+    else:
+        written = losses, penalties, None if later is not None else n_valid
+        wide = wide or later is not None
+        sums = _in_chunks(x, weight, bias, targets, options, wanted, wide, *written)
+    if reduction == "none":
+        return losses.to(dtype), *sums, None, None if penalties is None else penalties.to(dtype)
+    penalty = None if penalties is None else shared.reduced(penalties, n_valid, dtype)
+    return shared.reduced(losses, n_valid, dtype), *sums, later, penalty
+
+
+def linear_cross_entropy_bwd(
+    dlosses: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    softcap: float,
+    wanted: tuple[bool, bool, bool],
+    wide: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of x, weight and bias for those of the losses of rows, dlosses: [M].
+
+    The other arguments are those of `linear_cross_entropy_fwd`. That of bias is float32.
+    """
+    losses = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    options = ignore_index, smoothing, z_loss, softcap
+    written = losses, None, None, dlosses
+    return _in_chunks(x, weight, bias, targets, options, wanted, wide, *written)
+
+
+def _in_chunks(
+    x, weight, bias, targets, options, wanted, wide, losses, penalties, n_valid, factors=None
+):
+    """Write the losses and z-losses of rows chunk by chunk; return the gradients that are wanted.
+
+    n_valid: the count that divides the gradients, or None. factors: [M], of the gradient of each
+    row, or None for ones.
     """
     (m, h), v = x.shape, weight.shape[0]
     kind = {"dtype": x.dtype, "device": x.device}
-    losses = torch.empty(m, dtype=torch.float32, device=x.device)
-    n_valid = shared.count_valid(targets, ignore_index) if reduction == "mean" else None
-    later = n_valid if any(wanted) and shared.defers_mean(x.dtype, reduction) else None
     dx = torch.empty((m, h), **kind) if wanted[0] else None
-    sums = {**kind, "dtype": x.dtype if later is None else torch.float32}
+    sums = kind | ({"dtype": torch.float32} if wide else {})
     dw = (torch.empty if m else torch.zeros)((v, h), **sums) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
-    if not any(wanted) and tiled.suited(x, weight):
-        options = ignore_index, smoothing, z_loss
-        tiled.write_losses(losses, x, weight, targets, bias, *options)
-        return shared.reduced(losses, n_valid, x.dtype), None, None, None, None
     step = _rows_of_chunk(m, v * x.element_size())
     buffer = torch.empty((min(step, m), v), **kind)
     for first in range(0, m, step):
-        part = x[first : first + step]
+        rows = slice(first, first + step)
+        part = x[rows]
         logits = buffer[: part.shape[0]]
         if bias is None:
             torch.mm(part, weight.T, out=logits)
         else:
             torch.addmm(bias, part, weight.T, out=logits)
         _finish(
-            logits, targets[first : first + step], losses[first : first + step],
-            None if later is not None else n_valid,
-            ignore_index, smoothing, z_loss, any(wanted),
+            logits, targets[rows], losses[rows], None if penalties is None else penalties[rows],
+            n_valid, *options, any(wanted),
         )  # fmt: skip
+        if factors is not None:
+            shared.scale_rows(logits, factors[rows])
         if dx is not None:
-            torch.mm(logits, weight, out=dx[first : first + step])
+            torch.mm(logits, weight, out=dx[rows])
         if dw is not None:
             _add_product(dw, logits.T, part, first > 0)
         if db is not None:
             db += logits.sum(0, dtype=torch.float32)
-    return shared.reduced(losses, n_valid, x.dtype), dx, dw, db, later
+    return dx, dw, db
 
 
 def _rows_of_chunk(m: int, row_bytes: int) -> int:
@@ -215,28 +342,33 @@ def _finish(
     logits: torch.Tensor,
     targets: torch.Tensor,
     losses: torch.Tensor,
+    penalties: torch.Tensor | None,
     n_valid: torch.Tensor | None,
     ignore_index: int,
     smoothing: float,
     z_loss: float,
+    softcap: float,
     wants_gradient: bool,
 ) -> None:
-    """Write the loss of each row and, if wanted, overwrite the logits with their gradient."""
+    """Write the loss of each row and, if wanted, overwrite the logits with their gradient.
+
+    penalties: where the z-losses go, or None.
+    """
     m, v = logits.shape
     key = {"v": v, "itemsize": logits.element_size()}
     smooth = smoothing > 0
     if not wants_gradient:
         _loss_kernel[(m,)](
-            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, z_losses_ptr=penalties,
             V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            SMOOTH=smooth, **LOSS.pick(logits.device, **key),
+            softcap=softcap or None, SMOOTH=smooth, **LOSS.pick(logits.device, **key),
         )  # fmt: skip
     else:
         num_looped, config = shared.chunk_split(**key, config=CHUNK.pick(logits.device, **key))
         _chunk_kernel[(m,)](
-            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
+            logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, z_losses_ptr=penalties,
             n_valid_ptr=n_valid, V=v, num_looped=num_looped, ignore_index=ignore_index,
-            smoothing=smoothing, z_loss=z_loss, SMOOTH=smooth, **config,
+            smoothing=smoothing, z_loss=z_loss, softcap=softcap or None, SMOOTH=smooth, **config,
         )  # fmt: skip
 
 
@@ -279,13 +411,15 @@ def _multiplies_wide(device: torch.device, dtype: torch.dtype) -> bool:
 
 @triton.jit
 def _loss_kernel(
-    logits_ptr, targets_ptr, losses_ptr, V, ignore_index, smoothing, z_loss,
+    logits_ptr, targets_ptr, losses_ptr, z_losses_ptr, V, ignore_index, smoothing, z_loss, softcap,
     SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """losses[r] = lse - (1 - e) x[t] - e mean x + z lse^2, for row x of logits with target t.
 
     Grid: one program a row. Reads logits [M, V], contiguous, and targets [M]; writes losses float32
-    [M]. SMOOTH: smoothing > 0. UNROLL blocks of BLOCK_V columns a step, both powers of two.
+    [M], and z lse^2 to z_losses float32 [M] unless its pointer is None. softcap: as in
+    cross_entropy_details/row.py. SMOOTH: smoothing > 0. UNROLL blocks of BLOCK_V columns a step,
+    both powers of two.
     """
     # A traced graph hands floats over as float64.
     smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
@@ -293,24 +427,28 @@ def _loss_kernel(
     row_ptr = logits_ptr + row * V
     target = tl.load(targets_ptr + row)
     loss = 0.0
+    penalty = 0.0
     if target != ignore_index:
-        x_target, _ = target_logit(row_ptr, target, V)
-        m, l, sum_x = loop_row(row_ptr, V, SMOOTH, UNROLL, BLOCK_V)
-        loss, _ = row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH)
+        x_target, _ = target_logit(row_ptr, target, V, softcap)
+        m, l, sum_x = loop_row(row_ptr, V, softcap, SMOOTH, UNROLL, BLOCK_V)
+        loss, penalty, _ = row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, loss)
+    if z_losses_ptr is not None:
+        tl.store(z_losses_ptr + row, penalty)
 
 
 @triton.jit
 def _chunk_kernel(
-    logits_ptr, targets_ptr, losses_ptr, n_valid_ptr,
-    V, num_looped, ignore_index, smoothing, z_loss, SMOOTH: tl.constexpr, LOOPS: tl.constexpr,
-    REG_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, z_losses_ptr, n_valid_ptr,
+    V, num_looped, ignore_index, smoothing, z_loss, softcap,
+    SMOOTH: tl.constexpr, LOOPS: tl.constexpr, REG_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
     LANES: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """Losses, and over the logits (p (1 + 2 z lse) - e / V - (1 - e) [j = t]) / n_valid.
 
     Grid: one program a row. Reads logits [M, V], contiguous, targets [M] and, unless n_valid_ptr is
-    None, n_valid; writes losses float32 [M] and the gradient over the logits.
+    None, n_valid. Writes losses float32 [M], z lse^2 to z_losses float32 [M] unless its pointer is
+    None, and the gradient over the logits. softcap: as in cross_entropy_details/row.py.
     SMOOTH: smoothing > 0. Chunks of LANES times VEC logits, LANES = 32 num_warps: num_looped times
     PREFETCH chunks and REG_CHUNKS more cover the row. LOOPS: num_looped > 0.
     """
@@ -320,9 +458,12 @@ def _chunk_kernel(
         scale /= tl.load(n_valid_ptr)
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * V
+    if z_losses_ptr is not None:
+        z_losses_ptr += row
     gradient_of_row(
-        row_ptr, row_ptr, losses_ptr + row, tl.load(targets_ptr + row), V, num_looped,
-        ignore_index, smoothing, z_loss, scale, SMOOTH, LOOPS, REG_CHUNKS, PREFETCH, LANES, VEC,
+        row_ptr, row_ptr, losses_ptr + row, z_losses_ptr, tl.load(targets_ptr + row), V, num_looped,
+        ignore_index, smoothing, z_loss, scale, softcap,
+        SMOOTH, LOOPS, REG_CHUNKS, PREFETCH, LANES, VEC,
     )  # fmt: skip
 
 
@@ -332,4 +473,5 @@ TILES, HOPPER_TILES = tiled.TILES, tiled.HOPPER_TILES
 
 # The products are PyTorch's, so only what follows them can be cached.
 linear_cross_entropy_fwd = guarded(linear_cross_entropy_fwd)
+linear_cross_entropy_bwd = guarded(linear_cross_entropy_bwd)
 _finish = cached_launch(_finish)

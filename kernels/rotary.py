@@ -9,6 +9,10 @@ Entries beyond the rotated ones are copied.
 Memory decides: `ops/rotary.py` counts bytes and FLOPs. The angles are small, and all heads of a
 token share them. One launch rotates both tensors. A program takes some heads of q or of k at one
 token. A thread loads the angles of its pairs and 16 bytes of each half.
+
+The tables of angles have a row for each place of a sequence, or for each token, or are looked up by
+positions, as for packed sequences and caches. In place, a program writes what it alone has read,
+and leaves the entries beyond the rotated ones where they are.
 """
 
 import torch
@@ -17,37 +21,55 @@ import triton.language as tl
 
 from ._runtime.autograd import check_no_grad, needs_grad, once
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import check_flag, check_floating, check_same_device, check_same_dtype
+from ._runtime.checks import (
+    check_flag,
+    check_floating,
+    check_same_device,
+    check_same_dtype,
+    check_tensors,
+)
 from ._runtime.configs import Configs
 from ._runtime.layout import ACCESS_BYTES
 
 
 def rotary(
     q: torch.Tensor,
-    k: torch.Tensor,
+    k: torch.Tensor | None,
     cos: torch.Tensor,
     sin: torch.Tensor,
+    positions: torch.Tensor | None = None,
     *,
     interleaved: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    inplace: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Rotate the first 2R entries of each head of q and k by the angles of its position.
 
-    The computation is in float32. Nothing is written in place.
+    The computation is in float32.
 
     Args:
         q: `[B, S, H, D]`, float32, float16 or bfloat16; any strides, copied if the last is not 1.
-        k: `[B, S, K, D]`, with the dtype and device of q; any strides, as q.
-        cos: `[S, R]` with 0 < 2R <= D, float32, float16 or bfloat16: cosines of the angles.
-        sin: `[S, R]`, float32, float16 or bfloat16: sines of the angles.
+        k: `[B, S, K, D]`, with the dtype and device of q; any strides, as q. None if only one
+            tensor is to be rotated, which then may be queries or keys.
+        cos: cosines of the angles, float32, float16 or bfloat16: `[S, R]` with 0 < 2R <= D, or
+            `[B, S, R]`, or `[L, R]` if there are positions.
+        sin: sines of the angles, with the shape of cos; float32, float16 or bfloat16.
+        positions: `[S]` or `[B, S]`, int64 or int32: the row of cos and sin for each token, from 0
+            to L - 1. On a GPU a position out of range makes the rotated entries of its token NaN,
+            because no check waits for it.
         interleaved: pairs are neighbours (2i, 2i + 1); else entry i belongs to entry R + i.
+        inplace: write over q and k, whose last stride must be 1. A leaf that requires a gradient is
+            refused; other tensors take part in a backward pass as after PyTorch's own operations
+            in place. If a gradient is wanted, each tensor is rotated by a launch of its own.
 
     Returns:
-        q and k rotated, new and contiguous. They are differentiable once in q and k.
+        q and k rotated, new and contiguous, or in place q and k themselves; only the first without
+        k. They are differentiable once in q and k.
 
     Raises:
-        TypeError: an argument is no tensor or has another dtype, or interleaved is no bool.
+        TypeError: an argument is no tensor or has another dtype, or a flag is no bool.
         ValueError: shapes or devices disagree, a tensor is not on a GPU, or cos or sin requires a
-            gradient.
+            gradient. In place: a tensor is a leaf that requires a gradient, or its entries share
+            memory or lie apart. On a CPU also: a position is out of range.
 
     Source:
         Su et al., "RoFormer: Enhanced transformer with rotary position embedding" (2021).
@@ -58,63 +80,150 @@ def rotary(
         torch.Size([1, 3, 2, 8])
     """
     check_flag("interleaved", interleaved)
+    check_flag("inplace", inplace)
     if needs_grad(cos, sin):
         check_no_grad(cos=cos, sin=sin)
+    angles = cos, sin, positions
+    if inplace:
+        return _rotated_in_place(q, k, *angles, interleaved)
     if needs_grad(q, k):
-        return _Rotary.apply(q, k, cos, sin, interleaved)
-    return _rotate(q, k, cos, sin, interleaved, False)
+        return _Rotary.apply(q, k, *angles, interleaved, False)
+    q_out, k_out = _rotate(q, k, *angles, interleaved, False, False)
+    return q_out if k is None else (q_out, k_out)
 
 
-def _check(q, k, cos, sin):
+def _rotated_in_place(q, k, cos, sin, positions, interleaved):
+    """Return what `rotary` returns in place."""
+    given = {"q": q} if k is None else {"q": q, "k": k}
+    check_tensors(**given)
+    for name, x in given.items():
+        _check_writable(name, x)
+    if needs_grad(q, k):
+        # A view that is written in place must be the only output of its function.
+        both = tuple(
+            _Rotary.apply(x, None, cos, sin, positions, interleaved, True) for x in given.values()
+        )
+    else:
+        _rotate(q, k, cos, sin, positions, interleaved, False, True)
+        both = tuple(given.values())
+        for x in both:
+            if not (torch.compiler.is_compiling() or x.is_inference()):
+                # Then autograd notices if it has saved what is overwritten here.
+                torch.autograd.graph.increment_version(x)
+    return both[0] if k is None else both
+
+
+def _check_writable(name, x):
+    """Raise ValueError unless x can be rotated in place."""
+    if needs_grad(x) and (x.is_leaf or (x._is_view() and x._base.is_leaf)):
+        raise ValueError(
+            f"{name}: a leaf that requires a gradient, or a view of one, expected another tensor "
+            f"to write in place, such as {name}.clone()"
+        )
+    apart = x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1
+    if apart or any(n > 1 and step == 0 for n, step in zip(x.shape, x.stride(), strict=True)):
+        raise ValueError(
+            f"{name}: strides {x.stride()}, expected 1 last and no 0 to write in place"
+        )
+
+
+def _check(q, k, cos, sin, positions):
     """Raise TypeError or ValueError unless the tensors are as `rotary` takes them."""
     check_floating(q=q)
     if q.dim() != 4:
         raise ValueError(f"q: {q.dim()} dimensions, expected 4: [B, S, H, D]")
-    check_same_dtype(q=q, k=k)
-    (b, s, _, d), shape = q.shape, k.shape
-    if k.dim() != 4 or shape[0] != b or shape[1] != s or shape[3] != d:
-        raise ValueError(f"k: shape {tuple(shape)}, expected [{b}, {s}, K, {d}] as q has")
+    b, s, _, d = q.shape
+    if k is not None:
+        check_same_dtype(q=q, k=k)
+        if k.dim() != 4 or k.shape[0] != b or k.shape[1] != s or k.shape[3] != d:
+            raise ValueError(f"k: shape {tuple(k.shape)}, expected [{b}, {s}, K, {d}] as q has")
+        check_same_device(q=q, k=k)
     check_floating(cos=cos, sin=sin)
     for name, angles in (("cos", cos), ("sin", sin)):
-        if angles.dim() != 2 or angles.shape[0] != s or not 0 < 2 * angles.shape[1] <= d:
+        *rows, r = angles.shape if angles.dim() else (0,)
+        known = rows == [s] or rows == [b, s] if positions is None else len(rows) == 1
+        if not (known and 0 < 2 * r <= d):
+            wanted = f"[{s}, R] or [{b}, {s}, R]" if positions is None else "[L, R]"
             raise ValueError(
-                f"{name}: shape {tuple(angles.shape)}, expected [{s}, R] with 0 < 2R <= {d}"
+                f"{name}: shape {tuple(angles.shape)}, expected {wanted} with 0 < 2R <= {d}"
             )
-    check_same_device(q=q, k=k, cos=cos, sin=sin)
+    check_same_device(q=q, cos=cos, sin=sin)
     if cos.shape != sin.shape:
         raise ValueError(f"sin: shape {tuple(sin.shape)}, expected {tuple(cos.shape)} as cos has")
+    if positions is not None:
+        _check_positions(positions, b, s, cos)
+
+
+def _check_positions(positions, b, s, cos):
+    """Raise TypeError or ValueError unless positions choose rows of cos; on a CPU also by value."""
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"positions: {positions.dtype}, expected int64 or int32")
+    if positions.shape not in ((s,), (b, s)):
+        raise ValueError(
+            f"positions: shape {tuple(positions.shape)}, expected ({s},) or ({b}, {s})"
+        )
+    check_same_device(cos=cos, positions=positions)
+    rows = cos.shape[0]
+    if positions.numel() and rows == 0:
+        raise ValueError(
+            "positions: of tables without rows, expected cos and sin with one at least"
+        )
+    if positions.device.type == "cpu" and not torch.compiler.is_compiling():
+        outside = positions[(positions < 0) | (positions >= rows)]
+        if outside.numel():
+            raise ValueError(f"positions: {outside[0].item()}, expected 0 to {rows - 1}")
 
 
 class _Rotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, cos, sin, interleaved):
-        ctx.save_for_backward(cos, sin)
+    def forward(ctx, q, k, cos, sin, positions, interleaved, inplace):
+        ctx.save_for_backward(cos, sin, positions)
         ctx.interleaved = interleaved
-        return _rotate(q, k, cos, sin, interleaved, False)
+        if inplace:
+            ctx.mark_dirty(q)
+        q_out, k_out = _rotate(q, k, cos, sin, positions, interleaved, False, inplace)
+        return q_out if k is None else (q_out, k_out)
 
     @staticmethod
     @once
-    def backward(ctx, dq, dk):
-        return *_rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, True), None, None, None
+    def backward(ctx, dq, dk=None):
+        # The gradients of the outputs may belong to others, so nothing is written over them.
+        both = _rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, True, False)
+        return *both, None, None, None, None, None
 
 
 def _rotate(
     q: torch.Tensor,
-    k: torch.Tensor,
+    k: torch.Tensor | None,
     cos: torch.Tensor,
     sin: torch.Tensor,
+    positions: torch.Tensor | None,
     interleaved: bool,
     inverse: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return q and k rotated, contiguous; raise TypeError or ValueError as `rotary` does."""
-    _check(q, k, cos, sin)
-    q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
-    if q.numel() == 0 and k.numel() == 0:
-        return q_out, k_out
+    inplace: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return q and k rotated, new and contiguous or in place; None in the place of no k.
+
+    Raises TypeError or ValueError as `rotary` does.
+    """
+    _check(q, k, cos, sin, positions)
+    q_out, k_out = q, k
+    if not inplace:
+        q_out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if k is not None:
+            k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
+    results = q_out, k_out
+    if k is None:
+        # No program takes a head of these, because there are none.
+        k, k_out, heads = q, q_out, 0
+    else:
+        heads = k.shape[2]
+    b, s, h, d = q.shape
+    if b * s * (h + heads) == 0:
+        return results
     q = q if q.stride(3) == 1 else q.contiguous()
     k = k if k.stride(3) == 1 else k.contiguous()
-    (b, s, h, d), heads, r = q.shape, k.shape[2], cos.shape[1]
+    r, rows = cos.shape[-1], cos if positions is None else positions
     config = TILES.pick(
         q.device, heads=max(h, heads), r=r, itemsize=q.element_size(), interleaved=interleaved
     )
@@ -124,20 +233,24 @@ def _rotate(
     stride_kb, stride_ks, stride_kh, _ = k.stride()
     _rotary_kernel[(b * s * groups,)](
         q_ptr=q, k_ptr=k,
-        cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(), q_out_ptr=q_out, k_out_ptr=k_out,
+        cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(),
+        positions_ptr=None if positions is None else positions.contiguous(),
+        q_out_ptr=q_out, k_out_ptr=k_out,
         stride_qb=stride_qb, stride_qs=stride_qs, stride_qh=stride_qh,
         stride_kb=stride_kb, stride_ks=stride_ks, stride_kh=stride_kh, S=s,
-        H=h, K=heads, D=d, R=r, INTERLEAVED=interleaved, INVERSE=inverse, **config,
+        L=None if positions is None else cos.shape[0],
+        H=h, K=heads, D=d, R=r, PER_TOKEN=rows.dim() == 2 + (positions is None),
+        INTERLEAVED=interleaved, INVERSE=inverse, INPLACE=inplace, **config,
     )  # fmt: skip
-    return q_out, k_out
+    return results
 
 
 @triton.jit
 def _rotary_kernel(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr,
-    stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh, S,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr,
+    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_out_ptr,
+    stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh, S, L,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PER_TOKEN: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, INPLACE: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """Rotate the first 2R entries of each head of q and k; copy the others.
 
@@ -146,6 +259,11 @@ def _rotary_kernel(
     heads. H, K: heads of q and k. D: entries of a head. R: pairs of a head, 0 < 2R <= D.
     INTERLEAVED: pairs are neighbours. INVERSE: rotate by the opposite angles. BLOCK_H: a power of
     two.
+
+    cos and sin have a row for each place [S, R], or PER_TOKEN [B * S, R]. Unless positions_ptr is
+    None, they are [L, R], and positions, [S] or PER_TOKEN [B * S], has the row of each token; a row
+    that does not exist is NaN. INPLACE: the heads are written where they were read, and q_out_ptr
+    and k_out_ptr are not used.
     """
     GROUPS_Q: tl.constexpr = (H + BLOCK_H - 1) // BLOCK_H
     GROUPS: tl.constexpr = GROUPS_Q + (K + BLOCK_H - 1) // BLOCK_H
@@ -153,32 +271,45 @@ def _rotary_kernel(
     token, group = pid // GROUPS, pid % GROUPS
     b, s = (token // S).to(tl.int64), (token % S).to(tl.int64)
     token = token.to(tl.int64)
-    cos_ptr += s * R
-    sin_ptr += s * R
+    row, exists = token if PER_TOKEN else s, None
+    if positions_ptr is not None:
+        row = tl.load(positions_ptr + row).to(tl.int64)
+        exists = (row >= 0) & (row < L)
+        row = tl.where(exists, row, 0)
+    cos_ptr += row * R
+    sin_ptr += row * R
     if group < GROUPS_Q:
         _turn_heads(
             q_ptr + b * stride_qb + s * stride_qs, q_out_ptr + token * (H * D), cos_ptr, sin_ptr,
-            stride_qh, group * BLOCK_H, H, D, R, INTERLEAVED, INVERSE, BLOCK_H,
+            exists, stride_qh, group * BLOCK_H, H, D, R, INTERLEAVED, INVERSE, INPLACE, BLOCK_H,
         )  # fmt: skip
     else:
         _turn_heads(
             k_ptr + b * stride_kb + s * stride_ks, k_out_ptr + token * (K * D), cos_ptr, sin_ptr,
-            stride_kh, (group - GROUPS_Q) * BLOCK_H, K, D, R, INTERLEAVED, INVERSE, BLOCK_H,
+            exists, stride_kh, (group - GROUPS_Q) * BLOCK_H, K, D, R,
+            INTERLEAVED, INVERSE, INPLACE, BLOCK_H,
         )  # fmt: skip
 
 
 @triton.jit
 def _turn_heads(
-    x_ptr, out_ptr, cos_ptr, sin_ptr, stride_h, first, H: tl.constexpr,
+    x_ptr, out_ptr, cos_ptr, sin_ptr, exists, stride_h, first, H: tl.constexpr,
     D: tl.constexpr, R: tl.constexpr,
-    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_H: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, INPLACE: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """Rotate BLOCK_H heads of one token, from the head `first` on; H: the number of heads."""
+    """Rotate BLOCK_H heads of one token, from the head `first` on; H: the number of heads.
+
+    exists: whether the token has angles, or None if it does.
+    """
+    COPIES: tl.constexpr = D > 2 * R and not INPLACE
     BLOCK_R: tl.constexpr = triton.next_power_of_2(R)
     REST: tl.constexpr = triton.next_power_of_2(max(D - 2 * R, 1))
     heads = first + tl.arange(0, BLOCK_H)[:, None]  # [BLOCK_H, 1]
     x_ptr += heads.to(tl.int64) * stride_h
-    out_ptr += heads * D
+    if INPLACE:
+        out_ptr = x_ptr
+    else:
+        out_ptr += heads * D
     offs = tl.arange(0, BLOCK_R)[None, :]  # [1, BLOCK_R]
     mask = (heads < H) & (offs < R)
     # Every head loads the angles for itself, so that each thread has the angles of its own pairs.
@@ -186,9 +317,12 @@ def _turn_heads(
     cos = tl.load(cos_ptr + alike + offs, mask=mask).to(tl.float32)
     sin = tl.load(sin_ptr + alike + offs, mask=mask).to(tl.float32)
     sin = -sin if INVERSE else sin
+    if exists is not None:
+        cos = tl.where(exists, cos, float("nan"))
+        sin = tl.where(exists, sin, float("nan"))
     offs_rest = 2 * R + tl.arange(0, REST)[None, :]
     mask_rest = (heads < H) & (offs_rest < D)
-    if D > 2 * R:
+    if COPIES:
         rest = tl.load(x_ptr + offs_rest, mask=mask_rest)
     dtype = out_ptr.dtype.element_ty
     if INTERLEAVED:
@@ -205,7 +339,7 @@ def _turn_heads(
         a, b = _turn(a, b, cos, sin)
         tl.store(out_ptr + offs, a.to(dtype), mask=mask, cache_modifier=".cs")
         tl.store(out_ptr + R + offs, b.to(dtype), mask=mask, cache_modifier=".cs")
-    if D > 2 * R:
+    if COPIES:
         tl.store(out_ptr + offs_rest, rest, mask=mask_rest, cache_modifier=".cs")
 
 

@@ -22,10 +22,10 @@ from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import check_flag, check_floating, check_number, check_tensors
 from ._runtime.configs import Configs
-from ._runtime.layout import as_rows_2d
+from ._runtime.layout import rows_and_stride
 from ._triton.math import LOG2E
 from ._triton.memory import opaque_zero, store_as, to_f32_rematerialized
-from ._triton.row_access import most_whole, split
+from ._triton.row_access import max_body, needs_peeling
 from .softmax_details.configs import (
     PAIR_BYTES,
     ROW_CANDIDATES,
@@ -142,25 +142,25 @@ def softmax_fwd(
     if elements == 0:
         return y
     m = elements // n
-    x, stride = _rows(x)
+    x, stride = rows_and_stride(x)
     # The maximum of such scores is that of x, so x stays in registers in its own dtype.
     scale_in_exp2 = mask is None and scale >= SMALLEST
     plain = scale_in_exp2 and not causal
-    parted = split(n, (x, stride), (y, n))
-    held = most_whole(n, itemsize) if parted else n
-    if parted and plain and short(n, itemsize) and held * itemsize > TILED_BYTES:
+    peeled = needs_peeling(n, (x, stride), (y, n))
+    held = max_body(n, itemsize) if peeled else n
+    if peeled and plain and short(n, itemsize) and held * itemsize > TILED_BYTES:
         forward_short(x, y, stride, scale)
         return y
     long = held * itemsize > PAIR_BYTES
-    if long and plain and can_split_rows(n, x, strides=(stride,), parted=parted):
-        forward_split(x, y, stride, scale, parted)
+    if long and plain and can_split_rows(n, x, strides=(stride,), peeled=peeled):
+        forward_split(x, y, stride, scale, peeled)
         return y
     fits = fits_in_registers(held, itemsize, causal)
-    if not (fits and plain) or parted:
+    if not (fits and plain) or peeled:
         forward = forward_general if fits else forward_loop
         forward(
             x, y, stride, scale, causal, heads, queries, mask,
-            scale_in_exp2=scale_in_exp2, parted=parted, held=held,
+            scale_in_exp2=scale_in_exp2, peeled=peeled, held=held,
         )  # fmt: skip
         return y
     config = FORWARD_ROW.pick(x.device, n=n, itemsize=itemsize)
@@ -185,20 +185,20 @@ def softmax_bwd(
     if elements == 0:
         return dx
     m = elements // n
-    (y, stride_ym), (dy, stride_dym) = _rows(y), _rows(dy)
+    (y, stride_ym), (dy, stride_dym) = rows_and_stride(y), rows_and_stride(dy)
     strides = stride_ym, stride_dym
-    parted = split(n, (y, stride_ym), (dy, stride_dym), (dx, n))
-    held = most_whole(n, itemsize) if parted else n
-    if parted and not causal and short(n, itemsize):
+    peeled = needs_peeling(n, (y, stride_ym), (dy, stride_dym), (dx, n))
+    held = max_body(n, itemsize) if peeled else n
+    if peeled and not causal and short(n, itemsize):
         backward_short(y, dy, dx, strides, scale)
         return dx
-    least = min(PAIR_BYTES, SPLIT_LOOP_BYTES) if parted else PAIR_BYTES
+    least = min(PAIR_BYTES, SPLIT_LOOP_BYTES) if peeled else PAIR_BYTES
     long = held * itemsize > least
-    if long and not causal and can_split_rows(n, y, dy, strides=strides, parted=parted):
-        backward_split(y, dy, dx, strides, scale, parted)
+    if long and not causal and can_split_rows(n, y, dy, strides=strides, peeled=peeled):
+        backward_split(y, dy, dx, strides, scale, peeled)
         return dx
-    if parted or reads_rows_twice(n, itemsize, causal):
-        backward_loop(y, dy, dx, strides, scale, causal, queries, parted=parted, held=held)
+    if peeled or reads_rows_twice(n, itemsize, causal):
+        backward_loop(y, dy, dx, strides, scale, causal, queries, peeled=peeled, held=held)
         return dx
     config = BACKWARD_ROW.pick(y.device, n=n, itemsize=itemsize, causal=causal)
     block = config["BLOCK_N"]
@@ -215,14 +215,6 @@ def _check(x, causal):
     if x.dim() <= causal:
         raise ValueError(f"x: shape {tuple(x.shape)}, expected {1 + causal} dimensions or more")
     check_floating(x=x)
-
-
-def _rows(x):
-    """Return x, or a view or copy with contiguous rows, and the distance of its rows."""
-    if x.is_contiguous():
-        return x, x.shape[-1]
-    rows = as_rows_2d(x)
-    return rows, rows.stride(0)
 
 
 @triton.jit

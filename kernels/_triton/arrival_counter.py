@@ -13,9 +13,11 @@ import torch
 from .._runtime.call_trace import asked_again
 
 SLOTS = 1024
+# Counters of a launch whose groups of programs each have their own.
+MOST_COUNTERS = 1024
 
-_free: dict[int, Iterator[torch.Tensor]] = {}
-_of_stream: dict[tuple[int, int], torch.Tensor] = {}
+_free: dict[tuple[int, int], Iterator[torch.Tensor]] = {}
+_of_stream: dict[tuple[int, int, int], torch.Tensor] = {}
 
 
 def arrival_counter(device: torch.device) -> torch.Tensor:
@@ -29,30 +31,39 @@ def arrival_counter(device: torch.device) -> torch.Tensor:
     destroyed while its work runs, it must not be made anew before that work has ended. Otherwise
     two launches share a counter.
     """
+    return _counters(device, 1)
+
+
+def arrival_counters(device: torch.device) -> torch.Tensor:
+    """Return MOST_COUNTERS counters for one launch, as `arrival_counter` returns one."""
+    return _counters(device, MOST_COUNTERS)
+
+
+def _counters(device: torch.device, count: int) -> torch.Tensor:
     if device.type != "cuda" or torch.compiler.is_dynamo_compiling():
-        return torch.zeros(1, dtype=torch.int32, device=device)
-    return _slot(device, device.index)
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    return _slot(device, device.index, count)
 
 
 @asked_again
-def _slot(device: torch.device, index: int) -> torch.Tensor:
+def _slot(device: torch.device, index: int, count: int = 1) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
-        slot = next(_free.get(index, iter(())), None)
+        slot = next(_free.get((index, count), iter(())), None)
         # If none is free, the graph makes its own and clears it at each replay.
-        return torch.zeros(1, dtype=torch.int32, device=device) if slot is None else slot
-    key = index, torch._C._cuda_getCurrentRawStream(index)
+        return torch.zeros(count, dtype=torch.int32, device=device) if slot is None else slot
+    key = index, torch._C._cuda_getCurrentRawStream(index), count
     slot = _of_stream.get(key)
     if slot is None:
-        slot = _of_stream[key] = _allocate(device)
+        slot = _of_stream[key] = _allocate(device, count)
     return slot
 
 
-def _allocate(device: torch.device) -> torch.Tensor:
-    slot = next(_free.get(device.index, iter(())), None)
+def _allocate(device: torch.device, count: int = 1) -> torch.Tensor:
+    slot = next(_free.get((device.index, count), iter(())), None)
     if slot is None:
         # The zeros come from the host, whatever the default device is. The copy waits until they
         # are there, so any stream may use them.
-        slots = torch.zeros(SLOTS, dtype=torch.int32, device="cpu").to(device)
-        slot, *others = slots.split(1)
-        _free[device.index] = iter(others)
+        slots = torch.zeros(SLOTS * count, dtype=torch.int32, device="cpu").to(device)
+        slot, *others = slots.split(count)
+        _free[device.index, count] = iter(others)
     return slot

@@ -3,19 +3,19 @@
 Such an access needs an address that is a multiple of 16. If the distance of rows is no multiple of
 16 elements, Triton cannot know of one, and accesses single elements.
 
-A row of any address and length has three parts. The `lead` ends at the first multiple of 32 bytes,
-a sector of the memory. From there on, `width` elements are whole accesses. The rest is shorter than
-an access. Triton reads the second part as any aligned row. The other two are the `edges`, one small
-tile of single accesses. So no access leaves the row: there is nothing to mask out, and no neighbour
-to spare. Compilers peel loops likewise.
+A row of any address and length is peeled, as compilers peel a loop. Its first `lead` elements end
+at a multiple of 32 bytes, a sector of the memory. The `width` elements from there on are the body:
+whole vector accesses, which Triton reads as any aligned row. The rest is shorter than an access.
+The elements before and behind the body are the peeled ones, a small tile of single accesses. So no
+access leaves the row, and no mask cuts a vector access.
 
-    lead, width = whole(row_ptr, N)
-    places, there = edges(lead, width, N, row_ptr.dtype)
-    edge = tl.load(row_ptr + places, mask=there)
-    x = tl.load(inner(row_ptr, lead) + columns, mask=columns < width)
+    lead, width = vector_body(row_ptr, N)
+    peel_cols, peel_mask = peeled_columns(lead, width, N, row_ptr.dtype)
+    peel = tl.load(row_ptr + peel_cols, mask=peel_mask)
+    x = tl.load(body_ptr(row_ptr, lead) + columns, mask=columns < width)
 
 row_ptr: a pointer, or pointers [M, 1] of several rows. lead, width: of its shape. Tensors whose
-rows are split by the lead of one of them must lie alike, which `split` asks for.
+rows are peeled by the lead of one of them must be equally misaligned; `needs_peeling` asks for it.
 """
 
 import torch
@@ -27,14 +27,14 @@ from .._runtime.layout import ACCESS_BYTES
 # Triton knows whether a size or an address is a multiple of this, and of no other number.
 KNOWN = tl.constexpr(16)
 ACCESS_BITS = tl.constexpr(8 * ACCESS_BYTES)
-# Whole accesses begin at a sector, so two warps share none.
+# The body begins at a sector, so two warps share none.
 SECTOR_BYTES = 32
 SECTOR_BITS = tl.constexpr(8 * SECTOR_BYTES)
 
 
 @triton.jit
-def whole(row_ptr, N):
-    """Return the element of a row at which whole accesses begin, and the number of their elements.
+def vector_body(row_ptr, N):
+    """Return the first element of the body of a row, and the number of its elements.
 
     N: the elements of the row, a sector or more.
     """
@@ -46,8 +46,8 @@ def whole(row_ptr, N):
 
 
 @triton.jit
-def inner(row_ptr, lead):
-    """Return row_ptr + lead, and tell the compiler that whole accesses begin there."""
+def body_ptr(row_ptr, lead):
+    """Return row_ptr + lead, and tell the compiler that vector accesses begin there."""
     # The hint is for the sum, because a hint for an argument is lost when the function is inlined.
     if len(lead.shape) == 2:
         # The compiler makes one number of [1, 1], finds two multiples said of it, and ends.
@@ -58,25 +58,28 @@ def inner(row_ptr, lead):
 
 
 @triton.jit
-def edges(lead, width, N, ptr_dtype: tl.constexpr):
-    """Return the columns outside of whole accesses, and which of them exist.
+def peeled_columns(lead, width, N, ptr_dtype: tl.constexpr):
+    """Return the columns outside of the body, and the mask of those that exist.
 
     Both are [E], the elements of two sectors, or [M, E] if lead and width are [M, 1].
     """
-    EDGES: tl.constexpr = 2 * SECTOR_BITS // ptr_dtype.element_ty.primitive_bitwidth
-    return edges_of(tl.arange(0, EDGES), lead, width, N)
+    PEELS: tl.constexpr = 2 * SECTOR_BITS // ptr_dtype.element_ty.primitive_bitwidth
+    return peeled_columns_of(tl.arange(0, PEELS), lead, width, N)
 
 
 @triton.jit
-def edges_of(lanes, lead, width, N):
-    """Return as `edges` does, for lanes 0, 1, …, at least as many as two sectors have elements."""
+def peeled_columns_of(lanes, lead, width, N):
+    """Return as `peeled_columns` does, for lanes 0, 1, …
+
+    They are at least as many as two sectors have elements.
+    """
     if len(lead.shape) == 2:
         lanes = lanes[None, :]
     return tl.where(lanes < lead, lanes, lanes + width), lanes < N - width
 
 
-def split(n: int, *rows: tuple[torch.Tensor, int]) -> bool:
-    """Return whether a kernel is to split rows of n elements as above.
+def needs_peeling(n: int, *rows: tuple[torch.Tensor, int]) -> bool:
+    """Return whether a kernel is to peel rows of n elements as above.
 
     rows: tensors of one dtype, each with the distance of its rows in elements. The result is true
     if Triton would access single elements, and a row begins equally far past a multiple of 16 bytes
@@ -95,8 +98,8 @@ def split(n: int, *rows: tuple[torch.Tensor, int]) -> bool:
     )
 
 
-def most_whole(n: int, itemsize: int) -> int:
-    """Return how many elements of a row of n are in whole accesses at most."""
+def max_body(n: int, itemsize: int) -> int:
+    """Return how many elements of a row of n its body has at most."""
     access = ACCESS_BYTES // itemsize
     return n // access * access
 

@@ -21,7 +21,7 @@ from .._runtime.device import is_hopper, shared_bytes, sm_count
 from .._runtime.layout import tma_compatible
 from .._triton.math import LOG2E
 from . import linear_tiles_hopper as hopper
-from .row import row_loss
+from .row import capped, row_loss
 
 # Entries of two rows that the second kernel multiplies in a step.
 MULTIPLIED = 1024
@@ -42,11 +42,13 @@ def choose_tile(v, h):
 
 @triton.jit
 def linear_tiles_kernel(
-    x_desc, weight_desc, bias_ptr, targets_ptr, parts_ptr, x_target_ptr, M, V, H,
+    x_desc, weight_desc, bias_ptr, targets_ptr, parts_ptr, x_target_ptr, M, V, H, softcap,
     SMOOTH: tl.constexpr, WHOLE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """m = max z, l = sum exp(z - m) and sum z of each row and tile of z = x wᵀ + bias, and z[t].
+
+    Unless softcap is None, z is softcap tanh((x wᵀ + bias) / softcap).
 
     Grid: programs, one a multiprocessor at most, which stride over the tiles [BLOCK_M, BLOCK_N].
     Reads x [M, H] and weight [V, H] by descriptors of blocks [BLOCK_M, BLOCK_K] and [BLOCK_N,
@@ -68,6 +70,7 @@ def linear_tiles_kernel(
         if bias_ptr is not None:
             bias = tl.load(bias_ptr + classes, mask=classes < V, other=0.0)
             x += bias.to(tl.float32)[None, :]
+        x = capped(x, softcap)
         offs_m = start_m + tl.arange(0, BLOCK_M)
         mask = offs_m < M
         part_ptrs = parts_ptr + offs_m.to(tl.int64) * tiles_n + tile_n
@@ -93,7 +96,8 @@ def linear_tiles_kernel(
 
 @triton.jit
 def _join_kernel(
-    parts_ptr, x_target_ptr, x_ptr, weight_ptr, targets_ptr, losses_ptr, stride_xm, stride_wv,
+    parts_ptr, x_target_ptr, x_ptr, weight_ptr, targets_ptr, losses_ptr, z_losses_ptr,
+    stride_xm, stride_wv,
     M, V, H, tiles, ignore_index, smoothing, z_loss,
     SMOOTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
@@ -101,13 +105,15 @@ def _join_kernel(
 
     Grid: M programs, one a row. Reads parts float32 [2 or 3, M, tiles], targets [M] and x_target
     [M]. If x_target_ptr is None, it computes z[t] from x [M, H] and weight [V, H], whose rows lie
-    stride_xm and stride_wv apart. Writes losses float32 [M].
+    stride_xm and stride_wv apart. Writes losses float32 [M], and z_loss lse^2 to z_losses float32
+    [M] unless its pointer is None.
     SMOOTH: smoothing > 0, and parts has three planes. BLOCK_T: a power of two, tiles or more.
     BLOCK_H: columns of x a step, a power of two.
     """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(targets_ptr + row).to(tl.int64)
     loss = 0.0
+    penalty = 0.0
     if target != ignore_index:
         inside = (target >= 0) & (target < V)
         if x_target_ptr is not None:
@@ -137,8 +143,10 @@ def _join_kernel(
         sum_x = 0.0
         if SMOOTH:
             sum_x = tl.sum(tl.load(part_ptrs + 2 * plane, mask=mask, other=0.0), 0)
-        loss, _ = row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH)
+        loss, penalty, _ = row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH)
     tl.store(losses_ptr + row, loss)
+    if z_losses_ptr is not None:
+        tl.store(z_losses_ptr + row, penalty)
 
 
 TILES = Configs(linear_tiles_kernel, TILE_CONFIGS, choose_tile, family="linear_cross_entropy")
@@ -172,20 +180,23 @@ def write_losses(
     ignore_index: int,
     smoothing: float,
     z_loss: float,
+    softcap: float = 0.0,
+    penalties: torch.Tensor | None = None,
 ) -> None:
-    """Write the losses: float32 [M].
+    """Write the losses, and the z-losses to penalties if given: float32 [M].
 
     x: [M, H] and weight: [V, H], as `suited` accepts them. targets: [M] and bias: [V] or None, both
-    contiguous.
+    contiguous. softcap: 0 for none.
     """
     m, (v, h), smooth = x.shape[0], weight.shape, smoothing > 0
-    if bias is None and not smooth and is_hopper(x.device) and hopper.suits(v, h):
+    if bias is None and not (smooth or softcap) and is_hopper(x.device) and hopper.suits(v, h):
         x_target = None
         parts = hopper.write_parts(x, weight, HOPPER_TILES.pick(x.device, v=v, h=h))
     else:
         x_target = torch.empty(m, dtype=torch.float32, device=x.device)
-        parts = _write_parts(x_target, x, weight, targets, bias, smooth)
-    joined(losses, parts, x_target, x, weight, targets, ignore_index, smoothing, z_loss)
+        parts = _write_parts(x_target, x, weight, targets, bias, smooth, softcap)
+    options = ignore_index, smoothing, z_loss
+    joined(losses, parts, x_target, x, weight, targets, *options, penalties)
 
 
 def joined(
@@ -198,22 +209,24 @@ def joined(
     ignore_index: int,
     smoothing: float,
     z_loss: float,
+    penalties: torch.Tensor | None = None,
 ) -> None:
-    """Write the losses from the parts of `_write_parts`.
+    """Write the losses, and the z-losses to penalties if given, from the parts of `_write_parts`.
 
     x_target: the logits of the targets, or None to compute them from x and weight.
     """
     (m, h), v, smooth, tiles = x.shape, weight.shape[0], smoothing > 0, parts.shape[2]
     _join_kernel[(m,)](
         parts_ptr=parts, x_target_ptr=x_target, x_ptr=x, weight_ptr=weight,
-        targets_ptr=targets, losses_ptr=losses, stride_xm=x.stride(0), stride_wv=weight.stride(0),
-        M=m, V=v, H=h, tiles=tiles, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
+        targets_ptr=targets, losses_ptr=losses, z_losses_ptr=penalties,
+        stride_xm=x.stride(0), stride_wv=weight.stride(0), M=m, V=v, H=h, tiles=tiles,
+        ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
         SMOOTH=smooth, BLOCK_T=triton.next_power_of_2(tiles),
         BLOCK_H=min(MULTIPLIED, triton.next_power_of_2(h)), num_warps=4,
     )  # fmt: skip
 
 
-def _write_parts(x_target, x, weight, targets, bias, smooth):
+def _write_parts(x_target, x, weight, targets, bias, smooth, softcap=0.0):
     """Return m, l and, if `smooth`, the sum of each row and tile: float32, [2 or 3, M, tiles].
 
     Writes the logit of each target to x_target: [M].
@@ -227,6 +240,6 @@ def _write_parts(x_target, x, weight, targets, bias, smooth):
         x_desc=TensorDescriptor.from_tensor(x, [rows, inner]),
         weight_desc=TensorDescriptor.from_tensor(weight, [columns, inner]),
         bias_ptr=bias, targets_ptr=targets, parts_ptr=parts, x_target_ptr=x_target, M=m, V=v, H=h,
-        SMOOTH=smooth, WHOLE=v % columns == 0, **config,
+        softcap=softcap or None, SMOOTH=smooth, WHOLE=v % columns == 0, **config,
     )  # fmt: skip
     return parts

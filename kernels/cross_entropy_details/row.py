@@ -6,8 +6,13 @@ and its gradient p (1 + 2 z lse) - e / V - (1 - e) [j = t], p the softmax of x. 
 is the ignored index has zero loss and gradient. A target outside the row gives NaN for both:
 the host would have to wait for the device to raise an error.
 
+With a softcap c, the logits y become x = c tanh(y / c) first, as in Gemma 2, and the gradient has
+the factor 1 - (x / c)^2. Kernels have None in the place of no softcap, launchers 0.
+
 Inside the kernels m is the maximum of a row, l the sum of exp(x - m), and sum_x the sum of x.
 """
+
+import math
 
 import torch
 import triton
@@ -15,12 +20,19 @@ import triton.language as tl
 
 from .._runtime import internals
 from .._runtime.call_cache import cached_launch
-from .._runtime.checks import check_integer, check_number, check_one_of
+from .._runtime.checks import (
+    check_flag,
+    check_integer,
+    check_number,
+    check_one_of,
+    check_tensors,
+    shown,
+)
 from .._runtime.device import sm_count
 from .._runtime.layout import ACCESS_BYTES
-from .._triton.math import LN2, LOG2E
+from .._triton.math import LN2, LOG2E, tanh_of
 from .._triton.memory import opaque_zero, to_f32_rematerialized
-from .._triton.row_access import edges_of, inner, whole
+from .._triton.row_access import body_ptr, peeled_columns_of, vector_body
 
 REDUCTIONS = ("mean", "sum", "none")
 # Programs per multiprocessor of the kernel that scales a gradient by one factor.
@@ -33,15 +45,57 @@ def options_of(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    softcap: float | None,
     reduction: str,
-    reductions: tuple[str, ...] = REDUCTIONS,
-) -> tuple[int, float, float, str]:
-    """The options, numbers as int and float; TypeError or ValueError names a wrong one."""
+) -> tuple[int, float, float, float, str]:
+    """The options, numbers as int and float; TypeError or ValueError names a wrong one.
+
+    The softcap of the result is 0 if there is none.
+    """
     check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
     label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
     z_loss = check_number("z_loss", z_loss)
-    check_one_of("reduction", reduction, reductions)
-    return ignore_index, label_smoothing, z_loss, reduction
+    cap = 0.0 if softcap is None else check_number("softcap", softcap)
+    if softcap is not None and not 0 < cap < math.inf:
+        raise ValueError(f"softcap: {cap}, expected a positive number or None")
+    check_one_of("reduction", reduction, REDUCTIONS)
+    return ignore_index, label_smoothing, z_loss, cap, reduction
+
+
+def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype of autocast on the device of x, None where it is not enabled."""
+    kind = x.device.type
+    if x.is_meta or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def dtype_of_loss(
+    x: torch.Tensor, loss_dtype: torch.dtype | None, return_z_loss: bool
+) -> torch.dtype:
+    """Return the dtype of the loss of logits or factors x; check the two options of the result."""
+    check_flag("return_z_loss", return_z_loss)
+    if loss_dtype is None:
+        return x.dtype if autocast_dtype(x) is None else torch.float32
+    if not isinstance(loss_dtype, torch.dtype) or loss_dtype not in (x.dtype, torch.float32):
+        raise TypeError(
+            f"loss_dtype: {shown(loss_dtype)}, expected {x.dtype} as the logits have, or float32"
+        )
+    return loss_dtype
+
+
+def as_rows(name: str, x: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x of shape `[..., N]` as `[M, N]` and targets `[...]` as `[M]`.
+
+    Raises ValueError if the shape of the targets is another one.
+    """
+    check_tensors(**{name: x, "targets": targets})
+    rows = x.shape[:-1]
+    if targets.shape != rows:
+        raise ValueError(f"targets: shape {tuple(targets.shape)}, expected {tuple(rows)}")
+    if x.dim() == 2:
+        return x, targets
+    return x.reshape(targets.numel(), x.shape[-1]), targets.reshape(-1)
 
 
 def check(targets: torch.Tensor, rows: int, classes: int, ignore_index: int) -> None:
@@ -64,8 +118,25 @@ def check(targets: torch.Tensor, rows: int, classes: int, ignore_index: int) -> 
 
 
 @triton.jit
+def capped(x, softcap):
+    """softcap tanh(x / softcap), or x if softcap is None."""
+    if softcap is not None:
+        # A traced graph hands floats over as float64.
+        softcap = tl.cast(softcap, tl.float32)
+        x = softcap * tanh_of(x / softcap, True)
+    return x
+
+
+@triton.jit
+def capped_inside(x, inside, softcap):
+    """`capped` inside of a row, and minus infinity outside, which x is there."""
+    return x if softcap is None else tl.where(inside, capped(x, softcap), -float("inf"))
+
+
+@triton.jit
 def _loop_columns(
-    row_ptr, V, m, l, sum_x, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr
+    row_ptr, V, m, l, sum_x, softcap,
+    SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """m, l and sum_x of V columns, joined with the m, l and sum_x [BLOCK_V] of the lanes so far."""
     lanes = tl.arange(0, UNROLL)[:, None] * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
@@ -74,6 +145,7 @@ def _loop_columns(
         x = tl.load(
             row_ptr + cols, mask=cols < V, other=-float("inf"), eviction_policy="evict_last"
         ).to(tl.float32)
+        x = capped_inside(x, cols < V, softcap)
         new_m = tl.maximum(m, tl.max(x, 0))
         # A lane that has seen only minus infinity must not subtract it from itself.
         m_safe = tl.where(new_m == -float("inf"), 0.0, new_m)
@@ -88,47 +160,55 @@ def _loop_columns(
 
 
 @triton.jit
-def loop_row(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
+def loop_row(
+    row_ptr, V, softcap, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr
+):  # fmt: skip
     """m, l and sum_x (zero unless SMOOTH) of a row, in one pass that takes UNROLL blocks a step."""
     m = tl.full((BLOCK_V,), -float("inf"), tl.float32)
     l = tl.zeros((BLOCK_V,), tl.float32)
     sum_x = tl.zeros((BLOCK_V,), tl.float32)
-    return _loop_columns(row_ptr, V, m, l, sum_x, SMOOTH, UNROLL, BLOCK_V)
+    return _loop_columns(row_ptr, V, m, l, sum_x, softcap, SMOOTH, UNROLL, BLOCK_V)
 
 
 @triton.jit
-def load_edges(row_ptr, lead, width, V, LANES: tl.constexpr):
-    """The edges of a row (`_triton/row_access.py`) in the first of LANES lanes.
+def load_peeled(row_ptr, lead, width, V, softcap, LANES: tl.constexpr):
+    """The peeled elements of a row (`_triton/row_access.py`) in the first of LANES lanes.
 
-    Returns columns, mask, logits, and of each lane l and sum_x. The logits are each lane's m.
+    Returns columns, mask, capped logits, and of each lane l and sum_x. The logits are the m of
+    their lanes.
     """
-    edge_cols, edge_mask = edges_of(tl.arange(0, LANES), lead, width, V)
-    x = tl.load(row_ptr + edge_cols, mask=edge_mask, other=-float("inf")).to(tl.float32)
+    peel_cols, peel_mask = peeled_columns_of(tl.arange(0, LANES), lead, width, V)
+    x = tl.load(row_ptr + peel_cols, mask=peel_mask, other=-float("inf")).to(tl.float32)
+    x = capped_inside(x, peel_mask, softcap)
     l = tl.exp2(x - tl.where(x == -float("inf"), 0.0, x))
-    return edge_cols, edge_mask, x, l, tl.where(edge_mask, x, 0.0)
+    return peel_cols, peel_mask, x, l, tl.where(peel_mask, x, 0.0)
 
 
 @triton.jit
-def loop_split_row(row_ptr, V, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr):
-    """`loop_row` for a row that begins at any element: its edges come first."""
-    lead, width = whole(row_ptr, V)
-    _, _, m, l, sum_x = load_edges(row_ptr, lead, width, V, BLOCK_V)
-    return _loop_columns(inner(row_ptr, lead), width, m, l, sum_x, SMOOTH, UNROLL, BLOCK_V)
+def loop_split_row(
+    row_ptr, V, softcap, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr
+):  # fmt: skip
+    """`loop_row` for a row that begins at any element: its peeled elements come first."""
+    lead, width = vector_body(row_ptr, V)
+    _, _, m, l, sum_x = load_peeled(row_ptr, lead, width, V, softcap, BLOCK_V)
+    return _loop_columns(
+        body_ptr(row_ptr, lead), width, m, l, sum_x, softcap, SMOOTH, UNROLL, BLOCK_V
+    )
 
 
 @triton.jit
-def target_logit(row_ptr, target, V):
-    """The logit of the target and the target as int32: NaN and -1 if it is out of range."""
+def target_logit(row_ptr, target, V, softcap):
+    """The capped logit of the target and the target as int32: NaN and -1 if it is out of range."""
     inside = (target >= 0) & (target < V)
     x_target = tl.load(row_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
-    return x_target, tl.where(inside, target, -1).to(tl.int32)
+    return capped(x_target, softcap), tl.where(inside, target, -1).to(tl.int32)
 
 
 @triton.jit
 def row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH: tl.constexpr):
-    """The loss of a row, and the factor 1 + 2 z lse of its softmax in the gradient.
+    """The loss of a row, its part z lse^2, and the factor 1 + 2 z lse of the gradient's softmax.
 
-    Both are NaN if the target is out of range.
+    The first and the last are NaN if the target is out of range.
     """
     rest = tl.log2(l) * LN2
     # Differences to the maximum first: the loss may be small where both its terms are large.
@@ -137,7 +217,8 @@ def row_loss(x_target, m, l, sum_x, V, smoothing, z_loss, SMOOTH: tl.constexpr):
         loss += smoothing * (m - sum_x / V)
     lse = m + rest
     factor = tl.where(x_target == x_target, 1.0 + 2.0 * z_loss * lse, x_target)
-    return loss + z_loss * lse * lse, factor
+    penalty = z_loss * lse * lse
+    return loss + penalty, penalty, factor
 
 
 @triton.jit
@@ -155,8 +236,10 @@ def load_chunk(row_ptr, step, V, POLICY: tl.constexpr, LANES: tl.constexpr, VEC:
 
 
 @triton.jit
-def online_update(x, step, m, l, sum_x, V, SMOOTH: tl.constexpr):
-    """m, l and sum_x of each lane, updated with the chunk x [LANES, VEC]."""
+def online_update(x, step, m, l, sum_x, V, softcap, SMOOTH: tl.constexpr):
+    """m, l and sum_x of each lane, updated with the chunk x [LANES, VEC] of uncapped logits."""
+    if softcap is not None:
+        x = capped_inside(x, columns_of(step, x.shape[0], x.shape[1]) < V, softcap)
     new_m = tl.maximum(m, tl.max(x, 1))
     # A lane that has seen only minus infinity must not subtract it from itself.
     m_safe = tl.where(new_m == -float("inf"), 0.0, new_m)
@@ -169,8 +252,10 @@ def online_update(x, step, m, l, sum_x, V, SMOOTH: tl.constexpr):
 
 
 @triton.jit
-def gradient_at(columns, x, m, reciprocal, target_col, V, smoothing, scale, SMOOTH: tl.constexpr):
-    """The gradient of the logits x in these columns.
+def gradient_at(
+    columns, x, m, reciprocal, target_col, V, smoothing, scale, softcap, SMOOTH: tl.constexpr
+):  # fmt: skip
+    """The gradient of the logits in these columns; x: the capped ones.
 
     reciprocal: factor of exp(x - m) that makes it the softmax part. target_col: column of the
     target, or -1.
@@ -178,68 +263,83 @@ def gradient_at(columns, x, m, reciprocal, target_col, V, smoothing, scale, SMOO
     gradient = tl.exp2((x - m) * LOG2E) * reciprocal
     if SMOOTH:
         gradient -= scale * smoothing / V
-    return tl.where(columns == target_col, gradient - scale * (1.0 - smoothing), gradient)
+    gradient = tl.where(columns == target_col, gradient - scale * (1.0 - smoothing), gradient)
+    if softcap is not None:
+        tanh = x / tl.cast(softcap, tl.float32)
+        gradient *= 1.0 - tanh * tanh
+    return gradient
 
 
 @triton.jit
 def store_grad_chunk(
-    out_ptr, x, step, m, reciprocal, target_col, end, V, smoothing, scale, SMOOTH: tl.constexpr
-):
-    """Store `gradient_at` for chunk number `step`, up to the column `end`."""
+    out_ptr, x, step, m, reciprocal, target_col, end, V, smoothing, scale, softcap,
+    SMOOTH: tl.constexpr,
+):  # fmt: skip
+    """Store `gradient_at` for chunk number `step` of logits x, up to the column `end`."""
     columns = columns_of(step, x.shape[0], x.shape[1])
-    gradient = gradient_at(columns, x, m, reciprocal, target_col, V, smoothing, scale, SMOOTH)
+    gradient = gradient_at(
+        columns, capped(x, softcap), m, reciprocal, target_col, V, smoothing, scale, softcap, SMOOTH
+    )
     gradient = gradient.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + columns, gradient, mask=columns < end, eviction_policy="evict_first")
 
 
 @triton.jit
-def store_grad_edges(
-    out_ptr, edge_cols, edge_mask, x, m, reciprocal, target_col, V, smoothing, scale,
+def store_grad_peeled(
+    out_ptr, peel_cols, peel_mask, x, m, reciprocal, target_col, V, smoothing, scale, softcap,
     SMOOTH: tl.constexpr,
 ):  # fmt: skip
-    """Store `gradient_at` for the edges of a row."""
-    gradient = gradient_at(edge_cols, x, m, reciprocal, target_col, V, smoothing, scale, SMOOTH)
-    tl.store(out_ptr + edge_cols, gradient.to(out_ptr.dtype.element_ty), mask=edge_mask)
+    """Store `gradient_at` for the peeled elements of a row; x: the capped logits."""
+    gradient = gradient_at(
+        peel_cols, x, m, reciprocal, target_col, V, smoothing, scale, softcap, SMOOTH
+    )
+    tl.store(out_ptr + peel_cols, gradient.to(out_ptr.dtype.element_ty), mask=peel_mask)
 
 
 @triton.jit
 def gradient_of_row(
-    row_ptr, out_ptr, loss_ptr, target, V, num_looped, ignore_index, smoothing, z_loss, scale,
+    row_ptr, out_ptr, loss_ptr, z_loss_ptr, target, V, num_looped, ignore_index, smoothing, z_loss,
+    scale, softcap,
     SMOOTH: tl.constexpr, LOOPS: tl.constexpr, REG_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
-    LANES: tl.constexpr, VEC: tl.constexpr, SPLIT: tl.constexpr = False,
+    LANES: tl.constexpr, VEC: tl.constexpr, PEELED: tl.constexpr = False,
 ):  # fmt: skip
     """Store the loss of a row and its gradient, which may overwrite the row.
+
+    Unless z_loss_ptr is None, the z-loss alone is stored too.
 
     The row is head chunks and then REG_CHUNKS chunks, each [LANES, VEC]. The head, num_looped times
     PREFETCH chunks, is read twice. The REG_CHUNKS chunks are read once: they stay in registers in
     the dtype of the logits and are converted to float32 for each use. LOOPS: num_looped > 0.
-    SPLIT: the row is split as in `_triton/row_access.py`, and chunks cover its whole accesses.
+    PEELED: the row is peeled as in `_triton/row_access.py`, and chunks cover its body.
     """
     loss = 0.0
+    penalty = 0.0
     head = num_looped * PREFETCH
     width = V
     begin_ptr, begin_out_ptr = row_ptr, out_ptr
-    if SPLIT:
-        lead, width = whole(row_ptr, V)
-        row_ptr, out_ptr = inner(row_ptr, lead), inner(out_ptr, lead)
+    if PEELED:
+        lead, width = vector_body(row_ptr, V)
+        row_ptr, out_ptr = body_ptr(row_ptr, lead), body_ptr(out_ptr, lead)
     if target == ignore_index:
         zeros = tl.zeros((LANES, VEC), out_ptr.dtype.element_ty)
         for step in range(0, head + REG_CHUNKS):
             columns = columns_of(step, LANES, VEC)
             tl.store(out_ptr + columns, zeros, mask=columns < width)
-        if SPLIT:
-            edge_cols, edge_mask = edges_of(tl.arange(0, LANES), lead, width, V)
-            tl.store(begin_out_ptr + edge_cols, 0.0, mask=edge_mask)
+        if PEELED:
+            peel_cols, peel_mask = peeled_columns_of(tl.arange(0, LANES), lead, width, V)
+            tl.store(begin_out_ptr + peel_cols, 0.0, mask=peel_mask)
     else:
-        x_target, target_col = target_logit(begin_ptr, target, V)
+        x_target, target_col = target_logit(begin_ptr, target, V, softcap)
         m = tl.full((LANES,), -float("inf"), tl.float32)
         l = tl.zeros((LANES,), tl.float32)
         sum_x = tl.zeros((LANES,), tl.float32)
-        inner_target_col = target_col
-        if SPLIT:
-            edge_cols, edge_mask, edge, l, sum_x = load_edges(begin_ptr, lead, width, V, LANES)
-            m = edge
-            inner_target_col = target_col - lead
+        body_target_col = target_col
+        if PEELED:
+            peel_cols, peel_mask, peel, l, sum_x = load_peeled(
+                begin_ptr, lead, width, V, softcap, LANES
+            )
+            m = peel
+            body_target_col = target_col - lead
         in_registers = ()
         for chunk in tl.static_range(REG_CHUNKS):
             packed = load_chunk(row_ptr, head + chunk, width, "evict_first", LANES, VEC)
@@ -255,27 +355,30 @@ def gradient_of_row(
                 for one in tl.static_range(PREFETCH):
                     x = prefetched[one].to(tl.float32)
                     m, l, sum_x = online_update(
-                        x, group * PREFETCH + one, m, l, sum_x, width, SMOOTH
+                        x, group * PREFETCH + one, m, l, sum_x, width, softcap, SMOOTH
                     )
         for chunk in tl.static_range(REG_CHUNKS):
             x = in_registers[chunk].to(tl.float32)
-            m, l, sum_x = online_update(x, head + chunk, m, l, sum_x, width, SMOOTH)
+            m, l, sum_x = online_update(x, head + chunk, m, l, sum_x, width, softcap, SMOOTH)
         row_m = tl.max(m, 0)
         l = tl.sum(l * tl.exp2((m - row_m) * LOG2E), 0)
-        loss, factor = row_loss(x_target, row_m, l, tl.sum(sum_x, 0), V, smoothing, z_loss, SMOOTH)
+        loss, penalty, factor = row_loss(
+            x_target, row_m, l, tl.sum(sum_x, 0), V, smoothing, z_loss, SMOOTH
+        )
         reciprocal = factor * scale / l
-        if SPLIT:
-            store_grad_edges(
+        if PEELED:
+            store_grad_peeled(
                 begin_out_ptr,
-                edge_cols,
-                edge_mask,
-                edge,
+                peel_cols,
+                peel_mask,
+                peel,
                 row_m,
                 reciprocal,
                 target_col,
                 V,
                 smoothing,
                 scale,
+                softcap,
                 SMOOTH,
             )
         zero = opaque_zero(reciprocal)
@@ -287,11 +390,12 @@ def gradient_of_row(
                 head + chunk,
                 row_m,
                 reciprocal,
-                inner_target_col,
+                body_target_col,
                 width,
                 V,
                 smoothing,
                 scale,
+                softcap,
                 SMOOTH,
             )
         if LOOPS:
@@ -310,14 +414,17 @@ def gradient_of_row(
                         last - one,
                         row_m,
                         reciprocal,
-                        inner_target_col,
+                        body_target_col,
                         width,
                         V,
                         smoothing,
                         scale,
+                        softcap,
                         SMOOTH,
                     )
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
+    if z_loss_ptr is not None:
+        tl.store(z_loss_ptr, penalty.to(z_loss_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -396,15 +503,15 @@ def choose_loop(v: int, itemsize: int) -> dict[str, int]:
     return {"UNROLL": unroll, "BLOCK_V": 2048 if wide else 1024, "num_warps": 8 if wide else 4}
 
 
-def choose_row(v: int, itemsize: int, split: bool = False) -> dict[str, int]:
+def choose_row(v: int, itemsize: int, peeled: bool = False) -> dict[str, int]:
     """The default configuration of a kernel that calls `gradient_of_row`.
 
-    split: the rows begin between two accesses (`kernels/_triton/row_access.py`).
+    peeled: the rows begin between two accesses (`kernels/_triton/row_access.py`).
     """
     warps = 4
     while warps < 32 and chunks_of(v, itemsize, warps) > 16:
         warps *= 2
-    if split and (itemsize, warps) == (2, 16):
+    if peeled and (itemsize, warps) == (2, 16):
         # A thread has 98 registers then: one program of 16 warps fits, or two of 8, which take 0.78
         # of the time (docs/lab/cross_entropy.md).
         warps = 8
@@ -416,7 +523,7 @@ def choose_row(v: int, itemsize: int, split: bool = False) -> dict[str, int]:
     }
 
 
-def suits_row(candidate: dict[str, int], v: int, itemsize: int, split: bool = False) -> bool:
+def suits_row(candidate: dict[str, int], v: int, itemsize: int, peeled: bool = False) -> bool:
     """Return whether a candidate is distinct and does not spill.
 
     Without a loop PREFETCH has no effect. Eight chunks with 32 warps spill.
@@ -478,6 +585,39 @@ def reduced(losses: torch.Tensor, count: torch.Tensor | None, dtype: torch.dtype
     return out
 
 
+def reduced_penalty(
+    penalties: torch.Tensor | None,
+    targets: torch.Tensor,
+    ignore_index: int,
+    reduction: str,
+    dtype: torch.dtype,
+) -> torch.Tensor | None:
+    """Return the z-losses [M] of rows, reduced as the losses are; None stays."""
+    if penalties is None or reduction == "none":
+        return penalties
+    count = count_valid(targets, ignore_index) if reduction == "mean" else None
+    return reduced(penalties, count, dtype)
+
+
+def with_penalty(
+    loss: torch.Tensor, penalty: torch.Tensor | None
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss, and the z-loss alone unless it is None.
+
+    An autograd function may not return None beside it, because a traced graph cannot.
+    """
+    return loss if penalty is None else (loss, penalty)
+
+
+def in_shape(
+    result: torch.Tensor | tuple[torch.Tensor, torch.Tensor], shape: torch.Size
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Return the result of `with_penalty`; losses of rows get the shape of their targets."""
+    if isinstance(result, tuple):
+        return tuple(in_shape(each, shape) for each in result)
+    return result.view(shape) if result.dim() and result.shape != shape else result
+
+
 def defers_mean(dtype: torch.dtype, reduction: str) -> bool:
     """Return whether the division by the count waits for the backward pass.
 
@@ -514,6 +654,11 @@ def scaled(
     # A kept graph needs x unchanged; a traced graph cannot tell whether it is kept.
     once = unseen and dtype == x.dtype and not torch.compiler.is_compiling()
     return _scaled(x, factor, count, dtype, not once or internals.graph_is_kept())
+
+
+def scale_rows(x: torch.Tensor, factors: torch.Tensor) -> None:
+    """Multiply each row of x [M, V], contiguous, by its factor of [M], in place."""
+    _scaled(x, factors, None, x.dtype, False)
 
 
 def _scaled(

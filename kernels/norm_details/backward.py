@@ -22,11 +22,12 @@ import triton.language as tl
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Config, Configs
 from .._runtime.device import shared_bytes, sm_count
+from .._runtime.layout import rows_and_stride
 from .._triton.exchange import empty_slots, may_wait, supports_spin_wait
 from .._triton.memory import opaque_zero, store_as
 from .backward_split import _norm_backward_split_kernel
 from .backward_two_pass import _norm_backward_sums_kernel, _norm_backward_tile_kernel
-from .columns import chunks_of, rows_and_stride
+from .columns import chunks_of
 from .gradients import accumulate, load_chunks, store_dx, store_sums, zero_chunks
 from .statistics import add_pairs
 
@@ -66,7 +67,8 @@ def norm_backward(
     dy: torch.Tensor,
     ds: torch.Tensor | None,
     is_layer_norm: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    unit_offset: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of `norm_forward`, in the dtypes of their tensors.
 
     Args:
@@ -78,12 +80,16 @@ def norm_backward(
         dy: the gradient of y, `[..., N]`.
         ds: the gradient of the sum, `[..., N]`, or None.
         is_layer_norm: whether the mean was subtracted.
+        unit_offset: whether 1 + weight stood in the place of the weight.
 
     Returns:
-        dx, dw and db. dx is the gradient of the residual too. dw and db are None if there is no
-        such vector.
+        dx, dw, db and dr. dx has the dtype of dy. dr is the gradient of the residual if the sum had
+        another dtype than y, else None, and dx is that gradient too. dw and db are None if there is
+        no such vector.
     """
-    dx, dw, db = torch.empty_like(x, memory_format=torch.contiguous_format), None, None
+    dx, dr, dw, db = x.new_empty(x.shape, dtype=dy.dtype), None, None, None
+    if x.dtype != dy.dtype:
+        dr = torch.empty_like(x, memory_format=torch.contiguous_format)
     if weight is not None:
         weight = weight.contiguous()
         dw = torch.empty_like(weight, memory_format=torch.contiguous_format)
@@ -91,13 +97,13 @@ def norm_backward(
         db = torch.empty_like(bias, memory_format=torch.contiguous_format)
     n, elements = x.shape[-1], x.numel()
     if elements == 0:
-        return dx, None if dw is None else dw.zero_(), None if db is None else db.zero_()
+        return dx, None if dw is None else dw.zero_(), None if db is None else db.zero_(), dr
     m, itemsize, device = elements // n, x.element_size(), x.device
-    x, stride_xm = rows_and_stride(x, n)
-    dy, stride_dym = rows_and_stride(dy, n)
+    x, stride_xm = rows_and_stride(x)
+    dy, stride_dym = rows_and_stride(dy)
     stride_dsm = 0
     if ds is not None:
-        ds, stride_dsm = rows_and_stride(ds, n)
+        ds, stride_dsm = rows_and_stride(ds)
     vectors, parts = (weight is not None) + (bias is not None), None
     config, groups, chunks, full = row_plan(configs, n, itemsize, device, 2 + (ds is not None))
     if groups:
@@ -107,8 +113,9 @@ def norm_backward(
             parts = x.new_empty((vectors, programs, n), dtype=torch.float32)
         arguments = {
             "x_ptr": x, "dy_ptr": dy, "ds_ptr": ds, "weight_ptr": weight, "stats_ptr": stats,
-            "dx_ptr": dx, "parts_ptr": parts, "stride_xm": stride_xm, "stride_dym": stride_dym,
-            "stride_dsm": stride_dsm, "M": m, "N": n, "IS_LAYER_NORM": is_layer_norm,
+            "dx_ptr": dx, "dr_ptr": dr, "parts_ptr": parts, "stride_xm": stride_xm,
+            "stride_dym": stride_dym, "stride_dsm": stride_dsm, "M": m, "N": n,
+            "IS_LAYER_NORM": is_layer_norm, "UNIT_OFFSET": unit_offset,
             "HAS_BIAS": bias is not None, "HAS_PTX": supports_spin_wait(device),
             "NUM_CHUNKS": chunks, "NUM_FULL": full, **config,
         }  # fmt: skip
@@ -123,7 +130,7 @@ def norm_backward(
         _norm_backward_sums_kernel[(-(-m // config["BLOCK_M"]), SUMS_SPLITS)](
             x_ptr=x, dy_ptr=dy, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
             stride_xm=stride_xm, stride_dym=stride_dym, M=m, N=n,
-            IS_LAYER_NORM=is_layer_norm, EVEN_N=n % config["BLOCK_N"] == 0,
+            IS_LAYER_NORM=is_layer_norm, UNIT_OFFSET=unit_offset, EVEN_N=n % config["BLOCK_N"] == 0,
             NUM_SPLITS=SUMS_SPLITS, **config,
         )  # fmt: skip
         config = configs.tile.pick(device, n=n, itemsize=itemsize)
@@ -134,9 +141,10 @@ def norm_backward(
             parts = x.new_empty((vectors, programs, n), dtype=torch.float32)
         _norm_backward_tile_kernel[(columns, programs)](
             x_ptr=x, dy_ptr=dy, ds_ptr=ds, weight_ptr=weight, stats_ptr=stats, sums_ptr=sums,
-            dx_ptr=dx, parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym,
-            stride_dsm=stride_dsm, M=m, N=n, IS_LAYER_NORM=is_layer_norm, HAS_BIAS=bias is not None,
-            EVEN_N=n % config["BLOCK_N"] == 0, NUM_SPLITS=SUMS_SPLITS, **config,
+            dx_ptr=dx, dr_ptr=dr, parts_ptr=parts, stride_xm=stride_xm, stride_dym=stride_dym,
+            stride_dsm=stride_dsm, M=m, N=n, IS_LAYER_NORM=is_layer_norm, UNIT_OFFSET=unit_offset,
+            HAS_BIAS=bias is not None, EVEN_N=n % config["BLOCK_N"] == 0, NUM_SPLITS=SUMS_SPLITS,
+            **config,
         )  # fmt: skip
     if vectors:
         most = next((most for most in NUM_PARTIALS if programs <= most), NUM_PARTIALS[-1])
@@ -144,7 +152,7 @@ def norm_backward(
         _norm_sum_parts_kernel[(-(-n // config["BLOCK_N"]), vectors)](
             parts_ptr=parts, dw_ptr=dw, db_ptr=db, P=programs, N=n, **config,
         )  # fmt: skip
-    return dx, dw, db
+    return dx, dw, db, dr
 
 
 def row_plan(
@@ -186,10 +194,10 @@ def is_whole(n: int, itemsize: int) -> bool:
 
 @triton.jit
 def _norm_backward_row_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr,
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, dr_ptr, parts_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
-    IS_LAYER_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PTX: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
 ):  # fmt: skip
     """dx of whole rows, and for each program its partial sums of dw and db.
@@ -203,8 +211,9 @@ def _norm_backward_row_kernel(
     of BLOCK_N columns.
 
     Reads x, dy (and ds) [M, N] once, in rows stride_xm, stride_dym, stride_dsm apart, w [N] and
-    stats (rstd [M], then mean [M] of a layer norm). Writes dx [M, N], and parts, float32: dw
-    [programs, N] if there is a weight, then db [programs, N] if HAS_BIAS.
+    stats (rstd [M], then mean [M] of a layer norm). Writes dx [M, N], the same to dr unless its
+    pointer is None, and parts, float32: dw [programs, N] if there is a weight, then db [programs,
+    N] if HAS_BIAS. UNIT_OFFSET: 1 + w stands in the place of w.
 
     NUM_CHUNKS = cdiv(N, BLOCK_N). NUM_FULL = N // BLOCK_N: the chunks without a mask. STAGES: rows
     loaded ahead, plus one. PER_SM: programs a multiprocessor, used by the host. HAS_PTX: the GPU is
@@ -246,7 +255,7 @@ def _norm_backward_row_kernel(
         # 2. Sum along the rows, and into dw and db.
         lanes_c1, lanes_c2, dw, db = accumulate(
             xs, dys, weights, dw, db, mean, rstd, opaque_zero(tl.cast(start, tl.int32)),
-            IS_LAYER_NORM, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
+            IS_LAYER_NORM, UNIT_OFFSET, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
         )  # fmt: skip
         if IS_LAYER_NORM:
             c1, c2 = tl.reduce((lanes_c1, lanes_c2), 1, add_pairs)
@@ -254,14 +263,16 @@ def _norm_backward_row_kernel(
             c1 = tl.sum(lanes_c1, 1)
             c2 = tl.zeros((BLOCK_M,), tl.float32)
         # 3. Store dx.
-        ds_row_ptr = ds_ptr
+        ds_row_ptr, dr_row_ptr = ds_ptr, dr_ptr
         if ds_ptr is not None:
             ds_row_ptr += rows * stride_dsm
+        if dr_ptr is not None:
+            dr_row_ptr += rows * N
         store_dx(
-            dx_ptr + rows * N, ds_row_ptr, xs, dys, weights,
+            dx_ptr + rows * N, dr_row_ptr, ds_row_ptr, xs, dys, weights,
             (c1 / N)[:, None], (c2 / N)[:, None], mean, rstd, opaque_zero(c1)[:, None],
             0, N, lanes, inside,
-            IS_LAYER_NORM, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
+            IS_LAYER_NORM, UNIT_OFFSET, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
         )  # fmt: skip
     if HAS_WEIGHT:
         store_sums(parts_ptr + program * N, dw, 0, N, lanes, NUM_CHUNKS, NUM_FULL, BLOCK_N)

@@ -17,12 +17,12 @@ from .statistics import add_pairs
 
 @triton.jit
 def _norm_backward_split_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, parts_ptr, slots_ptr,
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, dr_ptr, parts_ptr, slots_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
-    IS_LAYER_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_PTX: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr, PER_SM: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    IN_TURN: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, IN_TURN: tl.constexpr,
 ):  # fmt: skip
     """dx of rows in splits, and for each group of programs its partial sums of dw and db.
 
@@ -35,8 +35,9 @@ def _norm_backward_split_kernel(
     keeps x, dy, w and its part of dw and db in registers.
 
     Reads x, dy (and ds) [M, N] once, in rows stride_xm, stride_dym, stride_dsm apart, w [N] and
-    stats (rstd [M], then mean [M] of a layer norm). Writes dx [M, N], and parts, float32: dw
-    [num_groups, N] if there is a weight, then db [num_groups, N] if HAS_BIAS.
+    stats (rstd [M], then mean [M] of a layer norm). Writes dx [M, N], the same to dr unless its
+    pointer is None, and parts, float32: dw [num_groups, N] if there is a weight, then db
+    [num_groups, N] if HAS_BIAS. UNIT_OFFSET: 1 + w stands in the place of w.
 
     Preconditions: all programs of a group are resident at once (`may_wait`), and slots holds a pair
     for each split and row, empty. NUM_CHUNKS, NUM_FULL: as `chunks_of` returns them. STAGES: rows
@@ -76,7 +77,7 @@ def _norm_backward_split_kernel(
         # 2. Sum along them, and into dw and db; take the sums of the row with the other splits.
         lanes_c1, lanes_c2, dw, db = accumulate(
             xs, dys, weights, dw, db, mean, rstd, opaque_zero(tl.cast(row, tl.int32)),
-            IS_LAYER_NORM, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
+            IS_LAYER_NORM, UNIT_OFFSET, HAS_WEIGHT, HAS_BIAS, HAS_PTX, NUM_CHUNKS,
         )  # fmt: skip
         if IS_LAYER_NORM:
             c1, c2 = tl.reduce((lanes_c1, lanes_c2), 0, add_pairs)
@@ -87,13 +88,15 @@ def _norm_backward_split_kernel(
         )
         c1, c2 = tl.sum(parts_c1, 0), tl.sum(parts_c2, 0)
         # 3. Store dx.
-        ds_row_ptr = ds_ptr
+        ds_row_ptr, dr_row_ptr = ds_ptr, dr_ptr
         if ds_ptr is not None:
             ds_row_ptr += row * stride_dsm
+        if dr_ptr is not None:
+            dr_row_ptr += row * N
         store_dx(
-            dx_ptr + row * N, ds_row_ptr, xs, dys, weights, c1 / N, c2 / N, mean, rstd,
+            dx_ptr + row * N, dr_row_ptr, ds_row_ptr, xs, dys, weights, c1 / N, c2 / N, mean, rstd,
             opaque_zero(c1), begin, end, lanes, inside,
-            IS_LAYER_NORM, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
+            IS_LAYER_NORM, UNIT_OFFSET, HAS_WEIGHT, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
         )  # fmt: skip
     if HAS_WEIGHT:
         store_sums(parts_ptr + group * N, dw, begin, end, lanes, NUM_CHUNKS, NUM_FULL, BLOCK_N)

@@ -9,13 +9,14 @@ import triton
 import triton.language as tl
 
 from .._triton.memory import load_f32, store_as
+from .statistics import with_offset
 
 
 @triton.jit
 def _norm_backward_sums_kernel(
     x_ptr, dy_ptr, weight_ptr, stats_ptr, sums_ptr, stride_xm, stride_dym, M, N,
-    IS_LAYER_NORM: tl.constexpr, EVEN_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, EVEN_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Parts of c1 N = sum of g xhat along each row, and of c2 N = sum of g in a layer norm.
 
@@ -46,7 +47,8 @@ def _norm_backward_sums_kernel(
         x = load_f32(x_ptr + offs_m[:, None] * stride_xm + offs_n[None, :], mask)
         g = load_f32(dy_ptr + offs_m[:, None] * stride_dym + offs_n[None, :], mask)
         if weight_ptr is not None:
-            g = load_f32(weight_ptr + offs_n, mask_n)[None, :] * g
+            weight = load_f32(weight_ptr + offs_n, mask_n)[None, :]
+            g = with_offset(weight, UNIT_OFFSET) * g
         if IS_LAYER_NORM:
             x -= mean
             c2 += g
@@ -59,10 +61,11 @@ def _norm_backward_sums_kernel(
 
 @triton.jit
 def _norm_backward_tile_kernel(
-    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, sums_ptr, dx_ptr, parts_ptr,
+    x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, parts_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
-    IS_LAYER_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_N: tl.constexpr,
-    NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
+    EVEN_N: tl.constexpr, NUM_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx of all rows from the sums along them, and for each program its partial sums of dw and db.
 
@@ -73,8 +76,9 @@ def _norm_backward_tile_kernel(
     rows at a time.
 
     Reads x, dy (and ds) [M, N], in rows stride_xm, stride_dym, stride_dsm apart, w [N], stats, and
-    sums as `_norm_backward_sums_kernel` wrote them. Writes dx [M, N], and parts, float32: dw
-    [programs, N] if there is a weight, then db [programs, N] if HAS_BIAS.
+    sums as `_norm_backward_sums_kernel` wrote them. Writes dx [M, N], the same to dr unless its
+    pointer is None, and parts, float32: dw [programs, N] if there is a weight, then db [programs,
+    N] if HAS_BIAS.
 
     EVEN_N: N is a multiple of BLOCK_N, so columns need no mask. NUM_SPLITS: that of sums. STAGES:
     tiles loaded ahead, plus one.
@@ -83,7 +87,7 @@ def _norm_backward_tile_kernel(
     mask_n = (offs_n < N) | EVEN_N
     splits = tl.arange(0, NUM_SPLITS)
     if weight_ptr is not None:
-        weight = load_f32(weight_ptr + offs_n, mask_n)[None, :]
+        weight = with_offset(load_f32(weight_ptr + offs_n, mask_n)[None, :], UNIT_OFFSET)
     dw = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     db = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     per_program = tl.cdiv(tl.cdiv(M, BLOCK_M), tl.num_programs(1)) * BLOCK_M
@@ -112,6 +116,8 @@ def _norm_backward_tile_kernel(
         if ds_ptr is not None:
             dx += load_f32(ds_ptr + rows * stride_dsm + offs_n[None, :], mask)
         store_as(dx_ptr + rows * N + offs_n[None, :], dx, mask)
+        if dr_ptr is not None:
+            store_as(dr_ptr + rows * N + offs_n[None, :], dx, mask)
         if weight_ptr is not None:
             dw += dy * xhat
     program = tl.program_id(1).to(tl.int64)

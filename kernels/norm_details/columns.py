@@ -5,25 +5,11 @@ loaded alike. A chunk that lies within the columns of every split needs no mask,
 chunks of an uneven row spend registers on one.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from .._runtime.layout import as_rows_2d
-
 # Splits begin at a multiple of this many columns: in an aligned row they are aligned as well.
 ALIGNED_COLUMNS = tl.constexpr(32)
-
-
-def rows_and_stride(x: torch.Tensor, n: int) -> tuple[torch.Tensor, int]:
-    """Return x of shape [..., n] as its rows, and the distance of two rows in elements.
-
-    The first is x itself if it is contiguous, else [M, n] as `as_rows_2d` returns it.
-    """
-    if x.is_contiguous():
-        return x, n
-    x = as_rows_2d(x)
-    return x, x.stride(0)
 
 
 def span_of(n: int, splits: int) -> int:

@@ -18,10 +18,11 @@ import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
-from .._triton.exchange import empty_slots, may_wait
+from .._runtime.layout import rows_and_stride
+from .._triton.exchange import empty_slots, may_wait, supports_spin_wait
 from .._triton.memory import load_f32_hinted, opaque_zero, store_as
 from .checks import check_norm
-from .columns import chunks_of, rows_and_stride
+from .columns import chunks_of
 from .forward_split import _norm_forward_split_kernel
 from .statistics import (
     head_mean,
@@ -57,6 +58,7 @@ def norm_forward(
     bias: torch.Tensor | None,
     eps: float,
     is_layer_norm: bool,
+    unit_offset: bool,
     save_stats: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Normalize the rows of x, or of x + residual if there is one.
@@ -64,17 +66,19 @@ def norm_forward(
     Args:
         configs: the result of `forward_configs`.
         x: `[..., N]`.
-        residual: `[..., N]`, or None.
+        residual: `[..., N]`, of the dtype of x or float32; or None.
         weight: `[N]`, or None for ones.
         bias: `[N]`, or None for zeros.
         eps: added to the variance.
         is_layer_norm: whether the mean is subtracted.
+        unit_offset: whether 1 + weight stands in the place of the weight.
         save_stats: whether the statistics are returned.
 
     Returns:
-        y, x + residual and the statistics. The first two are contiguous, and the second is None
-        without a residual. The statistics are float32, rstd [M] and then the mean [M] of a layer
-        norm. They are None if they are not wanted, or if x is empty.
+        y, x + residual and the statistics. The first two are contiguous. y has the dtype of x, and
+        the sum that of the residual; the sum is None without a residual. The statistics are
+        float32, rstd [M] and then the mean [M] of a layer norm. They are None if they are not
+        wanted, or if x is empty.
 
     Raises:
         TypeError: a tensor has another dtype.
@@ -88,29 +92,32 @@ def norm_forward(
         None,
         None,
     )
-    n, elements, stride_rm = x.shape[-1], x.numel(), 0
+    n, elements, itemsize, stride_rm = x.shape[-1], x.numel(), x.element_size(), 0
     if residual is not None:
-        x_plus_residual = torch.empty_like(y, memory_format=torch.contiguous_format)
-        residual, stride_rm = rows_and_stride(residual, n)
+        x_plus_residual = torch.empty_like(residual, memory_format=torch.contiguous_format)
+        # A program holds the sum, whose entries may be wider than those of x.
+        itemsize = residual.element_size()
+        residual, stride_rm = rows_and_stride(residual)
     if elements == 0:
         return y, x_plus_residual, stats
     m = elements // n
-    x, stride_xm = rows_and_stride(x, n)
+    x, stride_xm = rows_and_stride(x)
     if save_stats:
         stats = x.new_empty((1 + is_layer_norm, m), dtype=torch.float32)
-    key = {"n": n, "itemsize": x.element_size(), "residual": residual is not None}
+    key = {"n": n, "itemsize": itemsize, "residual": residual is not None}
     tile = configs.rule(**key)
     arguments = {
         "x_ptr": x, "residual_ptr": residual, "weight_ptr": weight, "bias_ptr": bias, "y_ptr": y,
         "x_plus_residual_ptr": x_plus_residual, "stats_ptr": stats,
         "stride_xm": stride_xm, "stride_rm": stride_rm, "M": m, "N": n, "eps": eps,
-        "IS_LAYER_NORM": is_layer_norm,
+        "IS_LAYER_NORM": is_layer_norm, "UNIT_OFFSET": unit_offset,
     }  # fmt: skip
     if tile.reads == 1 and tile.splits == 1:
         config = configs.row.pick(x.device, **key)
         chunks, full = chunks_of(n, 1, config["BLOCK_N"])
         _norm_forward_row_kernel[(-(-m // config["BLOCK_M"]),)](
-            NUM_CHUNKS=chunks, NUM_FULL=full, **arguments, **config,
+            HAS_PTX=supports_spin_wait(x.device), NUM_CHUNKS=chunks, NUM_FULL=full,
+            **arguments, **config,
         )  # fmt: skip
         return y, x_plus_residual, stats
     if tile.splits > 1:
@@ -119,8 +126,8 @@ def norm_forward(
         if may_wait(x.device, splits):
             chunks, full = chunks_of(n, splits, config["BLOCK_N"])
             _norm_forward_split_kernel[(m * splits,)](
-                slots_ptr=empty_slots(m, splits, x.device), NUM_CHUNKS=chunks, NUM_FULL=full,
-                **arguments, **config,
+                slots_ptr=empty_slots(m, splits, x.device), HAS_PTX=supports_spin_wait(x.device),
+                NUM_CHUNKS=chunks, NUM_FULL=full, **arguments, **config,
             )  # fmt: skip
             return y, x_plus_residual, stats
     config = configs.loop.pick(x.device, **key)
@@ -135,8 +142,8 @@ def norm_forward(
 def _norm_forward_loop_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, x_plus_residual_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
-    IS_LAYER_NORM: tl.constexpr, EVEN_N: tl.constexpr, NUM_CHUNKS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, EVEN_N: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. Any N.
 
@@ -145,8 +152,9 @@ def _norm_forward_loop_kernel(
     still there.
 
     Reads x (and the residual) [M, N], in rows stride_xm and stride_rm apart, w and b [N], each
-    1 and 0 if its pointer is None. Writes y [M, N], and s [M, N] if there is a residual. Writes
-    stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
+    1 and 0 if its pointer is None. Writes y [M, N], and s [M, N], in the dtype of the residual, if
+    there is one. Writes stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
+    UNIT_OFFSET: 1 + w stands in the place of w.
 
     NUM_CHUNKS = cdiv(N, BLOCK_N). EVEN_N: N is a multiple of BLOCK_N, so columns need no mask.
     """
@@ -202,7 +210,7 @@ def _norm_forward_loop_kernel(
         cols = chunk * BLOCK_N + offs_n
         mask = (cols < N) | EVEN_N
         x = load_f32_hinted(x_ptr + cols, mask, "evict_first")
-        y = normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask, IS_LAYER_NORM)
+        y = normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask, IS_LAYER_NORM, UNIT_OFFSET)
         store_as(y_ptr + cols, y, mask)
 
 
@@ -228,8 +236,8 @@ def _sum_again(x_ptr, shift, N):
 def _norm_forward_row_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, x_plus_residual_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
-    IS_LAYER_NORM: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_PTX: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. s is read once.
 
@@ -238,8 +246,9 @@ def _norm_forward_row_kernel(
     hold no registers before.
 
     Reads x (and the residual) [M, N], in rows stride_xm and stride_rm apart, w and b [N], each
-    1 and 0 if its pointer is None. Writes y [M, N], and s [M, N] if there is a residual. Writes
-    stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
+    1 and 0 if its pointer is None. Writes y [M, N], and s [M, N], in the dtype of the residual, if
+    there is one. Writes stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
+    UNIT_OFFSET: 1 + w stands in the place of w. HAS_PTX: the GPU is NVIDIA's.
 
     NUM_CHUNKS = cdiv(N, BLOCK_N), 8 at most. NUM_FULL = N // BLOCK_N: the chunks without a mask.
     """
@@ -256,7 +265,7 @@ def _norm_forward_row_kernel(
         shift = tl.sum(chunks[0].to(tl.float32), 1) / tl.minimum(N, BLOCK_N)
     sum_d, sum_d2 = sum_chunks(
         chunks, shift, opaque_zero(shift)[:, None], 0, N,
-        IS_LAYER_NORM, NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
+        IS_LAYER_NORM, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     mean = shift
     variance = sum_d2 / N
@@ -268,7 +277,7 @@ def _norm_forward_row_kernel(
     # 3. Normalize and store.
     store_normalized(
         y_ptr, chunks, weight_ptr, bias_ptr, offs_m, mask_m, mean, rstd, N, 0, N,
-        IS_LAYER_NORM, NUM_CHUNKS, NUM_FULL, BLOCK_N,
+        IS_LAYER_NORM, UNIT_OFFSET, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
     )  # fmt: skip
 
 

@@ -25,8 +25,9 @@ from .statistics import (
 def _norm_forward_split_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, x_plus_residual_ptr, stats_ptr,
     slots_ptr, stride_xm, stride_rm, M, N, eps,
-    IS_LAYER_NORM: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
-    BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_PTX: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. s is read once.
 
@@ -34,8 +35,9 @@ def _norm_forward_split_kernel(
     in its dtype, as NUM_CHUNKS chunks of BLOCK_N columns.
 
     Reads x (and the residual) [M, N], in rows stride_xm and stride_rm apart, w and b [N], each
-    1 and 0 if its pointer is None. Writes y [M, N], and s [M, N] if there is a residual. Writes
-    stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
+    1 and 0 if its pointer is None. Writes y [M, N], and s [M, N], in the dtype of the residual, if
+    there is one. Writes stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
+    UNIT_OFFSET: 1 + w stands in the place of w. HAS_PTX: the GPU is NVIDIA's.
 
     Preconditions: NUM_SPLITS programs at least are resident at once (`may_wait`), and slots holds a
     pair for each split and row, empty. NUM_CHUNKS, NUM_FULL: as `chunks_of` returns them.
@@ -60,8 +62,9 @@ def _norm_forward_split_kernel(
         shift += head_mean(x_ptr + row * stride_xm + begin, split_residual_ptr, end - begin)
     zero = opaque_zero(shift)[:, None]
     sum_d, sum_d2 = sum_chunks(
-        chunks, shift, zero, begin, end, IS_LAYER_NORM, NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N
-    )
+        chunks, shift, zero, begin, end, IS_LAYER_NORM, HAS_PTX,
+        NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
     slots_ptr += (tl.program_id(0) // NUM_SPLITS).to(tl.int64) * (2 * NUM_SPLITS)
     if IS_LAYER_NORM:
         count = tl.maximum(end - begin, 1)
@@ -72,7 +75,7 @@ def _norm_forward_split_kernel(
             shift += delta
             sum_d, sum_d2 = sum_chunks(
                 chunks, shift, opaque_zero(shift)[:, None], begin, end, IS_LAYER_NORM,
-                NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
+                HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_M, BLOCK_N,
             )  # fmt: skip
             sum_d, sum_d2 = tl.sum(sum_d, 0), tl.sum(sum_d2, 0)
             delta = sum_d / count
@@ -102,5 +105,5 @@ def _norm_forward_split_kernel(
     # 3. Normalize and store.
     store_normalized(
         y_ptr, chunks, weight_ptr, bias_ptr, offs_m, mask_m, mean, rstd, N, begin, end,
-        IS_LAYER_NORM, NUM_CHUNKS, NUM_FULL, BLOCK_N,
+        IS_LAYER_NORM, UNIT_OFFSET, HAS_PTX, NUM_CHUNKS, NUM_FULL, BLOCK_N,
     )  # fmt: skip

@@ -4,7 +4,7 @@
     dx = rstd (g - xhat c1 - c2) + ds, dw = sum over rows of dy xhat, db = sum over rows of dy
 
 Here rstd = 1 / sqrt(variance + eps), and ds is the gradient of the fused sum x + residual, if there
-is one. An RMS norm has mean = c2 = 0.
+is one. An RMS norm has mean = c2 = 0. With UNIT_OFFSET, 1 + w stands in the place of w.
 
 A row, or a split of one, is a tuple of NUM_CHUNKS chunks of BLOCK_N columns, packed as they came
 from memory. `lanes` is 0 to BLOCK_N - 1, of the shape of a chunk: [1, BLOCK_N] or [BLOCK_N]. The
@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from .._triton.memory import pairs_to_f32_rematerialized, store_as
+from .statistics import with_offset
 
 
 @triton.jit
@@ -50,8 +51,8 @@ def zero_chunks(BLOCK_M: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.con
 @triton.jit
 def accumulate(
     xs, dys, weights, dw, db, mean, rstd, zero,
-    IS_LAYER_NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """The sums of g xhat and of g in each lane, and dw and db with the rows added to them.
 
@@ -68,7 +69,8 @@ def accumulate(
         xhat = x * rstd
         g = dy
         if HAS_WEIGHT:
-            g = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX) * dy
+            weight = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX)
+            g = with_offset(weight, UNIT_OFFSET) * dy
             new_dw += (dw[chunk] + dy * xhat,)
         lanes_c1 += g * xhat
         if IS_LAYER_NORM:
@@ -80,11 +82,14 @@ def accumulate(
 
 @triton.jit
 def store_dx(
-    dx_ptr, ds_ptr, xs, dys, weights, c1, c2, mean, rstd, zero, begin, end, lanes, mask_m,
-    IS_LAYER_NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_PTX: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
+    dx_ptr, dr_ptr, ds_ptr, xs, dys, weights, c1, c2, mean, rstd, zero, begin, end, lanes, mask_m,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Store dx of the rows that begin at dx_ptr; their ds, if any, begin at ds_ptr.
+    """Store dx of the rows that begin at dx_ptr, and the same at dr_ptr unless it is None.
+
+    Their ds, if any, begin at ds_ptr.
 
     zero: `opaque_zero(c1)`, so packed numbers are widened after the sums and not kept wide.
     """
@@ -95,7 +100,8 @@ def store_dx(
         x = pairs_to_f32_rematerialized(xs[chunk], zero, HAS_PTX)
         g = pairs_to_f32_rematerialized(dys[chunk], zero, HAS_PTX)
         if HAS_WEIGHT:
-            g = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX) * g
+            weight = pairs_to_f32_rematerialized(weights[chunk], zero, HAS_PTX)
+            g = with_offset(weight, UNIT_OFFSET) * g
             if chunk >= NUM_FULL:
                 # The compiler would fuse the product with the difference and not round it. Then
                 # the only element of a row would not cancel.
@@ -109,6 +115,8 @@ def store_dx(
                 tl.load(ds_ptr + cols, mask=mask, other=0.0), zero, HAS_PTX
             )
         store_as(dx_ptr + cols, dx, mask)
+        if dr_ptr is not None:
+            store_as(dr_ptr + cols, dx, mask)
 
 
 @triton.jit

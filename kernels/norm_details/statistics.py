@@ -20,7 +20,7 @@ Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" 
 import triton
 import triton.language as tl
 
-from .._triton.memory import load_f32_hinted, opaque_zero, store_as, to_f32_rematerialized
+from .._triton.memory import load_f32_hinted, opaque_zero, pairs_to_f32_rematerialized, store_as
 
 # The entries whose mean is the shift, and how many of them a warp takes at a time.
 HEAD = tl.constexpr(128)
@@ -37,11 +37,11 @@ def add_pairs(a, b, c, d):
 
 @triton.jit
 def load_input(x_ptr, residual_ptr, offs_x, offs_r, mask, POLICY: tl.constexpr):
-    """x, or x + residual where there is one, in the dtype of x."""
+    """x, or x + residual where there is one, in the dtype of the residual."""
     x = tl.load(x_ptr + offs_x, mask=mask, other=0.0, eviction_policy=POLICY)
     if residual_ptr is not None:
         residual = load_f32_hinted(residual_ptr + offs_r, mask, "evict_first")
-        x = (x.to(tl.float32) + residual).to(x_ptr.dtype.element_ty)
+        x = (x.to(tl.float32) + residual).to(residual_ptr.dtype.element_ty)
     return x
 
 
@@ -95,14 +95,17 @@ def is_far(delta, square):
 
 @triton.jit
 def sum_chunks(
-    chunks, shift, zero, begin, end, IS_LAYER_NORM: tl.constexpr, NUM_CHUNKS: tl.constexpr,
-    NUM_FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    chunks, shift, zero, begin, end, IS_LAYER_NORM: tl.constexpr, HAS_PTX: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The sums of d (0 in an RMS norm) and of d² along the rows of chunks, [BLOCK_M] each."""
+    """The sums of d (0 in an RMS norm) and of d² along the rows of chunks, [BLOCK_M] each.
+
+    zero: int32 of `opaque_zero`, or None at the first use of the chunks.
+    """
     sum_d = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     sum_d2 = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for chunk in tl.static_range(NUM_CHUNKS):
-        d = to_f32_rematerialized(chunks[chunk], zero)
+        d = pairs_to_f32_rematerialized(chunks[chunk], zero, HAS_PTX)
         if IS_LAYER_NORM:
             cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]  # [1, BLOCK_N]
             inside = (cols < end) | (chunk < NUM_FULL)
@@ -126,8 +129,17 @@ def store_statistics(
 
 
 @triton.jit
-def normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM: tl.constexpr):
-    """The tile of y, [BLOCK_M, BLOCK_N], float32."""
+def with_offset(weight, UNIT_OFFSET: tl.constexpr):
+    """The factor of a column in float32: weight, or 1 + weight if UNIT_OFFSET."""
+    return 1.0 + weight if UNIT_OFFSET else weight
+
+
+@triton.jit
+def normalized(
+    x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+):  # fmt: skip
+    """The tile of y, [BLOCK_M, BLOCK_N], float32; UNIT_OFFSET: the factor is 1 + weight."""
     if weight_ptr is not None:
         weight = load_f32_hinted(weight_ptr + cols, mask_n, "evict_last")
     if bias_ptr is not None:
@@ -136,7 +148,7 @@ def normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM:
         x -= mean[:, None]
     y = x * rstd[:, None]
     if weight_ptr is not None:
-        y *= weight
+        y *= with_offset(weight, UNIT_OFFSET)
     if bias_ptr is not None:
         y += bias
     return y
@@ -145,8 +157,8 @@ def normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM:
 @triton.jit
 def store_normalized(
     y_ptr, chunks, weight_ptr, bias_ptr, offs_m, mask_m, mean, rstd, N, begin, end,
-    IS_LAYER_NORM: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_PTX: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Store the columns [begin, end) of y in the rows offs_m."""
     rows = offs_m[:, None]  # [BLOCK_M, 1]
@@ -154,6 +166,8 @@ def store_normalized(
     for chunk in tl.static_range(NUM_CHUNKS):
         cols = (begin + chunk * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]  # [1, BLOCK_N]
         mask_n = (cols < end) | (chunk < NUM_FULL)
-        x = to_f32_rematerialized(chunks[chunk], zero)
-        y = normalized(x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM)
+        x = pairs_to_f32_rematerialized(chunks[chunk], zero, HAS_PTX)
+        y = normalized(
+            x, mean, rstd, weight_ptr, bias_ptr, cols, mask_n, IS_LAYER_NORM, UNIT_OFFSET
+        )
         store_as(y_ptr + rows * N + cols, y, mask_m[:, None] & mask_n)

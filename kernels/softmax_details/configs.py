@@ -11,9 +11,9 @@ NUMERATORS = 16384
 FEWER_NUMERATORS = 12288
 ACCESS_BYTES = 16
 MOST_CHUNKS = 4
-# Limits of rows that are split into whole accesses and edges. A program reads rows of up to the
-# first twice in the backward pass; several programs hold a longer one. Rows of up to the second are
-# a tile of several in the forward pass; a warp takes longer ones in turn.
+# Limits of rows that are peeled. Rows of up to the first are read twice by one program in the
+# backward pass; several programs hold a longer one. Rows of up to the second are a tile of several
+# in the forward pass; a warp takes longer ones in turn.
 SPLIT_LOOP_BYTES = 16384
 TILED_BYTES = 256
 # A longer loop is not unrolled: all its loads at once would take too many registers.

@@ -11,7 +11,7 @@ import triton.language as tl
 from .._runtime.configs import Configs
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
-from .._triton.row_access import edges, inner, whole
+from .._triton.row_access import body_ptr, peeled_columns, vector_body
 from .configs import ROW_CANDIDATES, choose_row, suits_forward_row
 from .rows import (
     exp_numerators,
@@ -36,12 +36,12 @@ def forward_general(
     mask: torch.Tensor | None,
     *,
     scale_in_exp2: bool,
-    parted: bool,
+    peeled: bool,
     held: int,
 ) -> None:
     """Write softmax(scale x + mask) of rows [..., N] that lie `stride` elements apart to y.
 
-    heads, queries, mask: as in `softmax_fwd`. scale_in_exp2: as the kernel. parted: whether the
+    heads, queries, mask: as in `softmax_fwd`. scale_in_exp2: as the kernel. peeled: whether the
     kernel splits the rows. held: how many elements of a row are in chunks.
     """
     n, itemsize = x.shape[-1], x.element_size()
@@ -55,7 +55,7 @@ def forward_general(
         x_ptr=x, y_ptr=y, mask_ptr=mask,
         stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
         M=m, N=n, H=heads, Q=queries, scale=scale, SCALE_IN_EXP2=scale_in_exp2, CAUSAL=causal,
-        EVEN_N=not parted and n % block == 0, SPLIT=parted, NUM_CHUNKS=-(-held // block),
+        EVEN_N=not peeled and n % block == 0, PEELED=peeled, NUM_CHUNKS=-(-held // block),
         **config,
     )  # fmt: skip
 
@@ -63,7 +63,7 @@ def forward_general(
 @triton.jit
 def _forward_general_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, M, N, H, Q, scale,
-    SCALE_IN_EXP2: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, SPLIT: tl.constexpr,
+    SCALE_IN_EXP2: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PEELED: tl.constexpr,
     NUM_CHUNKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = exp(z - max z) / sum exp(z - max z), z = scale x + mask, of rows that registers hold.
@@ -73,9 +73,9 @@ def _forward_general_kernel(
     mask are those of batch, head and query. It writes y, whose rows lie N apart.
 
     SCALE_IN_EXP2: mask_ptr is None, and scale is positive and normal, so max z = scale max x.
-    CAUSAL: row r sees only its first N - Q + 1 + r % Q keys. EVEN_N: BLOCK_N divides N, and SPLIT
-    is false. SPLIT: x and y have rows for which `split` of `_triton/row_access.py` holds, and the
-    chunks cover their whole accesses. Otherwise NUM_CHUNKS BLOCK_N >= N.
+    CAUSAL: row r sees only its first N - Q + 1 + r % Q keys. EVEN_N: BLOCK_N divides N, and PEELED
+    is false. PEELED: `needs_peeling` of `_triton/row_access.py` holds for x and y, and the chunks
+    cover the bodies of their rows. Otherwise NUM_CHUNKS BLOCK_N >= N.
     """
     scale_log2e = tl.cast(scale, tl.float32) * LOG2E if SCALE_IN_EXP2 else LOG2E
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
@@ -87,17 +87,19 @@ def _forward_general_kernel(
         mask_row = mask_row_ptr(mask_ptr, rows, stride_kb, stride_kh, stride_kq, H, Q)
     x_row = x_ptr + rows * stride_xm
     width, seen = N, end
-    if SPLIT:
+    if PEELED:
         if BLOCK_M == 1:
-            # A scalar, as `inner` asks of one row.
+            # A scalar, as `body_ptr` asks of one row.
             x_row = x_ptr + tl.program_id(0).to(tl.int64) * stride_xm
-        lead, width = whole(x_row, N)
-        places, there = edges(lead, width, N, x_row.dtype)
+        lead, width = vector_body(x_row, N)
+        peel_cols, peel_mask = peeled_columns(lead, width, N, x_row.dtype)
         if BLOCK_M == 1:
-            places, there = places[None, :], there[None, :]
-        there &= rows < M
-        edge = load_scaled(x_row, mask_row, places, there, end, scale, SCALE_IN_EXP2, CAUSAL, "")
-        x_row, seen = inner(x_row, lead), end - lead
+            peel_cols, peel_mask = peel_cols[None, :], peel_mask[None, :]
+        peel_mask &= rows < M
+        peel = load_scaled(
+            x_row, mask_row, peel_cols, peel_mask, end, scale, SCALE_IN_EXP2, CAUSAL, ""
+        )
+        x_row, seen = body_ptr(x_row, lead), end - lead
         if mask_ptr is not None:
             mask_row += lead
     chunks = ()
@@ -112,8 +114,8 @@ def _forward_general_kernel(
     for chunk in tl.static_range(1, NUM_CHUNKS):
         m_lanes = tl.maximum(m_lanes, chunks[chunk].to(tl.float32))
     m = row_max(m_lanes)  # [BLOCK_M, 1]
-    if SPLIT:
-        m = tl.maximum(m, row_max(edge.to(tl.float32)))
+    if PEELED:
+        m = tl.maximum(m, row_max(peel.to(tl.float32)))
     m = finite_or_zero(m)
     l_lanes = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     numerators = ()
@@ -122,19 +124,19 @@ def _forward_general_kernel(
         l_lanes += numerator
         numerators = numerators + (numerator,)  # noqa: RUF005
     l = row_sum(l_lanes)  # [BLOCK_M, 1]
-    if SPLIT:
-        at_edge = exp_numerators(edge, m, scale_log2e)
-        l += row_sum(at_edge)
+    if PEELED:
+        at_peel = exp_numerators(peel, m, scale_log2e)
+        l += row_sum(at_peel)
     inv_l = inv_sum(l, y_ptr.dtype.element_ty)
     if CAUSAL:
         # Keys that are not seen have numerators of zero, so l is zero if a row sees none.
         inv_l = tl.where(end > 0, inv_l, 0.0)
     y_row = y_ptr + rows * N
-    if SPLIT:
+    if PEELED:
         if BLOCK_M == 1:
             y_row = y_ptr + tl.program_id(0).to(tl.int64) * N
-        store_as(y_row + places, at_edge * inv_l, there)
-        y_row = inner(y_row, lead)
+        store_as(y_row + peel_cols, at_peel * inv_l, peel_mask)
+        y_row = body_ptr(y_row, lead)
     for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs_n
         inside = (rows < M) & ((columns < width) | EVEN_N)

@@ -11,7 +11,7 @@ import triton.language as tl
 from .._runtime.configs import Configs
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
-from .._triton.row_access import edges, inner, whole
+from .._triton.row_access import body_ptr, peeled_columns, vector_body
 from .configs import LOOP_CANDIDATES, choose_backward_loop, choose_loop, constant_num_blocks
 from .rows import (
     exp_numerators,
@@ -36,7 +36,7 @@ def forward_loop(
     mask: torch.Tensor | None,
     *,
     scale_in_exp2: bool,
-    parted: bool,
+    peeled: bool,
     held: int,
 ) -> None:
     """Write softmax(scale x + mask) to y; the arguments are those of `forward_general`."""
@@ -48,7 +48,7 @@ def forward_loop(
         x_ptr=x, y_ptr=y, mask_ptr=mask,
         stride_xm=stride, stride_kb=kb, stride_kh=kh, stride_kq=kq,
         N=n, H=heads, Q=queries, scale=scale, SCALE_IN_EXP2=scale_in_exp2, CAUSAL=causal,
-        EVEN_N=not parted and n % block == 0, SPLIT=parted,
+        EVEN_N=not peeled and n % block == 0, PEELED=peeled,
         NUM_BLOCKS=constant_num_blocks(held, block), **config,
     )  # fmt: skip
 
@@ -62,12 +62,12 @@ def backward_loop(
     causal: bool,
     queries: int | None,
     *,
-    parted: bool,
+    peeled: bool,
     held: int,
 ) -> None:
     """Write scale y (dy - sum y dy) to dx; rows of y and dy lie `strides` apart.
 
-    queries, parted, held: as in `forward_general`.
+    queries, peeled, held: as in `forward_general`.
     """
     n = y.shape[-1]
     config = BACKWARD_LOOP.pick(y.device, n=held, itemsize=y.element_size())
@@ -75,7 +75,7 @@ def backward_loop(
     _backward_loop_kernel[(dx.numel() // n,)](
         y_ptr=y, dy_ptr=dy, dx_ptr=dx,
         stride_ym=strides[0], stride_dym=strides[1], N=n, Q=queries, scale=scale,
-        CAUSAL=causal, EVEN_N=not parted and n % block == 0, SPLIT=parted,
+        CAUSAL=causal, EVEN_N=not peeled and n % block == 0, PEELED=peeled,
         NUM_BLOCKS=constant_num_blocks(held, block), **config,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def backward_loop(
 @triton.jit
 def _forward_loop_kernel(
     x_ptr, y_ptr, mask_ptr, stride_xm, stride_kb, stride_kh, stride_kq, N, H, Q, scale,
-    SCALE_IN_EXP2: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, SPLIT: tl.constexpr,
+    SCALE_IN_EXP2: tl.constexpr, CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PEELED: tl.constexpr,
     NUM_BLOCKS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = exp(z - max z) / sum exp(z - max z), z = scale x + mask, of a row read three times.
@@ -104,11 +104,13 @@ def _forward_loop_kernel(
     if mask_ptr is not None:
         mask_row = mask_row_ptr(mask_ptr, row, stride_kb, stride_kh, stride_kq, H, Q)
     width, seen = N, end
-    if SPLIT:
-        lead, width = whole(x_ptr, N)
-        places, there = edges(lead, width, N, x_ptr.dtype)
-        edge = load_scaled(x_ptr, mask_row, places, there, end, scale, SCALE_IN_EXP2, CAUSAL, "")
-        x_ptr, seen = inner(x_ptr, lead), end - lead
+    if PEELED:
+        lead, width = vector_body(x_ptr, N)
+        peel_cols, peel_mask = peeled_columns(lead, width, N, x_ptr.dtype)
+        peel = load_scaled(
+            x_ptr, mask_row, peel_cols, peel_mask, end, scale, SCALE_IN_EXP2, CAUSAL, ""
+        )
+        x_ptr, seen = body_ptr(x_ptr, lead), end - lead
         if mask_ptr is not None:
             mask_row += lead
     blocks, stop = num_blocks(width, seen, CAUSAL, NUM_BLOCKS, BLOCK_N)
@@ -121,8 +123,8 @@ def _forward_loop_kernel(
         )
         m_lanes = tl.maximum(m_lanes, x.to(tl.float32))
     m = tl.max(m_lanes)  # scalar
-    if SPLIT:
-        m = tl.maximum(m, tl.max(edge.to(tl.float32)))
+    if PEELED:
+        m = tl.maximum(m, tl.max(peel.to(tl.float32)))
     m = finite_or_zero(m)
     l_lanes = tl.zeros((1, BLOCK_N), tl.float32)
     for start in range(0, stop, BLOCK_N):
@@ -133,15 +135,15 @@ def _forward_loop_kernel(
         )
         l_lanes += exp_numerators(x, m, scale_log2e)
     l = tl.sum(l_lanes)  # scalar
-    if SPLIT:
-        at_edge = exp_numerators(edge, m, scale_log2e)
-        l += tl.sum(at_edge)
+    if PEELED:
+        at_peel = exp_numerators(peel, m, scale_log2e)
+        l += tl.sum(at_peel)
     inv_l = inv_sum(l, y_ptr.dtype.element_ty)
     if CAUSAL:
         inv_l = tl.where(end > 0, inv_l, 0.0)
-    if SPLIT:
-        store_as(y_ptr + places, at_edge * inv_l, there)
-        y_ptr = inner(y_ptr, lead)
+    if PEELED:
+        store_as(y_ptr + peel_cols, at_peel * inv_l, peel_mask)
+        y_ptr = body_ptr(y_ptr, lead)
     # From right to left, because the cache still has the blocks that were read last.
     for block in range(blocks):
         columns = (blocks - 1 - block) * BLOCK_N + offs_n
@@ -156,7 +158,7 @@ def _forward_loop_kernel(
 @triton.jit
 def _backward_loop_kernel(
     y_ptr, dy_ptr, dx_ptr, stride_ym, stride_dym, N, Q, scale,
-    CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, SPLIT: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    CAUSAL: tl.constexpr, EVEN_N: tl.constexpr, PEELED: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dx = scale y (dy - sum y dy), of a row that a program reads twice.
@@ -164,7 +166,7 @@ def _backward_loop_kernel(
     Grid: M. A program owns a row in blocks of BLOCK_N columns. It reads y and dy once for the sum
     and once to write dx. Their rows lie stride_ym and stride_dym apart, those of dx lie N apart.
 
-    The constexprs are those of `_forward_loop_kernel`; `split` holds for y, dy and dx.
+    The constexprs are those of `_forward_loop_kernel`; `needs_peeling` holds for y, dy and dx.
     """
     row = tl.program_id(0).to(tl.int64)
     y_ptr += row * stride_ym
@@ -173,12 +175,12 @@ def _backward_loop_kernel(
     offs_n = tl.arange(0, BLOCK_N)
     end = num_visible(row, N, Q, CAUSAL)
     width, seen = N, end
-    if SPLIT:
-        lead, width = whole(y_ptr, N)
-        places, there = edges(lead, width, N, y_ptr.dtype)
-        y_edge = load_visible(y_ptr, places, there, end, CAUSAL, "").to(tl.float32)
-        dy_edge = load_visible(dy_ptr, places, there, end, CAUSAL, "").to(tl.float32)
-        y_ptr, dy_ptr, seen = inner(y_ptr, lead), inner(dy_ptr, lead), end - lead
+    if PEELED:
+        lead, width = vector_body(y_ptr, N)
+        peel_cols, peel_mask = peeled_columns(lead, width, N, y_ptr.dtype)
+        y_peel = load_visible(y_ptr, peel_cols, peel_mask, end, CAUSAL, "").to(tl.float32)
+        dy_peel = load_visible(dy_ptr, peel_cols, peel_mask, end, CAUSAL, "").to(tl.float32)
+        y_ptr, dy_ptr, seen = body_ptr(y_ptr, lead), body_ptr(dy_ptr, lead), end - lead
     blocks, stop = num_blocks(width, seen, CAUSAL, NUM_BLOCKS, BLOCK_N)
     products = tl.zeros((BLOCK_N,), tl.float32)
     for start in range(0, stop, BLOCK_N):
@@ -188,10 +190,10 @@ def _backward_loop_kernel(
         dy = load_visible(dy_ptr, offs, inside, seen, CAUSAL, "evict_last")
         products += y.to(tl.float32) * dy.to(tl.float32)
     delta = tl.sum(products, 0)  # scalar
-    if SPLIT:
-        delta += tl.sum(y_edge * dy_edge, 0)
-        store_as(dx_ptr + places, y_edge * (dy_edge - delta) * scale, there)
-        dx_ptr = inner(dx_ptr, lead)
+    if PEELED:
+        delta += tl.sum(y_peel * dy_peel, 0)
+        store_as(dx_ptr + peel_cols, y_peel * (dy_peel - delta) * scale, peel_mask)
+        dx_ptr = body_ptr(dx_ptr, lead)
     for block in range(blocks):
         offs = block * BLOCK_N + offs_n
         inside = (offs < width) | EVEN_N

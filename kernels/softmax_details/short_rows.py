@@ -1,9 +1,9 @@
 """Softmax of short rows that begin at any element: a warp takes several, one after the other.
 
 Rows of a few hundred elements share a program, or its start would take longer than they do. A tile
-of several rows would have their edges (`_triton/row_access.py`) in a tile of another layout, whose
-sums and maxima pass through shared memory. Here each row is a tile of its own, and a thread has a
-line of it. The first threads have an element of the edges each, so a row is reduced once.
+of several rows would have their peeled elements (`_triton/row_access.py`) in a tile of another
+layout, whose sums and maxima pass through shared memory. Here each row is a tile of its own, and a
+thread has a line of it. The first threads have a peeled element each, so a row is reduced once.
 """
 
 import torch
@@ -13,12 +13,12 @@ import triton.language as tl
 from .._runtime.layout import ACCESS_BYTES
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
-from .._triton.row_access import edges_of, inner, most_whole, whole
+from .._triton.row_access import body_ptr, max_body, peeled_columns_of, vector_body
 from .rows import exp_numerators, finite_or_zero, inv_sum
 
 # The longest rows that share a program, and the bytes of a tensor that a program takes.
 SHORT_BYTES, PROGRAM_BYTES = 1024, 2048
-# One thread for each element of the edges, in one warp.
+# One thread for each peeled element, in one warp.
 LEAST_LANES = 32
 
 
@@ -38,8 +38,8 @@ def _forward_short_kernel(
     Grid: cdiv(M, ROWS). A program, one warp, owns ROWS rows. It reads x, whose rows lie stride_xm
     apart, and writes y, whose rows lie N apart.
 
-    scale is positive and normal, and `split` holds for x and y. ACCESS: the elements of 16 bytes.
-    LANES: a power of two and 32 or more; LANES ACCESS covers the whole accesses of a row.
+    scale is positive and normal, and `needs_peeling` holds for x and y. ACCESS: the elements of
+    16 bytes. LANES: a power of two and 32 or more; LANES ACCESS covers the body of a row.
     """
     scale_log2e = tl.cast(scale, tl.float32) * LOG2E
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -47,23 +47,23 @@ def _forward_short_kernel(
     xs, ends = (), ()
     for i in tl.static_range(ROWS):
         x_row = x_ptr + (first + i) * stride_xm
-        lead, width = whole(x_row, N)
-        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        lead, width = vector_body(x_row, N)
+        peel_cols, peel_mask = peeled_columns_of(tl.arange(0, LANES), lead, width, N)
         mask = (columns < width) & (first + i < M)
-        ends += (tl.load(x_row + places, mask=there & (first + i < M), other=-float("inf")),)
-        xs += (tl.load(inner(x_row, lead) + columns, mask=mask, other=-float("inf")),)
+        ends += (tl.load(x_row + peel_cols, mask=peel_mask & (first + i < M), other=-float("inf")),)
+        xs += (tl.load(body_ptr(x_row, lead) + columns, mask=mask, other=-float("inf")),)
     for i in tl.static_range(ROWS):
-        lead, width = whole(x_ptr + (first + i) * stride_xm, N)
-        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        lead, width = vector_body(x_ptr + (first + i) * stride_xm, N)
+        peel_cols, peel_mask = peeled_columns_of(tl.arange(0, LANES), lead, width, N)
         m_lanes = tl.maximum(tl.max(xs[i].to(tl.float32), 1), ends[i].to(tl.float32))
         m = finite_or_zero(tl.max(m_lanes, 0))
         numerators = exp_numerators(xs[i], m, scale_log2e)
         at_ends = exp_numerators(ends[i], m, scale_log2e)
         inv_l = inv_sum(tl.sum(tl.sum(numerators, 1) + at_ends, 0), y_ptr.dtype.element_ty)
         y_row = y_ptr + (first + i) * N
-        store_as(y_row + places, at_ends * inv_l, there & (first + i < M))
+        store_as(y_row + peel_cols, at_ends * inv_l, peel_mask & (first + i < M))
         mask = (columns < width) & (first + i < M)
-        store_as(inner(y_row, lead) + columns, numerators * inv_l, mask)
+        store_as(body_ptr(y_row, lead) + columns, numerators * inv_l, mask)
 
 
 @triton.jit
@@ -76,42 +76,42 @@ def _backward_short_kernel(
     Grid: cdiv(M, ROWS). A program, one warp, owns ROWS rows. It reads y and dy, whose rows lie
     stride_ym and stride_dym apart, and writes dx, whose rows lie N apart.
 
-    The constexprs are those of `_forward_short_kernel`; `split` holds for y, dy and dx.
+    The constexprs are those of `_forward_short_kernel`; `needs_peeling` holds for y, dy and dx.
     """
     first = tl.program_id(0).to(tl.int64) * ROWS
     columns = _columns(LANES, ACCESS)
     ys, dys, y_ends, dy_ends = (), (), (), ()
     for i in tl.static_range(ROWS):
         y_row, dy_row = y_ptr + (first + i) * stride_ym, dy_ptr + (first + i) * stride_dym
-        lead, width = whole(y_row, N)
-        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
-        there &= first + i < M
+        lead, width = vector_body(y_row, N)
+        peel_cols, peel_mask = peeled_columns_of(tl.arange(0, LANES), lead, width, N)
+        peel_mask &= first + i < M
         mask = (columns < width) & (first + i < M)
-        y_ends += (tl.load(y_row + places, mask=there, other=0.0),)
-        dy_ends += (tl.load(dy_row + places, mask=there, other=0.0),)
-        ys += (tl.load(inner(y_row, lead) + columns, mask=mask, other=0.0),)
-        dys += (tl.load(inner(dy_row, lead) + columns, mask=mask, other=0.0),)
+        y_ends += (tl.load(y_row + peel_cols, mask=peel_mask, other=0.0),)
+        dy_ends += (tl.load(dy_row + peel_cols, mask=peel_mask, other=0.0),)
+        ys += (tl.load(body_ptr(y_row, lead) + columns, mask=mask, other=0.0),)
+        dys += (tl.load(body_ptr(dy_row, lead) + columns, mask=mask, other=0.0),)
     for i in tl.static_range(ROWS):
-        lead, width = whole(y_ptr + (first + i) * stride_ym, N)
-        places, there = edges_of(tl.arange(0, LANES), lead, width, N)
+        lead, width = vector_body(y_ptr + (first + i) * stride_ym, N)
+        peel_cols, peel_mask = peeled_columns_of(tl.arange(0, LANES), lead, width, N)
         y, dy = ys[i].to(tl.float32), dys[i].to(tl.float32)
         y_end, dy_end = y_ends[i].to(tl.float32), dy_ends[i].to(tl.float32)
         delta = tl.sum(tl.sum(y * dy, 1) + y_end * dy_end, 0)
         dx_row = dx_ptr + (first + i) * N
         at_end = y_end * (dy_end - delta) * scale
-        store_as(dx_row + places, at_end, there & (first + i < M))
+        store_as(dx_row + peel_cols, at_end, peel_mask & (first + i < M))
         mask = (columns < width) & (first + i < M)
-        store_as(inner(dx_row, lead) + columns, y * (dy - delta) * scale, mask)
+        store_as(body_ptr(dx_row, lead) + columns, y * (dy - delta) * scale, mask)
 
 
 def short(n: int, itemsize: int) -> bool:
     """Return whether rows of n elements share a program."""
-    return most_whole(n, itemsize) * itemsize <= SHORT_BYTES
+    return max_body(n, itemsize) * itemsize <= SHORT_BYTES
 
 
 def _sizes(n: int, itemsize: int) -> dict[str, int]:
     access = ACCESS_BYTES // itemsize
-    lanes = max(LEAST_LANES, triton.next_power_of_2(most_whole(n, itemsize) // access))
+    lanes = max(LEAST_LANES, triton.next_power_of_2(max_body(n, itemsize) // access))
     rows = PROGRAM_BYTES // (lanes * ACCESS_BYTES)
     return {"ROWS": rows, "LANES": lanes, "ACCESS": access, "num_warps": 1}
 

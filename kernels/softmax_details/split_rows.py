@@ -8,7 +8,7 @@ dtype, and the programs exchange a sum. Programs of several rows share a multipr
 waits and computes while another one loads. QuACK's clusters hold a row likewise, but they exchange
 through shared memory.
 
-Rows that begin at any element have whole accesses and edges (`_triton/row_access.py`). If the
+Rows that begin at any element are peeled (`_triton/row_access.py`). If the
 tensors lie differently, accesses are single elements. Then more programs hold a row, and each
 thread holds less of it.
 
@@ -26,7 +26,7 @@ from .._runtime.layout import ACCESS_BYTES
 from .._triton.exchange import empty_slots, exchange_partials, may_wait
 from .._triton.math import LOG2E
 from .._triton.memory import load_f32, opaque_zero, store_as, to_f32_rematerialized
-from .._triton.row_access import edges, inner, most_whole, whole
+from .._triton.row_access import body_ptr, max_body, peeled_columns, vector_body
 from .rows import finite_or_zero
 
 # The most chunks, each an access, that a thread holds of a tensor. With accesses of single elements
@@ -39,7 +39,7 @@ SHORT_BYTES = 131072
 # A multiprocessor has room for so many programs of WARPS, since no thread has more than 128
 # registers. A program of MORE_WARPS takes the room of two, and there are half as many of them.
 PER_SM = 4
-# Whole accesses need sizes and addresses that Triton knows to be multiples of this.
+# Vector accesses need sizes and addresses that Triton knows to be multiples of this.
 ALIGNMENT = 16
 # Packs two float32 numbers in 0 to 1 into one register, rounded to nearest, and unpacks them. In
 # Triton the compiler would move the unpacking to the packing, and keep all in float32 as before.
@@ -84,7 +84,7 @@ def _unpacked(packed):
 @triton.jit
 def _forward_split_kernel(
     x_ptr, y_ptr, slots_ptr, stride_xm, N, scale,
-    ACCESS: tl.constexpr, EVEN_N: tl.constexpr, SPLIT: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    ACCESS: tl.constexpr, EVEN_N: tl.constexpr, PEELED: tl.constexpr, NUM_CHUNKS: tl.constexpr,
     BLOCK_N: tl.constexpr, NUM_SPLITS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """y = exp(scale x - max scale x) / sum exp(scale x - max scale x) of rows of N elements.
@@ -95,8 +95,8 @@ def _forward_split_kernel(
     of words to slots, int32 [M, NUM_SPLITS, 2], which are all NOT_READY before.
 
     scale is positive and normal. ACCESS divides BLOCK_N; a thread has ACCESS neighbours. EVEN_N:
-    NUM_SPLITS NUM_CHUNKS BLOCK_N == N. PACKED: y is bfloat16. SPLIT: `split` of
-    `_triton/row_access.py` holds for x and y, and the last program of a row has its edges.
+    NUM_SPLITS NUM_CHUNKS BLOCK_N == N. PACKED: y is bfloat16. PEELED: `needs_peeling` of
+    `_triton/row_access.py` holds for x and y; the last program of a row has the peeled elements.
     """
     split_id = tl.program_id(0) % NUM_SPLITS
     row = (tl.program_id(0) // NUM_SPLITS).to(tl.int64)
@@ -108,12 +108,12 @@ def _forward_split_kernel(
     offs = tl.arange(0, ACCESSES)[:, None] * ACCESS + tl.arange(0, ACCESS)[None, :]
     offs += split_id * (NUM_CHUNKS * BLOCK_N)
     width = N
-    if SPLIT:
-        lead, width = whole(x_ptr, N)
-        places, there = edges(lead, width, N, x_ptr.dtype)
-        there &= split_id == NUM_SPLITS - 1
-        edge = tl.load(x_ptr + places, mask=there, other=-float("inf")).to(tl.float32)
-        x_ptr = inner(x_ptr, lead)
+    if PEELED:
+        lead, width = vector_body(x_ptr, N)
+        peel_cols, peel_mask = peeled_columns(lead, width, N, x_ptr.dtype)
+        peel_mask &= split_id == NUM_SPLITS - 1
+        peel = tl.load(x_ptr + peel_cols, mask=peel_mask, other=-float("inf")).to(tl.float32)
+        x_ptr = body_ptr(x_ptr, lead)
     chunks = ()
     for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
@@ -137,10 +137,10 @@ def _forward_split_kernel(
             numerator = _packed(numerator)
         numerators += (numerator,)
     row_m, row_l = tl.reduce((m_lanes, l), 0, _combined)
-    if SPLIT:
-        edge_m = tl.ceil(tl.max(edge, 0) * scale_log2e)
-        at_edge = tl.exp2(edge * scale_log2e - finite_or_zero(edge_m))
-        row_m, row_l = _combined(row_m, row_l, edge_m, tl.sum(at_edge, 0))
+    if PEELED:
+        peel_m = tl.ceil(tl.max(peel, 0) * scale_log2e)
+        at_peel = tl.exp2(peel * scale_log2e - finite_or_zero(peel_m))
+        row_m, row_l = _combined(row_m, row_l, peel_m, tl.sum(at_peel, 0))
     slots_ptr += row * (2 * NUM_SPLITS)
     ms, ls = exchange_partials(slots_ptr, split_id, row_m, row_l, NUM_SPLITS)
     row_base = finite_or_zero(tl.max(ms, 0))
@@ -148,9 +148,9 @@ def _forward_split_kernel(
     # The base of a thread that has seen only minus infinity is zero. From base, the factor of such
     # a thread would be infinite if the other threads have seen only small numbers.
     factor = (tl.exp2(m_lanes - row_base) / row_l)[:, None]
-    if SPLIT:
-        store_as(y_ptr + places, at_edge * (tl.exp2(edge_m - row_base) / row_l), there)
-        y_ptr = inner(y_ptr, lead)
+    if PEELED:
+        store_as(y_ptr + peel_cols, at_peel * (tl.exp2(peel_m - row_base) / row_l), peel_mask)
+        y_ptr = body_ptr(y_ptr, lead)
     for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
         numerator = _unpacked(numerators[chunk]) if PACKED else numerators[chunk]
@@ -160,7 +160,7 @@ def _forward_split_kernel(
 @triton.jit
 def _backward_split_kernel(
     y_ptr, dy_ptr, dx_ptr, slots_ptr, stride_ym, stride_dym, N, scale,
-    EVEN_N: tl.constexpr, SPLIT: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    EVEN_N: tl.constexpr, PEELED: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """dx = scale y (dy - sum y dy) of rows of N elements.
@@ -169,7 +169,8 @@ def _backward_split_kernel(
     columns. It reads y and dy, whose rows lie stride_ym and stride_dym apart. It writes dx, whose
     rows lie N apart, and its pair of words in slots.
 
-    The constexprs are those of `_forward_split_kernel`; `split` holds for y, dy and dx if SPLIT.
+    The constexprs are those of `_forward_split_kernel`; if PEELED, `needs_peeling` holds for y,
+    dy and dx.
     """
     split_id = tl.program_id(0) % NUM_SPLITS
     row = (tl.program_id(0) // NUM_SPLITS).to(tl.int64)
@@ -178,13 +179,13 @@ def _backward_split_kernel(
     dx_ptr += row * N
     offs = split_id * (NUM_CHUNKS * BLOCK_N) + tl.arange(0, BLOCK_N)
     width = N
-    if SPLIT:
-        lead, width = whole(y_ptr, N)
-        places, there = edges(lead, width, N, y_ptr.dtype)
-        there &= split_id == NUM_SPLITS - 1
-        y_edge = load_f32(y_ptr + places, there)
-        dy_edge = load_f32(dy_ptr + places, there)
-        y_ptr, dy_ptr = inner(y_ptr, lead), inner(dy_ptr, lead)
+    if PEELED:
+        lead, width = vector_body(y_ptr, N)
+        peel_cols, peel_mask = peeled_columns(lead, width, N, y_ptr.dtype)
+        peel_mask &= split_id == NUM_SPLITS - 1
+        y_peel = load_f32(y_ptr + peel_cols, peel_mask)
+        dy_peel = load_f32(dy_ptr + peel_cols, peel_mask)
+        y_ptr, dy_ptr = body_ptr(y_ptr, lead), body_ptr(dy_ptr, lead)
     ys, dys = (), ()
     for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
@@ -195,13 +196,13 @@ def _backward_split_kernel(
     for chunk in tl.static_range(NUM_CHUNKS):
         products += ys[chunk].to(tl.float32) * dys[chunk].to(tl.float32)
     own = tl.sum(products, 0)
-    if SPLIT:
-        own += tl.sum(y_edge * dy_edge, 0)
+    if PEELED:
+        own += tl.sum(y_peel * dy_peel, 0)
     sums, _ = exchange_partials(slots_ptr + row * (2 * NUM_SPLITS), split_id, own, own, NUM_SPLITS)
     delta = tl.sum(sums, 0)
-    if SPLIT:
-        store_as(dx_ptr + places, y_edge * (dy_edge - delta) * scale, there)
-        dx_ptr = inner(dx_ptr, lead)
+    if PEELED:
+        store_as(dx_ptr + peel_cols, y_peel * (dy_peel - delta) * scale, peel_mask)
+        dx_ptr = body_ptr(dx_ptr, lead)
     zero = opaque_zero(delta)
     for chunk in tl.static_range(NUM_CHUNKS):
         columns = chunk * BLOCK_N + offs
@@ -210,17 +211,17 @@ def _backward_split_kernel(
         store_as(dx_ptr + columns, dx, (columns < width) | EVEN_N)
 
 
-def can_split_rows(n: int, *tensors: torch.Tensor, strides: tuple[int, ...], parted: bool) -> bool:
+def can_split_rows(n: int, *tensors: torch.Tensor, strides: tuple[int, ...], peeled: bool) -> bool:
     """Return whether several programs hold each row of n elements and wait for each other.
 
-    tensors, strides: the tensors and the distances of their rows in elements. parted: whether the
-    rows are split into whole accesses and edges.
+    tensors, strides: the tensors and the distances of their rows in elements. peeled: whether the
+    rows are peeled.
     """
     # A traced graph has no addresses to ask for, and no programs that wait.
     if torch.compiler.is_dynamo_compiling():
         return False
-    wide = parted or _wide(n, *tensors, strides=strides)
-    held = _held(n, tensors[0].element_size(), WARPS, wide, parted)
+    wide = peeled or _wide(n, *tensors, strides=strides)
+    held = _held(n, tensors[0].element_size(), WARPS, wide, peeled)
     return may_wait(tensors[0].device, held["NUM_SPLITS"], PER_SM)
 
 
@@ -230,16 +231,16 @@ def _wide(n: int, *tensors: torch.Tensor, strides: tuple[int, ...]) -> bool:
     return not any(size % ALIGNMENT for size in sizes)
 
 
-def _held(n: int, itemsize: int, warps: int, wide: bool, parted: bool) -> dict[str, int]:
+def _held(n: int, itemsize: int, warps: int, wide: bool, peeled: bool) -> dict[str, int]:
     """Return how programs of so many warps hold a row of n elements, in chunks of equal length."""
     block = 32 * warps * ACCESS_BYTES // itemsize
     most = MOST_CHUNKS if wide or itemsize == 4 else MOST_CHUNKS // 2
-    held = most_whole(n, itemsize) if parted else n
+    held = max_body(n, itemsize) if peeled else n
     num_splits = triton.next_power_of_2(-(-held // (most * block)))
     chunks = -(-held // (num_splits * block))
     return {
-        "EVEN_N": not parted and n == num_splits * chunks * block,
-        "SPLIT": parted,
+        "EVEN_N": not peeled and n == num_splits * chunks * block,
+        "PEELED": peeled,
         "NUM_CHUNKS": chunks,
         "BLOCK_N": block,
         "NUM_SPLITS": num_splits,
@@ -248,17 +249,17 @@ def _held(n: int, itemsize: int, warps: int, wide: bool, parted: bool) -> dict[s
 
 
 def forward_split(
-    x: torch.Tensor, y: torch.Tensor, stride: int, scale: float, parted: bool
+    x: torch.Tensor, y: torch.Tensor, stride: int, scale: float, peeled: bool
 ) -> None:
     """Write softmax(scale x) of rows [..., N] that lie `stride` elements apart to y.
 
-    scale is positive. parted: as in `can_split_rows`.
+    scale is positive. peeled: as in `can_split_rows`.
     """
     n, itemsize = x.shape[-1], x.element_size()
-    wide = parted or _wide(n, x, strides=(stride,))
-    m, held = y.numel() // n, _held(n, itemsize, MORE_WARPS, wide, parted)
+    wide = peeled or _wide(n, x, strides=(stride,))
+    m, held = y.numel() // n, _held(n, itemsize, MORE_WARPS, wide, peeled)
     if n * itemsize <= SHORT_BYTES or not held["EVEN_N"]:
-        held = _held(n, itemsize, WARPS, wide, parted)
+        held = _held(n, itemsize, WARPS, wide, peeled)
     num_splits = held["NUM_SPLITS"]
     _forward_split_kernel[(m * num_splits,)](
         x_ptr=x, y_ptr=y,
@@ -273,15 +274,15 @@ def backward_split(
     dx: torch.Tensor,
     strides: tuple[int, int],
     scale: float,
-    parted: bool,
+    peeled: bool,
 ) -> None:
     """Write scale y (dy - sum y dy) to dx; rows of y and dy lie `strides` elements apart.
 
-    parted: as in `can_split_rows`.
+    peeled: as in `can_split_rows`.
     """
     n = y.shape[-1]
-    wide = parted or _wide(n, y, dy, strides=strides)
-    held = _held(n, y.element_size(), WARPS, wide, parted)
+    wide = peeled or _wide(n, y, dy, strides=strides)
+    held = _held(n, y.element_size(), WARPS, wide, peeled)
     m, num_splits = dx.numel() // n, held["NUM_SPLITS"]
     _backward_split_kernel[(m * num_splits,)](
         y_ptr=y, dy_ptr=dy, dx_ptr=dx,

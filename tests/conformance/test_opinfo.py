@@ -97,9 +97,8 @@ def entropy(x, target, weight=None, ignore_index=-100, reduction="mean", label_s
         raise Declined("cross_entropy: weights of classes")
     if target.is_floating_point():
         raise Declined("cross_entropy: probabilities as targets")
-    if x.dim() != 2:
-        raise Declined("cross_entropy: classes in another dimension than the last of two")
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    options |= {"dim": 1} if x.dim() > 2 else {}
     return cross_entropy.cross_entropy(x, target, reduction=reduction, **options)
 
 
@@ -111,10 +110,8 @@ def linear_entropy(
         raise Declined("cross_entropy: weights of classes")
     if target.is_floating_point():
         raise Declined("cross_entropy: probabilities as targets")
-    if x.dim() != 2 or target.dim() != 1:
-        raise Declined("linear_cross_entropy: other than rows")
-    if reduction == "none":
-        raise Declined("linear_cross_entropy: reduction none")
+    if matrix.dim() != 2:
+        raise Declined("linear_cross_entropy: classes in several dimensions")
     return linear_cross_entropy.linear_cross_entropy(
         x, matrix, target, bias=linear_bias, reduction=reduction, label_smoothing=label_smoothing,
         ignore_index=-100 if ignore_index is None else ignore_index,

@@ -68,7 +68,7 @@ def test_liger_rms_norm(dtype, offset, tally, draw):
         x, weight = draw((2, ROWS, width), dtype, True), draw((width,), dtype, True)
         tally.call(
             f"{width} {offset}",
-            lambda x, w: rms_norm.rms_norm(x, w + offset, eps=1e-6),
+            lambda x, w: rms_norm.rms_norm(x, w, eps=1e-6, add_unit_offset=offset == 1),
             lambda x, w: rms_reference(x, w, 1e-6, offset),
             [x, weight],
         )
@@ -104,9 +104,7 @@ def test_flash_attention_norms(width, rms, tally, draw):
         weight = draw((width,), weight_dtype, True)
         bias = None if rms else draw((width,), weight_dtype, True)
 
-        def ours(x, residual, w, b, summed=summed, prenorm=prenorm, dtypes=(dtype, total_dtype)):
-            if dtypes[0] != dtypes[1]:
-                raise Declined("norms: a residual of another dtype than x")
+        def ours(x, residual, w, b, summed=summed, prenorm=prenorm):
             if prenorm and not summed:
                 raise Declined("norms: the sum without a residual")
             if rms:
@@ -116,10 +114,11 @@ def test_flash_attention_norms(width, rms, tally, draw):
             return found[0] if summed and not prenorm else found
 
         def theirs(x, residual, w, b, summed=summed, prenorm=prenorm):
-            # The sum is rounded once to the dtype of x, and the rounded sum is normalized.
+            # The sum is rounded once to the dtype of the residual, and normalized as it is then.
             total = x + residual if summed else x
-            w, b = w.to(x.dtype), None if b is None else b.to(x.dtype)
+            w, b = w.to(total.dtype), None if b is None else b.to(total.dtype)
             y = rms_reference(total, w, 1e-6) if rms else F.layer_norm(total, w.shape, w, b, 1e-6)
+            y = y.to(x.dtype)
             return (y, total) if prenorm else y
 
         label = f"{width} {rms} {dtype} {total_dtype} {weight_dtype} {summed} {prenorm}"
@@ -160,23 +159,27 @@ def test_liger_cross_entropy(dtype, tally, draw):
         (-100, 2),
         (0.0, 0.1),
         (0.0, 1e-4),
+        (None, 30.0),
     )
-    for (rows, classes), reduction, ignored, smoothing, z in grid:
+    for (rows, classes), reduction, ignored, smoothing, z, softcap in grid:
         if classes > 1000 and (ignored != 2 or reduction == "sum"):
             continue
 
-        def ours(x, t, r=reduction, i=ignored, s=smoothing, z=z):
-            return cross_entropy.cross_entropy(
-                x, t, ignore_index=i, label_smoothing=s, z_loss=z, reduction=r
-            )
+        def ours(x, t, r=reduction, i=ignored, s=smoothing, z=z, softcap=softcap):
+            options = {"ignore_index": i, "label_smoothing": s, "softcap": softcap, "reduction": r}
+            loss, apart = cross_entropy.cross_entropy(x, t, z_loss=z, return_z_loss=True, **options)
+            # It has no gradient, which a comparison asks for.
+            return loss, apart + 0 * loss
 
-        def theirs(x, t, r=reduction, i=ignored, s=smoothing, z=z):
-            return loss_reference(x, t, z, s, r, i)
+        def theirs(x, t, r=reduction, i=ignored, s=smoothing, z=z, softcap=softcap):
+            x = x if softcap is None else softcap * torch.tanh(x / softcap)
+            loss = loss_reference(x, t, z, s, r, i)
+            apart = loss_reference(x.detach(), t, z, 0.0, r, i)
+            return loss, apart - loss_reference(x.detach(), t, 0.0, 0.0, r, i) + 0 * loss
 
-        label = f"{rows} {classes} {reduction} {ignored} {smoothing} {z}"
+        label = f"{rows} {classes} {reduction} {ignored} {smoothing} {z} {softcap}"
         logits = draw((rows, classes), dtype, True)
         tally.call(label, ours, theirs, [logits, targets(classes, rows, ignored)])
-    tally.declined["cross_entropy: the z-loss by itself"] += 1
 
 
 # Dao-AILab/flash-attention, tests/losses/test_cross_entropy.py.
@@ -226,7 +229,7 @@ def test_liger_linear_cross_entropy(biased, tally, draw):
 
 
 def turned(x, cos, sin, interleaved):
-    """The rotation of [B, H, S, D] in plain PyTorch; cos and sin are [S, R]."""
+    """The rotation of [B, H, S, D] in plain PyTorch; cos and sin are [S, R] or [B, 1, S, R]."""
     r = cos.shape[-1]
     pairs, rest = x[..., : 2 * r], x[..., 2 * r :]
     if interleaved:
@@ -238,45 +241,48 @@ def turned(x, cos, sin, interleaved):
     return torch.cat([joined, rest], -1)
 
 
-def rotation(tally, draw, sizes, dtype, fraction, interleaved, why=""):
+def rotation(tally, draw, sizes, dtype, fraction, interleaved, rows="", inplace=False):
+    """Compare one call. rows: "" for a table [S, R], "each" for one of each sequence, "offset" for
+    a table in which each sequence begins elsewhere."""
     batch, length, heads, shared, width = sizes
-    if why:
-        tally.declined[why] += 1
-        return
     r = int(fraction * width) // 2
-    angle = draw((length, r))
+    angle = draw((batch, length, r) if rows == "each" else (length + 9 * (rows == "offset"), r))
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
     q = draw((batch, heads, length, width), dtype, True)
     k = draw((batch, shared, length, width), dtype, True)
+    places = torch.arange(length) + 5 * torch.arange(batch)[:, None] % 9
+    places = places if rows == "offset" else None
 
     def ours(q, k, cos, sin):
-        found = rotary.rotary(
-            q.transpose(1, 2), k.transpose(1, 2), cos, sin, interleaved=interleaved
-        )
+        both = (x.transpose(1, 2) for x in ((q.clone(), k.clone()) if inplace else (q, k)))
+        found = rotary.rotary(*both, cos, sin, places, interleaved=interleaved, inplace=inplace)
         return tuple(x.transpose(1, 2) for x in found)
 
     def theirs(q, k, cos, sin):
+        if rows == "offset":
+            cos, sin = cos[places], sin[places]
+        if rows:
+            cos, sin = cos[:, None], sin[:, None]
         return turned(q, cos, sin, interleaved), turned(k, cos, sin, interleaved)
 
-    tally.call(f"{sizes} {dtype} {fraction} {interleaved}", ours, theirs, [q, k, cos, sin])
+    name = f"{sizes} {dtype} {fraction} {interleaved} {rows} {inplace}"
+    tally.call(name, ours, theirs, [q, k, cos, sin])
 
 
 # linkedin/Liger-Kernel, test/transformers/test_rope.py.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_liger_rope(dtype, tally, draw):
     for sizes in ((1, 3, 32, 32, 64), (2, 3, 32, 8, 64), (1, 2, 73, 155, 92), (1, 2, 1, 2, 8)):
-        for per_row in (False, True):
-            why = "rotary: a table for each sequence" if per_row else ""
-            rotation(tally, draw, sizes, dtype, 1.0, False, why)
+        for rows in ("", "each"):
+            rotation(tally, draw, sizes, dtype, 1.0, False, rows)
 
 
 # Dao-AILab/flash-attention, tests/kernels/test_rotary.py.
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_flash_attention_rotary(interleaved, tally, draw):
-    for fraction, in_place, offset in itertools.product((1.0, 0.5), (0, 1), ("", "int", "tensor")):
-        why = "rotary: in place" if in_place else ""
-        why = "rotary: an offset for each sequence" if offset == "tensor" else why
-        rotation(tally, draw, (1, 17, 2, 2, 128), HALF, fraction, interleaved, why)
+    # An offset that all sequences share is a slice of the tables, which is a table.
+    for fraction, inplace, rows in itertools.product((1.0, 0.5), (False, True), ("", "", "offset")):
+        rotation(tally, draw, (1, 17, 2, 2, 128), HALF, fraction, interleaved, rows, inplace)
 
 
 # linkedin/Liger-Kernel, test/transformers/test_swiglu.py and test_geglu.py.

@@ -27,6 +27,7 @@ from kernels._runtime import call_cache as _call_cache
 from kernels._runtime import call_trace as _call_trace
 from kernels._runtime.call_cache import CachedLauncher, uncached
 from kernels._runtime.call_trace import asked_again
+from kernels._triton.arrival_counter import MOST_COUNTERS
 from kernels.cross_entropy_details import row as _cross_entropy
 from tests.support import kernel_files
 from tests.support.fake_gpu import compiled, plain
@@ -48,10 +49,10 @@ def counted():
         own = [row for row in rows if name in row["op"].split() or row["op"] == "*"]
         for case in op.sweep:
             passes = [row["pass"] for row in own if re.fullmatch(row["case"], case.name)]
-            for direction in op.passes:
-                if direction in passes:
-                    words = f"{name}-{case.name}-{direction}"
-                    yield pytest.param(op, case, direction, id=words)
+            for pass_ in op.passes:
+                if pass_ in passes:
+                    words = f"{name}-{case.name}-{pass_}"
+                    yield pytest.param(op, case, pass_, id=words)
 
 
 def call_of(op, case, dtype, seed, backward, device=DEVICE):
@@ -71,9 +72,12 @@ def host(monkeypatch):
     compiled(monkeypatch)
     # A GPU's counter is looked up in each call, so the host's counter must be as well.
     counter = torch.zeros(1, dtype=torch.int32)
+    counters = torch.zeros(MOST_COUNTERS, dtype=torch.int32)
     for module in kernel_files.modules():
         if hasattr(module, "arrival_counter"):
             monkeypatch.setattr(module, "arrival_counter", asked_again(lambda device: counter))
+        if hasattr(module, "arrival_counters"):
+            monkeypatch.setattr(module, "arrival_counters", asked_again(lambda device: counters))
     # The targets of a loss are not checked on a GPU.
     monkeypatch.setattr(_cross_entropy, "check", lambda *arguments: None)
     forget()
@@ -130,9 +134,9 @@ def told_apart(begun, tensors):
 
 
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("op, case, direction", [*counted()])
-def test_every_call_whose_time_is_a_target_is_cached(host, op, case, direction):
-    _, call = call_of(op, case, op.dtypes_of(case)[-1], 0, direction != "forward")
+@pytest.mark.parametrize("op, case, pass_", [*counted()])
+def test_every_call_whose_time_is_a_target_is_cached(host, op, case, pass_):
+    _, call = call_of(op, case, op.dtypes_of(case)[-1], 0, pass_ != "forward")
     for _ in range(2):
         call()
     host.asked.clear()

@@ -75,6 +75,7 @@ options = st.fixed_dictionaries(
         "label_smoothing": st.sampled_from([0.0, 0.1, 1.0]),
         "z_loss": st.sampled_from([0.0, 1e-2]),
         "ignore_index": st.sampled_from([IGNORED, 0]),
+        "softcap": st.sampled_from([None, None, 3.0]),
     }
 )
 dtypes = st.sampled_from(list(BOUND))
@@ -103,7 +104,7 @@ def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
     st.integers(1, 600),
     dtypes,
     st.booleans(),
-    st.sampled_from(["mean", "sum"]),
+    st.sampled_from(shared.REDUCTIONS),
     options,
 )
 def test_random_shapes_and_options_of_the_linear_form(m, h, v, dtype, bias, reduction, chosen):
@@ -333,7 +334,9 @@ def test_a_chunk_has_rows_enough_and_there_are_few(m, row_bytes):
 
 
 @pytest.mark.parametrize("tile", tiled.TILE_CONFIGS[::4])
-@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.2, "z_loss": 0.1}])
+@pytest.mark.parametrize(
+    "chosen", [{}, {"label_smoothing": 0.2, "z_loss": 0.1}, {"softcap": 4.0, "z_loss": 0.1}]
+)
 @pytest.mark.parametrize(("m", "h", "v"), [(1, 8, 1), (130, 72, 300), (257, 64, 512)])
 def test_losses_of_tiles_are_those_of_the_logits(m, h, v, chosen, tile, monkeypatch):
     monkeypatch.setattr(tiled, "sm_count", lambda device: 1)
@@ -346,6 +349,25 @@ def test_losses_of_tiles_are_those_of_the_logits(m, h, v, chosen, tile, monkeypa
         wide = None if added is None else added.double()
         exact = linear_cross_entropy_reference(x.double(), weight.double(), targets, wide, **chosen)
         close(loss, exact, 1e-3)
+
+
+@pytest.mark.parametrize("chosen", [{"softcap": 4.0}, {"label_smoothing": 0.2}])
+def test_tiles_of_groups_of_warps_have_no_such_option(chosen, monkeypatch):
+    monkeypatch.setattr(tiled, "sm_count", lambda device: 1)
+    monkeypatch.setattr(tiled, "is_hopper", lambda device: True)
+    x, weight = randn(130, 384, dtype=torch.float16), randn(512, 384, dtype=torch.float16, seed=2)
+    targets, taken = classes(130, 512), []
+    assert tiled.suited(x, weight) and tiled.hopper.suits(512, 384)
+    monkeypatch.setattr(
+        tiled.hopper, "write_parts", lambda *given: taken.append(True) or torch.zeros(2, 130, 2)
+    )
+    linear_cross_entropy(x, weight, targets)
+    assert taken == [True]
+    loss = linear_cross_entropy(x, weight, targets, **chosen)
+    assert taken == [True]
+    close(
+        loss, linear_cross_entropy_reference(x.double(), weight.double(), targets, **chosen), 1e-3
+    )
 
 
 on_hopper = pytest.mark.skipif(
@@ -418,14 +440,175 @@ def test_targets_out_of_range_are_named_or_make_their_row_nan(monkeypatch):
         # On a GPU the targets are not checked.
         with monkeypatch.context() as patch:
             patch.setattr(shared, "check", lambda *arguments: None)
-            options = IGNORED, 0.0, 0.0, "none"
-            losses, gradient = plain.cross_entropy_fwd_bwd(logits.detach(), targets, *options)
+            options = IGNORED, 0.0, 0.0, 0.0, "none", torch.float32, False
+            losses, gradient, _ = plain.cross_entropy_fwd_bwd(logits.detach(), targets, *options)
         assert losses.isnan().tolist() == [False, True, False]
         assert gradient.isnan().all(1).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("shape", [(3, 11, 4), (2, 7, 3, 2), (0, 5, 2), (2, 1, 3)])
+def test_logits_of_more_dimensions_are_those_of_pytorch(shape, reduction):
+    """PyTorch's layout [N, V, d1, ...], and the same with the classes last."""
+    n, v, *others = shape
+    theirs = randn(*shape).requires_grad_()
+    ours = theirs.detach().clone().requires_grad_()
+    targets = classes(n * torch.Size(others).numel(), v, ignored=False).view(n, *others)
+    wanted = F.cross_entropy(theirs, targets, reduction=reduction)
+    last = ours.movedim(1, -1)
+    for loss in (
+        cross_entropy(ours, targets, dim=1, reduction=reduction),
+        cross_entropy(last, targets, dim=-1, reduction=reduction),
+        cross_entropy(last.contiguous(), targets, dim=last.dim() - 1, reduction=reduction),
+    ):
+        torch.testing.assert_close(loss, wanted, equal_nan=True)
+        seed = randn(*loss.shape, seed=5)
+        (found,) = torch.autograd.grad(loss, ours, seed)
+        (expected,) = torch.autograd.grad(wanted, theirs, seed, retain_graph=True)
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_single_row_has_a_target_without_dimensions():
+    logits, target = randn(9), torch.tensor(4, device=DEVICE)
+    for reduction in shared.REDUCTIONS:
+        loss = cross_entropy(logits, target, reduction=reduction)
+        torch.testing.assert_close(loss, F.cross_entropy(logits, target, reduction=reduction))
+
+
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+def test_factors_of_more_dimensions_are_rows(reduction):
+    x, weight = randn(2, 3, 8).requires_grad_(), randn(40, 8, seed=2).requires_grad_()
+    targets = classes(6, 40).view(2, 3)
+    loss = linear_cross_entropy(x, weight, targets, reduction=reduction)
+    logits = (x @ weight.T).movedim(-1, 1)
+    wanted = F.cross_entropy(logits, targets, reduction=reduction)
+    torch.testing.assert_close(loss, wanted)
+    seed = randn(*loss.shape, seed=5)
+    for found, expected in zip(
+        *(torch.autograd.grad(y, (x, weight), seed) for y in (loss, wanted)), strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_losses_of_rows_have_gradients_chunk_by_chunk(monkeypatch):
+    for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
+        monkeypatch.setattr(linear, name, value)
+    tensors = [randn(11, 5), randn(30, 5, seed=2), randn(30, seed=3)]
+    both = linear_cross_entropy, linear_cross_entropy_reference
+    chosen = {"label_smoothing": 0.1, "z_loss": 0.1, "softcap": 3.0}
+    agree(*both, tensors, classes(11, 30), reduction="none", **chosen)
+    x, weight = randn(5, 8), randn(40, 8).requires_grad_()
+    losses = linear_cross_entropy(x, weight, classes(5, 40), reduction="none")
+    (found,) = torch.autograd.grad(losses.sum(), weight)
+    (expected,) = torch.autograd.grad(
+        linear_cross_entropy(x, weight, classes(5, 40), reduction="sum"), weight
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_softcap_bounds_logits_that_are_far_or_infinite():
+    row = [3e38, -3e38, float("inf"), -float("inf"), 1.0, 0.0, -0.0]
+    logits = torch.tensor([row], device=DEVICE)
+    targets = torch.tensor([2], device=DEVICE)
+    exact = logits.double().requires_grad_()
+    ours = logits.clone().requires_grad_()
+    loss = cross_entropy(ours, targets, softcap=30.0)
+    wanted = F.cross_entropy(30 * torch.tanh(exact / 30), targets)
+    torch.testing.assert_close(loss.double(), wanted)
+    (found,) = torch.autograd.grad(loss, ours)
+    (expected,) = torch.autograd.grad(wanted, exact)
+    assert not found[0, :4].any()
+    torch.testing.assert_close(found.double(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+def test_the_z_loss_comes_by_itself_and_has_no_gradient(reduction, dtype):
+    m, v, h = 7, 50, 12
+    targets = classes(m, v)
+    x, weight = randn(m, h, dtype=dtype), randn(v, h, dtype=dtype, seed=2)
+    logits = randn(m, v, dtype=dtype)
+    chosen = {"z_loss": 0.3, "softcap": 5.0, "reduction": reduction}
+    kept = targets != IGNORED
+    for function, factors, rows in (
+        (cross_entropy, (logits,), logits.double()),
+        (linear_cross_entropy, (x, weight), x.double() @ weight.double().T),
+    ):
+        exact = 0.3 * torch.logsumexp(5 * torch.tanh(rows / 5), -1) ** 2 * kept
+        exact = {"none": exact, "sum": exact.sum(), "mean": exact.sum() / kept.sum()}[reduction]
+        for wanted in (False, True):
+            leaves = [t.clone().requires_grad_(wanted) for t in factors]
+            plain_loss = function(*leaves, targets, **chosen)
+            loss, penalty = function(*leaves, targets, return_z_loss=True, **chosen)
+            assert torch.equal(loss, plain_loss) and loss.requires_grad == wanted
+            assert penalty.dtype == loss.dtype and not penalty.requires_grad
+            close(penalty, exact, BOUND[dtype])
+            if wanted:
+                seed = randn(*loss.shape, dtype=loss.dtype, seed=5)
+                both = (torch.autograd.grad(y, leaves, seed) for y in (loss, plain_loss))
+                assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+def test_a_float32_loss_keeps_the_digits_that_16_bits_lose(reduction, dtype):
+    m, v, h = 9, 50, 12
+    targets, logits = classes(m, v), randn(m, v, dtype=dtype)
+    wide = {"reduction": reduction, "loss_dtype": torch.float32}
+    leaf = logits.clone().requires_grad_()
+    exact = F.cross_entropy(logits.double(), targets, reduction=reduction)
+    for each in (logits, leaf):
+        loss = cross_entropy(each, targets, **wide)
+        assert loss.dtype == torch.float32
+        close(loss, exact, 1e-6)
+    seed = torch.ones_like(loss)
+    (found,) = torch.autograd.grad(loss, leaf, seed)
+    narrow = cross_entropy(leaf, targets, reduction=reduction)
+    assert narrow.dtype == dtype and found.dtype == dtype
+    assert torch.equal(found, torch.autograd.grad(narrow, leaf, seed.to(dtype))[0])
+    x, weight = (randn(n, h, dtype=dtype, seed=n).requires_grad_() for n in (m, v))
+    loss = linear_cross_entropy(x, weight, targets, **wide)
+    assert loss.dtype == torch.float32
+    found = torch.autograd.grad(loss, (x, weight), torch.ones_like(loss))
+    assert [grad.dtype for grad in found] == [dtype, dtype]
+
+
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("narrow", [True, False])
+def test_under_autocast_a_float32_weight_has_its_gradient_in_float32(reduction, narrow):
+    m, h, v, half = 40, 16, 30, torch.float16
+    targets = classes(m, v)
+    x = randn(m, h, dtype=half if narrow else torch.float32).requires_grad_()
+    weight, bias = randn(v, h, seed=2).requires_grad_(), randn(v, seed=3).requires_grad_()
+    leaves = x, weight, bias
+    exact = [leaf.detach().to(half).double().requires_grad_() for leaf in leaves]
+    truth = F.cross_entropy(exact[0] @ exact[1].T + exact[2], targets, reduction=reduction)
+    with torch.autocast(DEVICE, dtype=half):
+        loss = linear_cross_entropy(x, weight, targets, bias, reduction=reduction)
+        theirs = F.cross_entropy(F.linear(*leaves), targets, reduction=reduction)
+        assert cross_entropy(randn(3, 4, dtype=half), classes(3, 4)).dtype == torch.float32
+    # PyTorch's loss is float32 under autocast too.
+    assert loss.dtype == theirs.dtype == torch.float32
+    close(loss, truth, 4e-3)
+    seed = torch.ones_like(loss)
+    found = torch.autograd.grad(loss, leaves, seed)
+    wanted = torch.autograd.grad(truth, exact, seed.double())
+    for leaf, grad, expected in zip(leaves, found, wanted, strict=True):
+        assert grad.dtype == leaf.dtype
+        close(grad, expected, 4e-3)
+    # No entry was rounded to 16 bits on its way.
+    assert not torch.equal(found[1], found[1].half().float())
+    with pytest.raises(TypeError, match=r"weight: torch.float32, expected torch.float16"):
+        linear_cross_entropy(x.half(), weight, targets)
+
+
 REFUSED = [
-    ({"logits": randn(2, 3, 4)}, ValueError, r"logits: shape \(2, 3, 4\), expected two"),
+    ({"logits": randn(2, 3, 4)}, ValueError, r"logits: shape \(2, 3, 4\) .*expected one or two"),
+    ({"softcap": 0.0}, ValueError, "softcap: 0.0, expected a positive number"),
+    ({"softcap": float("inf")}, ValueError, "softcap: inf, expected a positive number"),
+    ({"loss_dtype": torch.float16}, TypeError, "loss_dtype: torch.float16, expected torch.float32"),
+    ({"dim": 2}, ValueError, "dim: 2, expected 1 or less"),
+    ({"dim": 0}, ValueError, r"targets: shape \(2,\), expected \(4,\)"),
     ({"logits": randn(2, 0)}, ValueError, "logits: 0 classes, expected at least one"),
     ({"logits": classes(2, 4)[:, None]}, TypeError, "logits: torch.int64, expected float32"),
     ({"targets": randn(2)}, TypeError, "targets: torch.float32, expected int64 or int32"),
@@ -442,13 +625,13 @@ def test_bad_arguments_are_named(wrong, error, words):
 
 
 REFUSED_BY_LINEAR = [
-    ({"x": randn(2, 3, 4)}, ValueError, r"x: shape \(2, 3, 4\), expected two"),
+    ({"x": randn(2, 3, 4)}, ValueError, r"targets: shape \(2,\), expected \(2, 3\)"),
     ({"weight": randn(5, 3)}, ValueError, r"weight: shape \(5, 3\), expected \(V, 4\)"),
     ({"weight": randn(5, 4, dtype=torch.float16)}, TypeError, "weight: torch.float16, expected"),
     ({"bias": randn(4)}, ValueError, r"bias: shape \(4,\), expected \(5,\)"),
     ({"bias": randn(5, dtype=torch.float16)}, TypeError, "bias: torch.float16, expected"),
     ({"weight": torch.empty(5, 4, device="meta")}, ValueError, "weight: on meta, expected"),
-    ({"reduction": "none"}, ValueError, "reduction: 'none', expected one of"),
+    ({"reduction": "all"}, ValueError, "reduction: 'all', expected one of"),
 ]
 
 

@@ -137,6 +137,7 @@ def test_counters_are_zeros_of_the_host_whatever_the_default_device_is(counters,
     assert slot.device == CPU and slot.tolist() == [0]
     with torch.device("meta"):
         assert _arrivals._allocate(CPU).tolist() == [0]
+        assert _arrivals._allocate(CPU, 3).tolist() == [0, 0, 0]
 
 
 def test_a_stream_has_a_counter_for_good_and_a_captured_launch_one_of_its_own(

@@ -1,6 +1,7 @@
 """Check layer norm and RMS norm: both passes, with and without a residual, and their refusals."""
 
 import contextlib
+import functools
 import math
 
 import pytest
@@ -51,11 +52,16 @@ def tensors(name, shape, dtype, fused):
     return {key: tensor.requires_grad_() for key, tensor in made.items()}
 
 
-def results(function, given, eps=1e-5):
-    """Return outputs and gradients of a norm; the gradients of the outputs are always the same."""
+def results(function, given, eps=1e-5, dtypes=None):
+    """Return outputs and gradients of a norm; the gradients of the outputs are always the same.
+
+    dtypes: what they are rounded to, by default the dtypes of the outputs.
+    """
     outputs = function(**given, eps=eps)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    seeds = [randn(*y.shape, seed=5 + i).to(y.dtype) for i, y in enumerate(outputs)]
+    dtypes = [y.dtype for y in outputs] if dtypes is None else dtypes
+    seeds = [randn(*y.shape, seed=5 + i) for i, y in enumerate(outputs)]
+    seeds = [s.to(d).to(y.dtype) for s, d, y in zip(seeds, dtypes, outputs, strict=True)]
     return [*outputs, *torch.autograd.grad(outputs, list(given.values()), seeds)]
 
 
@@ -169,11 +175,11 @@ def test_long_rows_move_as_many_bytes_as_powers_of_two(name, itemsize):
     longest = 524288 // itemsize
     for n in (*range(32769, longest, 61), *(2**k + d for k in range(15, 18) for d in (-1, 1))):
         below, above = 1 << (n.bit_length() - 1), 1 << (n - 1).bit_length()
-        for direction in (0, 1):
-            each = bytes_moved(name, n, itemsize)[direction] / n
+        for pass_ in (0, 1):
+            each = bytes_moved(name, n, itemsize)[pass_] / n
             for power in (below, above):
                 if power <= longest:
-                    assert each <= 1.1 * bytes_moved(name, power, itemsize)[direction] / power, n
+                    assert each <= 1.1 * bytes_moved(name, power, itemsize)[pass_] / power, n
 
 
 @both
@@ -232,6 +238,89 @@ def test_a_norm_without_vectors_has_no_gradient_for_them(name, absent):
     NORMS[name][0](**given, eps=1e-5).sum().backward()
     for key, tensor in given.items():
         assert tensor is None or tensor.grad is not None, key
+
+
+def agree_in_their_dtypes(name, given, **options):
+    """Assert that outputs and gradients have their own dtypes and lie within the bound of them."""
+    exact = {key: tensor.detach().double().requires_grad_() for key, tensor in given.items()}
+    function, reference = (functools.partial(f, **options) for f in NORMS[name])
+    dtypes = [given["x"].dtype, *([given["residual"].dtype] if "residual" in given else [])]
+    dtypes += [tensor.dtype for tensor in given.values()]
+    found = results(function, given)
+    expected = results(reference, exact, dtypes=dtypes[: len(found) - len(given)])
+    for ours, truth, dtype in zip(found, expected, dtypes, strict=True):
+        assert ours.dtype == dtype and ours.shape == truth.shape
+        size = max(truth.abs().max().item(), 1e-2)
+        assert (ours.double() - truth).abs().max().item() <= BOUND[dtype] * size
+    return found
+
+
+# Rows that a program keeps, and rows that the kernels of two reads take.
+@pytest.mark.parametrize("n", [16, 200, 1500])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_factor_of_gemma_is_one_more_than_the_weight(n, dtype, fused, monkeypatch):
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
+    given = tensors("rms_norm", (3, n), dtype, fused)
+    with forward("rms_norm", 2, 256) if n == 1500 else contextlib.nullcontext():
+        agree_in_their_dtypes("rms_norm", given, add_unit_offset=True)
+
+
+def test_the_offset_is_added_in_float32():
+    # In float16 one and this weight would be one.
+    weight = torch.full((64,), 2.0**-12, dtype=torch.float16, device=DEVICE)
+    x = randn(3, 64)
+    y, plain = rms_norm(x, weight, add_unit_offset=True), rms_norm(x)
+    torch.testing.assert_close(y, plain * (1 + 2.0**-12), rtol=1e-6, atol=0)
+
+
+@both
+@pytest.mark.parametrize("n", [16, 200, 1500])
+def test_a_wide_residual_keeps_its_digits(name, n, monkeypatch):
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
+    given = tensors(name, (3, n), torch.float16, False)
+    given["residual"] = randn(3, n, seed=4).mul(300).requires_grad_()
+    with forward(name, 2, 256) if n == 1500 else contextlib.nullcontext():
+        _, total, dx, *_, dr = agree_in_their_dtypes(name, given)
+    assert torch.equal(total, given["x"].float() + given["residual"])
+    # Both gradients are one number, which is rounded once for x.
+    assert torch.equal(dx, dr.half())
+
+
+@both
+@pytest.mark.parametrize("n", [12288, 33024])
+def test_a_wide_residual_of_rows_that_several_programs_hold(name, n):
+    given = tensors(name, (2, n), torch.float16, False)
+    given["residual"] = randn(2, n, seed=4).requires_grad_()
+    with interleaved(Schedule("in turn")) as runs:
+        agree_in_their_dtypes(name, given)
+    if DEVICE == "cpu":
+        assert "_norm_backward_split_kernel" in [run.kernel for run in runs]
+        assert ("_norm_forward_split_kernel" in [run.kernel for run in runs]) == (n > 32768)
+
+
+@both
+def test_the_tile_of_a_wide_residual_is_that_of_the_sum(name, monkeypatch):
+    asked, family = [], FAMILIES[name]
+    rule = family.FORWARD.rule
+
+    def noting(n, itemsize, residual):
+        asked.append(itemsize)
+        return rule(n, itemsize, residual)
+
+    monkeypatch.setattr(family, "FORWARD", family.FORWARD._replace(rule=noting))
+    x = randn(2, 24, dtype=torch.float16)
+    NORMS[name][0](x, residual=x)
+    NORMS[name][0](x, residual=x.float())
+    assert asked == [2, 4]
+
+
+@both
+def test_a_wide_residual_of_no_rows(name):
+    given = tensors(name, (0, 24), torch.float16, False)
+    given["residual"] = randn(0, 24).requires_grad_()
+    dtypes = [tensor.dtype for tensor in results(NORMS[name][0], given)]
+    assert dtypes[:2] == [torch.float16, torch.float32] and dtypes[-1] == torch.float32
 
 
 @both
@@ -403,6 +492,18 @@ REFUSALS = {
         TypeError,
         "residual: torch.float16",
         lambda: rms_norm(randn(2, 8), vector(8), residual=randn(2, 8, dtype=torch.float16)),
+    ),
+    "a residual narrower than x": (
+        TypeError,
+        "residual: torch.bfloat16",
+        lambda: rms_norm(
+            randn(2, 8, dtype=torch.float16), residual=randn(2, 8, dtype=torch.bfloat16)
+        ),
+    ),
+    "an offset without a weight": (
+        ValueError,
+        "add_unit_offset: True",
+        lambda: rms_norm(randn(2, 8), add_unit_offset=True),
     ),
     "a weight elsewhere": (
         ValueError,

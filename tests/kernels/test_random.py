@@ -193,6 +193,6 @@ def test_a_seed_of_another_dtype_is_refused():
 
 def test_the_harness_draws_other_seeds_in_other_runs():
     op, _ = registry.op("randint")
-    a_case = next(each for each in op.edge if each["N"] > 1000)
-    assert op.arguments(a_case)["size"] == (a_case["N"],)
+    case = next(each for each in op.edge if each["N"] > 1000)
+    assert op.arguments(case)["size"] == (case["N"],)
     assert op.judged(ours=True) == "oracle" and op.judged(ours=False) == "properties"

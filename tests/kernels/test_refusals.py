@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -23,8 +24,13 @@ WRONG = {
     int | torch.Tensor | None: (TypeError, (True, False, 1.5, "x", [3])),
     int | tuple[int, int] | None: (TypeError, (True, 1.5, "x", (1.5, 1), (2, None), NUMBER)),
     int | tuple[int, ...]: (TypeError, (None, True, 1.5, "x", (1.5,), (2, None), NUMBER)),
+    torch.Tensor | Sequence[torch.Tensor]: (TypeError, (None, 3.0, [1.0, 2.0], "x")),
+    torch.Tensor | Sequence[torch.Tensor] | None: (TypeError, (3.0, [1.0, 2.0], "x")),
+    float | torch.Tensor: (TypeError, (None, True, [1.0], "x", 1j)),
     str: (TypeError, (None, 3, ["mean"])),
     torch.dtype: (TypeError, (None, "int64", torch.int16, int)),
+    torch.dtype | None: (TypeError, ("float32", torch.float64, float)),
+    torch.dtype | None: (TypeError, ("int64", torch.int16, int)),
     # PyTorch itself refuses what is no device, in its own words.
     torch.device | str | None: (TypeError, ()),
 }
@@ -68,11 +74,14 @@ def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
 @pytest.mark.parametrize(
     ("op", "options"),
     [
+        ("adamw", 6),
         ("attention", 7),
-        ("rotary", 1),
+        ("rotary", 2),
         ("bucketize", 2),
-        ("cross_entropy", 4),
-        ("linear_cross_entropy", 4),
+        ("cross_entropy", 8),
+        ("embedding", 1),
+        ("linear_cross_entropy", 7),
+        ("linear", 4),
     ],
 )
 def test_options_that_others_order_otherwise_are_given_by_name(op, options):

@@ -37,7 +37,7 @@ def agrees(q, k, cos, sin, interleaved):
     given = [t.detach().requires_grad_() for t in (q, k)]
     exact = [t.detach().double().requires_grad_() for t in (q, k)]
     outs = rotary(*given, cos, sin, interleaved=interleaved)
-    truth = rotary_reference(*exact, cos.double(), sin.double(), interleaved)
+    truth = rotary_reference(*exact, cos.double(), sin.double(), interleaved=interleaved)
     seeds = [randn(*out.shape, dtype=out.dtype, seed=7 + i) for i, out in enumerate(outs)]
     grads = torch.autograd.grad(outs, given, seeds)
     exact_grads = torch.autograd.grad(truth, exact, [seed.double() for seed in seeds])
@@ -144,8 +144,139 @@ def test_the_reference_is_differentiable_and_right(interleaved):
     q, k = (randn(2, 2, h, 6, seed=h).double().requires_grad_() for h in (3, 1))
     cos, sin = (x.double() for x in angles(2, 2))
     assert torch.autograd.gradcheck(
-        lambda q, k: rotary_reference(q, k, cos, sin, interleaved), (q, k)
+        lambda q, k: rotary_reference(q, k, cos, sin, interleaved=interleaved), (q, k)
     )
+
+
+def test_one_tensor_alone_is_rotated_as_beside_another():
+    q, k = randn(2, 3, 5, 24), randn(2, 3, 2, 24, seed=1)
+    cos, sin = angles(3, 8)
+    both = rotary(q, k, cos, sin)
+    for x, expected in zip((q, k), both, strict=True):
+        leaf = x.clone().requires_grad_()
+        alone = rotary(leaf, None, cos, sin)
+        assert torch.equal(alone, expected)
+        (grad,) = torch.autograd.grad(alone, leaf, expected)
+        assert torch.allclose(grad, x, atol=1e-6)
+
+
+def per_token(b, s, rows, r):
+    """Positions [B, S], a table of `rows`, and its rows of each token: [B, S, R]."""
+    generator = torch.Generator().manual_seed(3)
+    positions = torch.randint(0, rows, (b, s), generator=generator).to(DEVICE)
+    cos, sin = angles(rows, r)
+    return positions, (cos, sin), (cos[positions], sin[positions])
+
+
+@pairings
+@pytest.mark.parametrize("index", [torch.int64, torch.int32])
+def test_positions_choose_rows_of_the_tables(interleaved, index):
+    q, k = (randn(2, 5, h, 40, seed=h).requires_grad_() for h in (3, 1))
+    positions, table, rows = per_token(2, 5, 60, 13)
+    chosen = rotary(q, k, *table, positions.to(index), interleaved=interleaved)
+    whole = rotary(q, k, *rows, interleaved=interleaved)
+    exact = [x.double() for x in (q, k, *rows)]
+    truth = rotary_reference(*exact, interleaved=interleaved)
+    seeds = [randn(*out.shape, seed=9 + i) for i, out in enumerate(whole)]
+    for found in (chosen, whole):
+        for ours, exact in zip(found, truth, strict=True):
+            assert (ours - exact).abs().max() <= 1e-6 * exact.abs().max()
+        grads = torch.autograd.grad(found, (q, k), seeds)
+        wanted = torch.autograd.grad(truth, (q, k), [x.double() for x in seeds], retain_graph=True)
+        for ours, theirs in zip(grads, wanted, strict=True):
+            assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()
+
+
+def test_positions_of_all_sequences_are_one_row():
+    q = randn(2, 4, 2, 16)
+    cos, sin = angles(9, 8)
+    places = torch.tensor([8, 0, 3, 3], device=DEVICE)
+    one = rotary(q, None, cos, sin, places)
+    assert torch.equal(one, rotary(q, None, cos, sin, places.expand(2, 4)))
+    assert torch.equal(one, rotary(q, None, cos[places], sin[places]))
+
+
+def test_a_position_out_of_range_is_named_or_its_token_is_nan(monkeypatch):
+    q, (cos, sin) = randn(1, 3, 2, 20), angles(4, 8)
+    for outside in (4, -1, 1 << 40):
+        positions = torch.tensor([1, outside, 3], device=DEVICE)
+        if DEVICE == "cpu":
+            with pytest.raises(ValueError, match=f"positions: {outside}, expected 0 to 3"):
+                rotary(q, None, cos, sin, positions)
+        # On a GPU positions are not checked.
+        with monkeypatch.context() as patch:
+            patch.setattr(family, "_check_positions", lambda *arguments: None)
+            out = rotary(q, None, cos, sin, positions)
+        assert out[0, 1, :, :16].isnan().all() and torch.equal(out[..., 16:], q[..., 16:])
+        assert out[0, [0, 2]].isfinite().all()
+
+
+@pairings
+@pytest.mark.parametrize("alone", [False, True])
+def test_in_place_the_given_tensors_are_rotated(interleaved, alone):
+    # Entries beyond the rotated ones, and what lies between heads, stay as they are.
+    storage = randn(2, 3, 7, 26)
+    before = storage.clone()
+    q, k = storage[:, :, :4, :22], None if alone else storage[:, :, 4:6, :22]
+    cos, sin = angles(3, 9)
+    expected = rotary(q, k, cos, sin, interleaved=interleaved)
+    address, version = q.data_ptr(), q._version
+    found = rotary(q, k, cos, sin, interleaved=interleaved, inplace=True)
+    assert (found if alone else found[0]) is q and q.data_ptr() == address
+    assert q._version > version
+    for ours, theirs in zip((q, k)[: 2 - alone], (expected,) if alone else expected, strict=True):
+        assert torch.equal(ours, theirs)
+    last = 4 if alone else 6
+    assert torch.equal(storage[:, :, last:], before[:, :, last:])
+    assert torch.equal(storage[..., 22:], before[..., 22:])
+
+
+@pairings
+@pytest.mark.parametrize("views", [False, True])
+def test_in_place_gradients_are_those_of_new_tensors(interleaved, views):
+    """As in a model: q and k are parts of one projection, or tensors of their own."""
+    leaf = randn(2, 3, 6, 20).requires_grad_()
+    cos, sin = angles(3, 7)
+
+    def parts(x):
+        if views:
+            return x[:, :, :4], x[:, :, 4:]
+        return x[:, :, :4].clone(), x[:, :, 4:].clone()
+
+    both = []
+    for inplace in (True, False):
+        q, k = parts(leaf * 2)
+        outs = rotary(q, k, cos, sin, interleaved=interleaved, inplace=inplace)
+        both.append(torch.autograd.grad(sum((out**3).sum() for out in outs), leaf)[0])
+    torch.testing.assert_close(*both)
+    # Only one of the two takes part in a backward pass.
+    q, k = (leaf * 2)[:, :, :4], randn(2, 3, 2, 20)
+    outs = rotary(q, k, cos, sin, inplace=True)
+    assert [x.requires_grad for x in outs] == [True, False]
+
+
+def test_in_place_autograd_notices_a_saved_tensor_that_was_overwritten():
+    for leaf in (randn(1, 2, 2, 8).requires_grad_(), randn(1, 2, 2, 8)):
+        factor = randn(1, 2, 2, 8).requires_grad_()
+        q = leaf * 1
+        product = q * factor
+        rotary(q, None, *angles(2, 4), inplace=True)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[:, :, :1]])
+def test_in_place_a_leaf_that_wants_a_gradient_is_refused_unchanged(view):
+    leaf = randn(1, 2, 2, 8).requires_grad_()
+    before = leaf.detach().clone()
+    with pytest.raises(ValueError, match=r"q: a leaf that requires a gradient.*expected"):
+        rotary(view(leaf), None, *angles(2, 4), inplace=True)
+    with pytest.raises(ValueError, match=r"k: a leaf that requires a gradient.*expected"):
+        rotary(randn(1, 2, 2, 8), view(leaf), *angles(2, 4), inplace=True)
+    assert torch.equal(leaf.detach(), before)
+    with torch.no_grad():
+        rotary(view(leaf), None, *angles(2, 4), inplace=True)
+    assert not torch.equal(leaf.detach(), before)
 
 
 def test_a_key_has_a_few_candidates_and_the_rule_is_one():
@@ -168,6 +299,13 @@ REFUSALS = {
     "sin: shape .*as cos has": lambda: rotary(Q, K, COS, SIN[:, :5]),
     "sin: shape": lambda: rotary(Q, K, COS, SIN[0]),
     "cos: requires a gradient": lambda: rotary(Q, K, COS.clone().requires_grad_(), SIN),
+    "cos: shape .*B?.*2, 3, R": lambda: rotary(Q, K, COS.expand(3, 3, 8), SIN),
+    "cos: shape .*L, R": lambda: rotary(Q, K, COS[None], SIN[None], torch.arange(3)),
+    "positions: torch.float32, expected": lambda: rotary(Q, K, COS, SIN, COS[:, 0]),
+    "positions: shape .*expected .*2, 3": lambda: rotary(Q, K, COS, SIN, torch.arange(2)),
+    "positions: of tables": lambda: rotary(Q, K, COS[:0], SIN[:0], torch.arange(3)),
+    "q: strides .*expected 1 last": lambda: rotary(Q.mT.contiguous().mT, K, COS, SIN, inplace=True),
+    "k: strides .*no 0": lambda: rotary(Q, K[:1].expand(2, 3, 2, 16), COS, SIN, inplace=True),
     "q: torch.float64, expected": lambda: rotary(Q.double(), K.double(), COS, SIN),
     "cos: torch.int64, expected": lambda: rotary(Q, K, COS.long(), SIN),
 }
@@ -176,6 +314,6 @@ REFUSALS = {
 @pytest.mark.parametrize("message", REFUSALS)
 def test_bad_arguments_are_refused(message):
     with pytest.raises(
-        TypeError if re.search("64, expected|float16", message) else ValueError, match=message
+        TypeError if re.search("(64|32), expected|float16", message) else ValueError, match=message
     ):
         REFUSALS[message]()

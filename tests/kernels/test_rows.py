@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpretedFunction
 
-from kernels._triton.row_access import most_whole, split
+from kernels._triton.row_access import max_body, needs_peeling
 from kernels.cross_entropy import cross_entropy
 from kernels.softmax import softmax
 from kernels.softmax_details import short_rows as _softmax_short
@@ -24,7 +24,7 @@ KERNELS = """
 import triton
 import triton.language as tl
 
-from kernels._triton.row_access import edges, inner, whole
+from kernels._triton.row_access import body_ptr, peeled_columns, vector_body
 
 
 @triton.jit
@@ -32,14 +32,14 @@ def one_row(x_ptr, y_ptr, stride_x, stride_y, M, N, ROWS: tl.constexpr, BLOCK_N:
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_x
     y_ptr += row * stride_y
-    lead, width = whole(x_ptr, N)
-    places, there = edges(lead, width, N, x_ptr.dtype)
-    edge = tl.load(x_ptr + places, mask=there)
-    tl.store(y_ptr + places, edge, mask=there)
+    lead, width = vector_body(x_ptr, N)
+    peel_cols, peel_mask = peeled_columns(lead, width, N, x_ptr.dtype)
+    peel = tl.load(x_ptr + peel_cols, mask=peel_mask)
+    tl.store(y_ptr + peel_cols, peel, mask=peel_mask)
     for start in range(0, width, BLOCK_N):
         columns = start + tl.arange(0, BLOCK_N)
-        x = tl.load(inner(x_ptr, lead) + columns, mask=columns < width)
-        tl.store(inner(y_ptr, lead) + columns, x, mask=columns < width)
+        x = tl.load(body_ptr(x_ptr, lead) + columns, mask=columns < width)
+        tl.store(body_ptr(y_ptr, lead) + columns, x, mask=columns < width)
 
 
 @triton.jit
@@ -47,14 +47,14 @@ def some_rows(x_ptr, y_ptr, stride_x, stride_y, M, N, ROWS: tl.constexpr, BLOCK_
     rows = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     x_row = x_ptr + rows * stride_x
     y_row = y_ptr + rows * stride_y
-    lead, width = whole(x_row, N)
-    places, there = edges(lead, width, N, x_row.dtype)
-    edge = tl.load(x_row + places, mask=there & (rows < M))
-    tl.store(y_row + places, edge, mask=there & (rows < M))
+    lead, width = vector_body(x_row, N)
+    peel_cols, peel_mask = peeled_columns(lead, width, N, x_row.dtype)
+    peel = tl.load(x_row + peel_cols, mask=peel_mask & (rows < M))
+    tl.store(y_row + peel_cols, peel, mask=peel_mask & (rows < M))
     columns = tl.arange(0, BLOCK_N)[None, :]
     inside = (columns < width) & (rows < M)
-    x = tl.load(inner(x_row, lead) + columns, mask=inside)
-    tl.store(inner(y_row, lead) + columns, x, mask=inside)
+    x = tl.load(body_ptr(x_row, lead) + columns, mask=inside)
+    tl.store(body_ptr(y_row, lead) + columns, x, mask=inside)
 """
 # Print the memory accesses of each kernel by width; kernels are compiled in this process.
 COMPILED = """
@@ -86,21 +86,21 @@ LAUNCHED = """
 import json, re, sys
 from harness.build import compiler, recorder
 from harness.project import registry
-from ops._spec import case
+from ops._spec import make_case
 
 found = []
 for name, letter in (("softmax", "N"), ("cross_entropy", "V")):
     op = registry.op(name)[0]
     for width in map(int, sys.argv[1:]):
         for dtype in ("bfloat16", "float16"):
-            for each in recorder.launched(op, case(M=9, **{letter: width}), dtype):
-                if "SPLIT" in each.arguments or "short" in each.name:
+            for each in recorder.launched(op, make_case(M=9, **{letter: width}), dtype):
+                if "PEELED" in each.arguments or "short" in each.name:
                     ptx = compiler.compile(each, "90").asm["ptx"]
                     wide = re.findall(r"(?:ld|st)\\.global\\S*?\\.v[248]\\.b(?:32|64)", ptx)
                     single = re.findall(r"(ld|st)\\.global\\S*?(?<!v\\d)\\.b16", ptx)
                     spilled = compiler.row(each, "90")["spill_stores"]
                     counts = len(wide), single.count("ld"), single.count("st"), spilled
-                    found.append((each.name, width, each.arguments.get("SPLIT", True), *counts))
+                    found.append((each.name, width, each.arguments.get("PEELED", True), *counts))
 print(json.dumps(found))
 """
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -131,7 +131,7 @@ def test_all_of_a_row_is_copied_and_nothing_beside_it(copies, data):
     dtype = data.draw(st.sampled_from(DTYPES))
     # The shortest row is a sector of 32 bytes.
     n = data.draw(st.integers(32 // dtype.itemsize, 100))
-    # Rows that lie alike: their distances and their beginnings differ by whole accesses.
+    # Rows that lie alike: their distances and their beginnings differ by vector accesses.
     access = ACCESS_BYTES // dtype.itemsize
     begin, apart = data.draw(st.integers(0, 9)), n + data.draw(st.integers(0, 9))
     further = [access * data.draw(st.integers(0, 3)) for _ in range(2)]
@@ -158,7 +158,7 @@ def test_whole_accesses_and_few_single_ones(path):
     found = json.loads(done.stdout)
     assert len(found) == 4
     for name, widths in found.items():
-        # An edge takes a load and a store of one element; all other accesses have 16 bytes.
+        # A peeled column takes a load and a store of one element; all other accesses have 16 bytes.
         single = {"b16": 2} if name.endswith("bf16") else {"b32": 2}
         assert widths.pop("v4.b32") >= 2 and widths == single, name
 
@@ -197,14 +197,14 @@ def test_rows_are_split_where_they_lie_alike(n, rows, expected, device):
         storage = torch.empty(size, dtype=x.dtype, device=device)
         return torch.as_strided(storage, x.shape, x.stride(), x.storage_offset())
 
-    assert split(n, *((moved(x), stride) for x, stride in rows)) == expected
+    assert needs_peeling(n, *((moved(x), stride) for x, stride in rows)) == expected
 
 
 def test_a_traced_graph_is_not_asked_for_addresses():
     seen = []
 
     def function(x):
-        seen.append(split(50, (x, 50)))
+        seen.append(needs_peeling(50, (x, 50)))
         return x + 1
 
     x = placed(0, 50)[0]
@@ -218,12 +218,12 @@ def test_a_traced_graph_is_not_asked_for_addresses():
     "n, itemsize, expected", [(50, 2, 48), (50, 4, 48), (51, 4, 48), (7, 2, 0)]
 )
 def test_most_whole(n, itemsize, expected):
-    assert most_whole(n, itemsize) == expected
+    assert max_body(n, itemsize) == expected
 
 
 def within(x, begin, apart):
     """Return x as rows in a storage filled with NaN.
-    begin: whole accesses before the first row. apart: whole accesses between the end of a row and
+    begin: vector accesses before the first row. apart: vector accesses between the end of a row and
     the next row."""
     access, (m, n) = ACCESS_BYTES // x.element_size(), x.shape
     stride = n + apart * access
@@ -242,14 +242,14 @@ def near(ours, exact):
 
 @pytest.fixture
 def splits(monkeypatch):
-    """Record for each launch with long or split rows whether it splits them."""
+    """Record for each launch with long or peeled rows whether it peels them."""
     seen = []
     run = InterpretedFunction.run
 
     def noted(kernel, *args, **arguments):
-        # Kernels of short rows always split them.
-        if "SPLIT" in arguments or kernel.fn.__module__ == _softmax_short.__name__:
-            seen.append(arguments.get("SPLIT", True))
+        # Kernels of short rows always peel them.
+        if "PEELED" in arguments or kernel.fn.__module__ == _softmax_short.__name__:
+            seen.append(arguments.get("PEELED", True))
         return run(kernel, *args, **arguments)
 
     monkeypatch.setattr(InterpretedFunction, "run", noted)
@@ -262,7 +262,7 @@ WIDTHS = (77, 129, 403, 1001, 1016, 4097, 13001, 20011)
 
 @pytest.mark.parametrize("n", WIDTHS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_softmax_of_rows_that_are_split(splits, n, dtype):
+def test_a_softmax_of_peeled_rows(splits, n, dtype):
     x = within(randn(3, n, dtype=dtype), 1, 2).requires_grad_()
     exact = x.detach().double().requires_grad_()
     y, expected = softmax(x, scale=0.7), softmax_reference(exact, 0.7, False, None)
@@ -277,7 +277,7 @@ def test_a_softmax_of_rows_that_are_split(splits, n, dtype):
     "causal, masked, scale", [(True, False, 1), (False, True, 1), (True, True, -1)]
 )
 @pytest.mark.parametrize("n", [131, 13001, 16999])
-def test_a_diagonal_and_a_mask_on_rows_that_are_split(splits, causal, masked, scale, n):
+def test_a_diagonal_and_a_mask_on_peeled_rows(splits, causal, masked, scale, n):
     x = within(randn(9, n, dtype=torch.float16), 0, 3).requires_grad_()
     mask = randn(n, dtype=torch.float16, seed=2) if masked else None
     exact = x.detach().double().requires_grad_()
@@ -292,9 +292,9 @@ def test_a_diagonal_and_a_mask_on_rows_that_are_split(splits, causal, masked, sc
 
 @pytest.mark.parametrize("v", (17, *WIDTHS))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_cross_entropy_of_rows_that_are_split(splits, v, dtype):
+def test_a_cross_entropy_of_peeled_rows(splits, v, dtype):
     logits = within(randn(6, v, dtype=dtype), 2, 1).requires_grad_()
-    # Targets in both edges, in the middle, and ignored.
+    # Targets in the peeled elements of both ends, in the middle, and ignored.
     targets = torch.tensor([0, v - 1, v // 2, -100, 3, v - 4])
     exact = logits.detach().double().requires_grad_()
     for options in ({}, {"label_smoothing": 0.1, "z_loss": 1e-3}):
@@ -333,8 +333,8 @@ def test_kernels_access_rows_of_any_width_in_vectors():
     found = json.loads(done.stdout)
     kernels = {name for name, *_ in found}
     assert len(kernels) >= 9 and {width for _, width, *_ in found} == set(widths)
-    for name, width, parted, wide, loads, stores, spilled in found:
-        assert parted and wide and not spilled, (name, width)
-        # Single accesses: an edge of one or two tensors, of several rows or lanes; a target; a
-        # loss.
+    for name, width, peeled, wide, loads, stores, spilled in found:
+        assert peeled and wide and not spilled, (name, width)
+        # Single accesses: peeled elements of one or two tensors, of several rows or lanes; a
+        # target; a loss.
         assert loads <= 10 and stores <= 4, (name, width, loads, stores)

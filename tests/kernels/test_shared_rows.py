@@ -146,21 +146,21 @@ def plain(monkeypatch):
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("form", ["aligned", "split", "single"])
+@pytest.mark.parametrize("form", ["aligned", "peeled", "single"])
 def test_rows_of_any_width_have_programs_that_hold_all_of_them(plain, itemsize, form):
     """Check each width above one program's, up to 300,000 columns.
-    The forms are whole accesses, split rows, and single accesses, in which a 16-bit element takes a
-    register. On an H200 the programs of each row may wait for each other."""
+    The forms are vector accesses, peeled rows, and single accesses, in which a 16-bit element
+    takes a register. On an H200 the programs of each row may wait for each other."""
     thread = 64 if itemsize == 2 and form == "single" else 128
     access, wide = 16 // itemsize, form != "single"
     for n in range(PAIR_BYTES // itemsize + 1, 300_001, 16 if form == "aligned" else 7):
-        held = _split_rows._held(n, itemsize, 4, wide, form == "split")
+        held = _split_rows._held(n, itemsize, 4, wide, form == "peeled")
         block, columns = held["BLOCK_N"], held["BLOCK_N"] * held["NUM_CHUNKS"]
-        most = n // access * access if form == "split" else n
+        most = n // access * access if form == "peeled" else n
         assert held["NUM_SPLITS"] * (columns - block) < most <= held["NUM_SPLITS"] * columns
         assert columns * itemsize <= 128 * thread and held["NUM_SPLITS"] <= 132
-        assert held["SPLIT"] == (form == "split")
-        assert held["EVEN_N"] == (form != "split" and n == held["NUM_SPLITS"] * columns)
+        assert held["PEELED"] == (form == "peeled")
+        assert held["EVEN_N"] == (form != "peeled" and n == held["NUM_SPLITS"] * columns)
 
 
 @pytest.mark.parametrize("n", [50257, 50264, 128256, 151936, 250002, 262144, 262145, 300_000])
