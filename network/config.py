@@ -9,7 +9,7 @@ Grattafiori et al., "The Llama 3 Herd of Models" (2024), for Llama 3 and its siz
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -229,3 +229,8 @@ def preset(name: str) -> Config:
     if name not in PRESETS:
         raise ValueError(f"preset {name!r}: not known, expected one of {sorted(PRESETS)}")
     return PRESETS[name]
+
+
+def undropped(name: str) -> Config:
+    """Return a preset without dropout, which no two libraries draw alike; errors of `preset`."""
+    return replace(preset(name), dropout=0.0)

@@ -60,6 +60,7 @@ class Context:
     Fields:
         cos, sin: of the angles of the positions, [S, D/2], or None.
         positions: int64 [S]; None without a cache.
+        lengths: int64 [B], the tokens of each sequence with those of this call; in the same way.
         cache: None without one. fresh: it held nothing before.
         seeds: one int64 scalar for each dropout site, or None if nothing is dropped.
     """
@@ -67,6 +68,7 @@ class Context:
     cos: torch.Tensor | None
     sin: torch.Tensor | None
     positions: torch.Tensor | None
+    lengths: torch.Tensor | None
     cache: Cache | None
     fresh: bool
     seeds: tuple[torch.Tensor, ...] | None
@@ -123,7 +125,7 @@ class Layer:
             out = parts.attention(q, k, v, c.dropout if context.seeds else 0.0, seed)
         else:
             keys, values = cache.keys[self.number], cache.values[self.number]
-            out = parts.decode_attention(q, keys, values, context.positions[-1:])
+            out = parts.decode_attention(q, keys, values, context.lengths)
         return out.transpose(1, 2).reshape(b, s, -1)
 
     def _inner(self, h):
@@ -175,13 +177,16 @@ class Transformer(nn.Module):
         if config.tied:
             head.weight = self.roles["tokens"].weight
         self.roles["head"] = head
-        device = head.weight.device
-        for name, angles in zip(("cos", "sin"), self._angles(), strict=True):
-            angles = angles if angles is None else angles.to(device, head.weight.dtype)
-            self.register_buffer(name, angles, persistent=False)
-        start = torch.zeros((), dtype=torch.int64, device=device)
-        self.register_buffer("dropout_seed", start, persistent=False)
+        self.make_buffers()
         self.draw(seed)
+
+    def make_buffers(self) -> None:
+        """Make the angles and the seed anew, in the dtype and on the device of the weights."""
+        for name, angles in zip(("cos", "sin"), self._angles(), strict=True):
+            angles = angles if angles is None else angles.to(self.device, self.dtype)
+            self.register_buffer(name, angles, persistent=False)
+        start = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.register_buffer("dropout_seed", start, persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -193,7 +198,11 @@ class Transformer(nn.Module):
 
     def _angles(self):
         config = self.config
-        return table(config, config.length) if config.family.rotary else (None, None)
+        if not config.family.rotary:
+            return None, None
+        if self.device.type == "meta":
+            return torch.empty(2, config.length, config.head_dim // 2, device="meta")
+        return table(config, config.length)
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:
@@ -223,6 +232,13 @@ class Transformer(nn.Module):
 
         Raises ValueError if there are more tokens than the model or the cache has positions.
         """
+        h, head = self.hidden(ids, cache), self.roles["head"].matrix
+        if targets is None:
+            return self.parts.linear(h, head, None)
+        return self.parts.loss(h.flatten(0, 1), head, targets.flatten())
+
+    def hidden(self, ids: torch.Tensor, cache: Cache | None = None) -> torch.Tensor:
+        """Return what the head is multiplied with: [B, S, C]; with a cache [B, C]."""
         context = self._context(ids, cache)
         embedded = self.parts.embedding(ids, self.roles["tokens"].weight)
         if "positions" in self.roles:
@@ -239,10 +255,7 @@ class Transformer(nn.Module):
             cache.advance(ids.shape[1])
             x, residual = x[:, -1], residual[:, -1]
         h, _ = normed(self.config, self.parts, self.roles["norm"], x, residual)
-        head = self.roles["head"].matrix
-        if targets is None:
-            return self.parts.linear(h, head, None)
-        return self.parts.loss(h.flatten(0, 1), head, targets.flatten())
+        return h
 
     def _context(self, ids, cache):
         config, (b, s) = self.config, ids.shape
@@ -254,9 +267,10 @@ class Transformer(nn.Module):
                 f"ids: {s} tokens after {start}, and the model has {config.length} positions;"
                 " shorten the text"
             )
-        positions, cos, sin = None, self.cos, self.sin
+        positions, lengths, cos, sin = None, None, self.cos, self.sin
         if cache is not None:
             positions = cache.position + torch.arange(s, device=ids.device)
+            lengths = (cache.position + s).expand(b)
         if cos is not None:
             cos, sin = (x[:s] if cache is None else x[positions] for x in (cos, sin))
         seeds = None
@@ -264,4 +278,4 @@ class Transformer(nn.Module):
             sites = 3 * config.layers + 1
             seeds = self.dropout_seed * sites + torch.arange(sites, device=ids.device)
             seeds = seeds.unbind()
-        return Context(cos, sin, positions, cache, start == 0, seeds)
+        return Context(cos, sin, positions, lengths, cache, start == 0, seeds)

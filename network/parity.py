@@ -25,7 +25,7 @@ def losses(
     torch.manual_seed(seed)
     model = stack.build(config, seed=seed, dtype=dtype, device=device)
     model.dropout_seed.fill_(seed << 32)
-    step = TrainStep(model, **settings)
+    step = TrainStep(model, **({"optimizer": stack.optimizer} | settings))
     return [step(*batches[number]).item() for number in range(steps)]
 
 

@@ -27,9 +27,9 @@ class Parts:
             Pairs are halves of a head.
         attention(q [B, H, S, D], k [B, K, S, D], v, dropout, seed) -> [B, H, S, D]
             Causal, scaled by 1 / sqrt(D), any strides. dropout is 0 if seed is None.
-        decode_attention(q [B, H, S, D], k [B, K, L, D], v, last [1]) -> [B, H, S, D]
-            The queries are those of the positions up to `last`, an int64 tensor. Each sees the
-            keys up to its own.
+        decode_attention(q [B, H, S, D], k [B, K, L, D], v, lengths [B]) -> [B, H, S, D]
+            lengths is int64: the keys of each sequence that count, those of the queries among
+            them. The queries are the last ones, and each sees the keys up to its own.
         swiglu(gate [B, S, N], up [B, S, N]) -> [B, S, N]
         gelu(x [B, S, N]) -> [B, S, N]
             In tanh form.

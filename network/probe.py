@@ -99,7 +99,7 @@ def _given(name, config, training, dtype, device):
             q[:, :, :1],
             rand(b, k, CACHED, d),
             rand(b, k, CACHED, d),
-            torch.tensor([s], device=device),
+            torch.full((b,), s, device=device),
         ),
         "swiglu": lambda: (rand(b, s, c), rand(b, s, c)),
         "gelu": lambda: (rand(b, s, c),),

@@ -1,12 +1,14 @@
 """A stack by its name: the parts of its file, and PyTorch's for all that the file has not.
 
 The presence of `network/stacks/<name>.py` is its registration. Such a file has `PARTS`, callables
-by the names of `network.parts.Parts`, and `COMPILE = True` if torch.compile takes the network.
+by the names of `network.parts.Parts`, and `COMPILE = True` if torch.compile takes the network. It
+may have `OPTIMIZER`, which `network.train.TrainStep` takes in place of PyTorch's AdamW.
 """
 
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +21,10 @@ from network.parts import Parts
 from network.probe import reasons
 
 EAGER = "torch_eager"
+# The update of the weights, which a stack may have beside its parts.
+OPTIMIZER = "optimizer"
+# Between a stack and the one part of ours in it: `torch_compile_with_rms_norm`.
+WITH = "_with_"
 
 
 class Unavailable(Exception):
@@ -29,27 +35,32 @@ class Unavailable(Exception):
 class Stack:
     """Parts with a name.
 
-    own: the names of those that are not PyTorch's in eager mode. compiled: torch.compile takes the
-    network.
+    Fields:
+        own: the names of those that are not PyTorch's in eager mode.
+        compiled: torch.compile takes the network.
+        taken: the names that `with_parts_of` has put in, "optimizer" among them.
+        optimizer: what `TrainStep` takes as such; None for PyTorch's AdamW.
     """
 
     name: str
     parts: Parts
     own: tuple[str, ...]
     compiled: bool = False
+    taken: tuple[str, ...] = ()
+    optimizer: Callable | None = None
 
     def with_parts_of(self, other: "Stack", *names: str) -> "Stack":
         """Return this stack with the named parts of another; ValueError if it has none of them.
 
         The result's name says both: `torch_eager+ours.rms_norm`.
         """
+        offered = [*other.own, *([OPTIMIZER] if other.optimizer else [])]
         for name in names:
-            if name not in other.own:
+            if name not in offered:
                 raise ValueError(
-                    f"stack {other.name}: has no {name} of its own, expected one of"
-                    f" {list(other.own)}"
+                    f"stack {other.name}: has no {name} of its own, expected one of {offered}"
                 )
-        taken = {name: getattr(other.parts, name) for name in names}
+        taken = {name: getattr(other.parts, name) for name in names if name != OPTIMIZER}
         if "linear" in taken:
             # A fused part of the former stack must not hide the product that is put in.
             taken.setdefault("linear_gelu", None)
@@ -57,7 +68,9 @@ class Stack:
             self,
             name="+".join([self.name, *(f"{other.name}.{name}" for name in names)]),
             parts=self.parts.with_parts(**taken),
-            own=tuple(sorted({*self.own, *names})),
+            own=tuple(sorted({*self.own, *names} - {OPTIMIZER})),
+            optimizer=other.optimizer if OPTIMIZER in names else self.optimizer,
+            taken=tuple(sorted({*self.taken, *names})),
         )
 
     def require(self, config: Config, training: bool, **where: object) -> None:
@@ -100,7 +113,13 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Stack:
-    """Return a stack; ValueError if no file has its name, Unavailable if its library is absent."""
+    """Return a stack; `torch_eager_with_rms_norm` is one with that part of ours.
+
+    ValueError if no file has its name, Unavailable if its library is absent.
+    """
+    if name not in names() and WITH in name:
+        over, _, part = name.partition(WITH)
+        return one_part(part, over=over)
     if name not in names():
         raise ValueError(f"stack {name!r}: no such file in network/stacks/; there are {names()}")
     try:
@@ -111,7 +130,13 @@ def load(name: str) -> Stack:
     own = {} if name == EAGER else getattr(module, "PARTS", {})
     if unknown := sorted(set(own) - set(part_names.NAMES)):
         raise ValueError(f"network/stacks/{name}.py: PARTS has {unknown}, which no network calls")
-    return Stack(name, Parts(**eager | own), tuple(sorted(own)), getattr(module, "COMPILE", False))
+    return Stack(
+        name,
+        Parts(**eager | own),
+        tuple(sorted(own)),
+        getattr(module, "COMPILE", False),
+        optimizer=getattr(module, "OPTIMIZER", None),
+    )
 
 
 def one_part(part: str, stack: str = "ours", over: str = EAGER) -> Stack:
@@ -127,6 +152,7 @@ def able(stack: Stack, config: Config, training: bool, **where: object) -> Stack
     lacking = stack.lacks(config, training, **where)
     wanted = part_names.used(config, training)
     taken = [name for name in stack.own if name in wanted and name not in lacking]
+    taken += [OPTIMIZER] if training and stack.optimizer else []
     return load(EAGER).with_parts_of(stack, *taken)
 
 
@@ -142,4 +168,6 @@ def ladder(
     for name in part_names.used(config, training):
         if name in stack.own and name not in lacking and getattr(stack.parts, name) is not None:
             rungs.append(rungs[-1].with_parts_of(stack, name))
+    if training and stack.optimizer:
+        rungs.append(rungs[-1].with_parts_of(stack, OPTIMIZER))
     return rungs

@@ -12,16 +12,23 @@ from torch.profiler import record_function
 
 from network.model import Transformer
 
+RATE, DECAY, CLIP = 3e-4, 0.1, 1.0
+BETAS, EPS = (0.9, 0.95), 1e-8
+
 
 def adamw(model: Transformer, rate: float, decay: float) -> torch.optim.Optimizer:
     """Return PyTorch's AdamW over the weights of a model, fused on a GPU."""
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups(model, decay), lr=rate, betas=BETAS, eps=EPS, fused=fused)
+
+
+def groups(model: Transformer, decay: float) -> list[dict[str, object]]:
+    """Return the weights of a model in groups: those that decay, and the others."""
     weights = list(model.parameters())
-    groups = [
+    return [
         {"params": [w for w in weights if w.dim() > 1], "weight_decay": decay},
         {"params": [w for w in weights if w.dim() <= 1], "weight_decay": 0.0},
     ]
-    fused = weights[0].is_cuda
-    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=fused)
 
 
 class TrainStep:
@@ -33,23 +40,27 @@ class TrainStep:
         clip: the most that the norm of all gradients may be.
         check: look at the loss before the backward pass, for which the host waits. A measurement
             leaves it out.
-        optimizer: (model, rate, decay) -> an optimizer.
+        optimizer: (model, rate, decay) -> an optimizer; PyTorch's AdamW if None. One that clips by
+            itself has `clip`, the most that the norm may be, which is set here.
     """
 
     def __init__(
         self,
         model: Transformer,
         *,
-        rate: float = 3e-4,
-        decay: float = 0.1,
-        clip: float = 1.0,
+        rate: float = RATE,
+        decay: float = DECAY,
+        clip: float = CLIP,
         warmup: int = 0,
         check: bool = True,
-        optimizer: Callable = adamw,
+        optimizer: Callable | None = None,
     ):
         self.model, self.rate, self.clip, self.warmup = model, rate, clip, warmup
         self.check, self.number = check, 0
-        self.optimizer = optimizer(model, rate, decay)
+        self.optimizer = (optimizer or adamw)(model, rate, decay)
+        self.clips_itself = hasattr(self.optimizer, "clip")
+        if self.clips_itself:
+            self.optimizer.clip = clip
 
     def __call__(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss before the update, a scalar on the device.
@@ -65,8 +76,9 @@ class TrainStep:
                 " a weight that is not finite"
             )
         loss.backward()
-        with record_function("part.clip"):
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        if not self.clips_itself:
+            with record_function("part.clip"):
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         if self.warmup:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.rate * min(1.0, (self.number + 1) / self.warmup)

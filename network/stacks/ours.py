@@ -1,15 +1,19 @@
-"""The kernels of this project: each part that has one, and PyTorch for embedding and decoding."""
+"""The kernels of this project: each part that has one."""
 
 from kernels.activation import gelu
+from kernels.adamw import AdamW
 from kernels.attention import attention
+from kernels.decode_attention import decode_attention
+from kernels.embedding import embedding
 from kernels.gated import swiglu
 from kernels.layer_norm import layer_norm
+from kernels.linear import linear
 from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.matmul import matmul
 from kernels.random import dropout
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from network.stacks._norms import with_stream
+from network.train import BETAS, EPS, groups
 
 
 def _attention(q, k, v, probability=0.0, seed=None):
@@ -21,23 +25,26 @@ def _gelu(x):
     return gelu(x, "tanh")
 
 
-def _linear(x, weight, bias=None, function="none"):
-    out = matmul(x.reshape(-1, x.shape[-1]), weight.T, bias, function)
-    return out.reshape(*x.shape[:-1], out.shape[-1])
-
-
 def _linear_gelu(x, weight, bias=None):
-    return _linear(x, weight, bias, "gelu_tanh")
+    return linear(x, weight, bias, "gelu_tanh")
 
 
+def _adamw(model, rate, decay):
+    """Clip within the step; moments have the dtype of their weights, as PyTorch's have."""
+    return AdamW(groups(model, decay), lr=rate, betas=BETAS, eps=EPS)
+
+
+OPTIMIZER = _adamw
 PARTS = {
+    "embedding": embedding,
     "rms_norm": with_stream(rms_norm),
     "layer_norm": with_stream(layer_norm),
     "rotary": rotary,
     "attention": _attention,
+    "decode_attention": decode_attention,
     "swiglu": swiglu,
     "gelu": _gelu,
-    "linear": _linear,
+    "linear": linear,
     "dropout": dropout,
     "loss": linear_cross_entropy,
     "linear_gelu": _linear_gelu,

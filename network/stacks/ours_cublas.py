@@ -3,4 +3,5 @@
 from network.stacks import ours
 
 PRODUCTS = ("linear", "linear_gelu")
+OPTIMIZER = ours.OPTIMIZER
 PARTS = {name: part for name, part in ours.PARTS.items() if name not in PRODUCTS}

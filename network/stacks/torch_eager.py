@@ -22,10 +22,10 @@ def attention(q, k, v, dropout=0.0, seed=None):
     )
 
 
-def decode_attention(q, k, v, last):
+def decode_attention(q, k, v, lengths):
     s, length = q.shape[2], k.shape[2]
-    rows = last - (s - 1) + torch.arange(s, device=q.device)
-    seen = torch.arange(length, device=q.device) <= rows[:, None]
+    rows = lengths.view(-1, 1, 1, 1) - s + torch.arange(s, device=q.device)[:, None]
+    seen = torch.arange(length, device=q.device) <= rows  # [B, 1, S, L]
     grouped = q.shape[1] != k.shape[1]
     return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
 

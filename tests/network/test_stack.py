@@ -52,8 +52,8 @@ def test_one_part_is_put_in():
     assert changed == ["rms_norm"]
     assert found.parts.rms_norm is ours.parts.rms_norm
     assert stack.one_part("swiglu", over="torch_compile").compiled
-    with pytest.raises(ValueError, match="stack ours: has no embedding of its own"):
-        stack.one_part("embedding")
+    with pytest.raises(ValueError, match="stack torch_eager: has no embedding of its own"):
+        ours.with_parts_of(eager, "embedding")
     with pytest.raises(ValueError, match=r"parts \['gate'\]: not known"):
         eager.parts.with_parts(gate=None)
 
@@ -179,7 +179,8 @@ def test_a_ladder_puts_in_one_part_more_on_each_rung(kind):
         rungs = stack.ladder(ours, config, training)
         assert rungs[0].own == () and len(rungs) > 4
         for below, above in itertools.pairwise(rungs):
-            assert len(set(above.own) - set(below.own)) == 1
+            assert len(set(above.taken) - set(below.taken)) == 1
+        assert (rungs[-1].optimizer is ours.optimizer) == training
         # A fused product comes after the plain one, which would take it out again.
         assert set(rungs[-1].own) == set(stack.able(ours, config, training).own)
         fused = ours.parts.linear_gelu if "linear_gelu" in rungs[-1].own else None

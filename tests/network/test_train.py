@@ -1,6 +1,7 @@
 """Training: it learns, repeats itself bit by bit, clips, and stops at a loss that is not finite."""
 
 import copy
+import dataclasses
 import math
 
 import pytest
@@ -117,3 +118,56 @@ def test_a_band_wants_three_seeds_and_whole_windows():
     assert len(band.misses([2.1, 2.0])) == len(band.misses([math.nan, 2.0])) == 1
     with pytest.raises(ValueError, match="curve: 1 windows, and the band has 2"):
         band.misses([1.0])
+
+
+class OwnUpdate(torch.optim.SGD):
+    """Clips by itself: halves each gradient, so that its call shows."""
+
+    clip = None
+
+    def __init__(self, model, rate, decay):
+        super().__init__(model.parameters(), lr=rate, weight_decay=decay)
+
+
+def test_a_stack_may_have_an_optimizer_of_its_own(monkeypatch):
+    clipped = []
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *given: clipped.append(given))
+    step = TrainStep(built(plain("tiny")), clip=0.5, optimizer=OwnUpdate)
+    step(*tokens())
+    assert isinstance(step.optimizer, OwnUpdate) and step.optimizer.clip == 0.5 and not clipped
+    TrainStep(built(plain("tiny")))(*tokens())
+    assert len(clipped) == 1
+
+
+def test_an_optimizer_is_put_in_as_a_part_is():
+    eager = stack.load(stack.EAGER)
+    mine = dataclasses.replace(eager, name="mine", own=("swiglu",), optimizer=OwnUpdate)
+    mixed = eager.with_parts_of(mine, "optimizer")
+    assert mixed.optimizer is OwnUpdate and mixed.taken == ("optimizer",) and mixed.own == ()
+    assert mixed.name == "torch_eager+mine.optimizer"
+    config = plain("tiny")
+    assert stack.able(mine, config, training=True).taken == ("optimizer", "swiglu")
+    assert stack.able(mine, config, training=False).optimizer is None
+    names = [rung.name for rung in stack.ladder(mine, config, training=True)]
+    assert names[-1] == "torch_eager+mine.swiglu+mine.optimizer" and len(names) == 3
+    with pytest.raises(ValueError, match=r"torch_eager: has no optimizer of its own, .* \[\]"):
+        mine.with_parts_of(eager, "optimizer")
+    curve = parity.losses(mixed, config, BATCHES, 2)
+    assert curve[1] != parity.losses(eager, config, BATCHES, 2)[1]
+
+
+@kinds
+def test_our_optimizer_gives_the_weights_of_pytorchs(kind):
+    """Three steps with clipping, in which a weight moves by up to 0.03.
+
+    A bias of keys has a gradient of roundings alone, of which AdamW makes steps of some size.
+    """
+    models = []
+    for optimizer in (None, stack.load("ours").optimizer):
+        models.append(built(plain(kind)))
+        step = TrainStep(models[-1], rate=1e-2, clip=0.1, optimizer=optimizer)
+        for number in range(3):
+            step(*BATCHES[number])
+    assert step.clips_itself and step.optimizer.norm.item() > 0.1
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=5e-4)
