@@ -38,6 +38,7 @@ wildcard_constraints:
     family=r"\w+",
     op=r"\w+",
     impl=r"\w+",
+    subject=r"\w+",
 
 
 rule all:

@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.optim.adamw import adamw as adamw_step
 
 LEAKY_SLOPE = 0.01
 
@@ -65,19 +66,45 @@ def softmax(x, scale=1.0, causal=False, mask=None):
 
 def layer_norm(x, weight, bias, eps, residual=None):
     total = x if residual is None else x + residual
-    y = F.layer_norm(total, x.shape[-1:], weight, bias, eps)
+    if total.dtype != x.dtype:
+        weight, bias = (None if v is None else v.float() for v in (weight, bias))
+    y = F.layer_norm(total, x.shape[-1:], weight, bias, eps).to(x.dtype)
     return y if residual is None else (y, total)
 
 
-def rms_norm(x, weight, eps, residual=None):
+def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
     total = x if residual is None else x + residual
-    y = F.rms_norm(total, x.shape[-1:], weight, eps)
+    given = total
+    if weight is not None and (add_unit_offset or total.dtype != x.dtype):
+        given, weight = total.float(), weight.float() + add_unit_offset
+    y = F.rms_norm(given, x.shape[-1:], weight, eps).to(x.dtype)
     return y if residual is None else (y, total)
 
 
-def matmul(a, b, bias=None, activation="none"):
-    """activation(a b + bias), the sum with the bias inside the library's matmul."""
-    return activate(a @ b if bias is None else torch.addmm(bias, a, b), activation)
+def matmul(
+    a, b, bias=None, activation="none", residual=None, up=None, scale=1.0, save_preactivation=False
+):
+    """activation(scale a b + bias) (scale a up) + residual, bias and scale inside the matmul."""
+    pre = _affine(a, b, bias, scale)
+    out, arguments = activate(pre, activation), [pre]
+    if up is not None:
+        arguments.append(_affine(a, up, None, scale))
+        out = out * arguments[-1]
+    if residual is not None:
+        out = out + residual
+    return (out, *arguments) if save_preactivation else out
+
+
+def _affine(a, b, bias, scale):
+    if bias is not None and a.dim() == 2:
+        return torch.addmm(bias, a, b, alpha=scale)
+    out = a @ b if scale == 1 else scale * (a @ b)
+    return out if bias is None else out + bias
+
+
+def linear(x, weight, bias=None, activation="none", up=None):
+    out = activate(F.linear(x, weight, bias), activation)
+    return out if up is None else out * F.linear(x, up)
 
 
 def attention(q, k, v, mask=None, causal=False, window=None):
@@ -118,6 +145,38 @@ def seen_by(q, k, lengths):
     return (torch.arange(s, device=q.device) <= last[..., None])[:, None]
 
 
+def adamw(
+    params, grads, exp_avgs, exp_avg_sqs, step, masters=None, *,
+    lr, beta1, beta2, eps, weight_decay, max_norm=None, fused=False,
+):  # fmt: skip
+    """Clipping and a step of PyTorch's optimizer, in place.
+
+    It has a counter of steps for each tensor, which are made here of the one that is given. With
+    masters it updates these, by gradients in float32, and copies them to the parameters.
+    """
+    given = params, exp_avgs, exp_avg_sqs, *([] if masters is None else [masters])
+    params, grads, exp_avgs, exp_avg_sqs, *copies = (
+        [x] if isinstance(x, torch.Tensor) else list(x)
+        for x in (params, grads, exp_avgs, exp_avg_sqs, *([] if masters is None else [masters]))
+    )
+    if copies:
+        grads = [g.float() for g in grads]
+    norm = None
+    if max_norm is not None:
+        norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+        torch._foreach_mul_(grads, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    steps = list(step.repeat(len(params)).unbind())
+    adamw_step(
+        copies[0] if copies else params, grads, exp_avgs, exp_avg_sqs, [], steps,
+        foreach=not fused, fused=fused, capturable=step.is_cuda, amsgrad=False, maximize=False,
+        beta1=beta1, beta2=beta2, lr=lr, weight_decay=weight_decay, eps=eps,
+    )  # fmt: skip
+    if copies:
+        torch._foreach_copy_(params, copies[0])
+    # PyTorch's norm has the dtype of the gradients.
+    return given if norm is None else (*given, norm.float())
+
+
 def swiglu(gate, up):
     return F.silu(gate) * up
 
@@ -126,10 +185,13 @@ def geglu(gate, up, approximate="tanh"):
     return F.gelu(gate, approximate=approximate) * up
 
 
-def rotary(q, k, cos, sin, interleaved=False):
+def rotary(q, k, cos, sin, positions=None, interleaved=False):
     """Rotary embedding with one angle for each pair, as the common model code computes it."""
-    cos, sin = (_for_both(angle, interleaved)[:, None, :] for angle in (cos, sin))
-    return _rotated(q, cos, sin, interleaved), _rotated(k, cos, sin, interleaved)
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    cos, sin = (_for_both(angle, interleaved)[..., None, :] for angle in (cos, sin))
+    out = tuple(_rotated(x, cos, sin, interleaved) for x in (q, k) if x is not None)
+    return out[0] if k is None else out
 
 
 def _for_both(angle, interleaved):
@@ -149,8 +211,20 @@ def _rotated(x, cos, sin, interleaved):
 
 
 def cross_entropy(
-    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+    logits,
+    targets,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+    softcap=None,
+    loss_dtype=None,
 ):
+    if loss_dtype is not None:
+        # PyTorch's loss has the dtype of its logits, so its user casts them.
+        logits = logits.to(loss_dtype)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     loss = F.cross_entropy(
         logits,
         targets,
@@ -176,10 +250,13 @@ def linear_cross_entropy(
     label_smoothing=0.0,
     z_loss=0.0,
     reduction="mean",
+    softcap=None,
+    loss_dtype=None,
 ):
     """The logits in memory, as a model has them."""
     logits = F.linear(x, weight, bias)
-    return cross_entropy(logits, targets, ignore_index, label_smoothing, z_loss, reduction)
+    options = ignore_index, label_smoothing, z_loss, reduction, softcap, loss_dtype
+    return cross_entropy(logits, targets, *options)
 
 
 def transpose(x):
@@ -195,6 +272,10 @@ def randint(low, high, size, seed, offset=0, dtype=torch.int64):
 def dropout(x, p, seed):
     """PyTorch's generator, with its own seed."""
     return F.dropout(x, p)
+
+
+def embedding(ids, weight, padding_idx=None):
+    return F.embedding(ids, weight, padding_idx=padding_idx)
 
 
 def bucketize(x, boundaries, right=False, out_int32=False):
@@ -213,6 +294,8 @@ def activate(out, activation):
         return F.gelu(out)
     if activation == "gelu_tanh":
         return F.gelu(out, approximate="tanh")
+    if activation == "silu":
+        return F.silu(out)
     if activation == "tanh":
         return torch.tanh(out)
     raise ValueError(f"activation {activation!r} is not offered")

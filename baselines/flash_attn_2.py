@@ -42,14 +42,19 @@ def layer_norm(x, weight, bias, eps, residual=None):
     from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
     fused = residual is not None
+    if weight is None:
+        raise ValueError("a norm without a weight is not offered")
     return layer_norm_fn(x, weight, bias, residual=residual, eps=eps, prenorm=fused)
 
 
-def rms_norm(x, weight, eps, residual=None):
+def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
     from flash_attn.ops.triton.layer_norm import rms_norm_fn
 
     fused = residual is not None
-    return rms_norm_fn(x, weight, None, residual=residual, eps=eps, prenorm=fused)
+    if weight is None:
+        raise ValueError("a norm without a weight is not offered")
+    how = {"zero_centered_weight": True} if add_unit_offset else {}
+    return rms_norm_fn(x, weight, None, residual=residual, eps=eps, prenorm=fused, **how)
 
 
 def swiglu(gate, up):
@@ -58,10 +63,13 @@ def swiglu(gate, up):
     return swiglu(gate, up)
 
 
-def rotary(q, k, cos, sin, interleaved=False):
+def rotary(q, k, cos, sin, positions=None, interleaved=False):
+    if positions is not None:
+        raise ValueError("positions are not offered")
     from flash_attn.layers.rotary import apply_rotary_emb
 
-    return tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k))
+    out = tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k) if x is not None)
+    return out[0] if k is None else out
 
 
 def cross_entropy(

@@ -24,11 +24,17 @@ def layer_norm(x, weight, bias, eps, residual=None):
         raise ValueError("its layer norm takes no residual")
     if x.dtype != torch.bfloat16:
         raise ValueError("its layer norm is for bfloat16")
+    if weight is None:
+        raise ValueError("a norm without vectors is not offered")
     _for_inference(x, weight, bias)
     return layernorm(x, weight, bias, eps)
 
 
-def rms_norm(x, weight, eps, residual=None):
+def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
+    if weight is None or add_unit_offset:
+        raise ValueError("a norm without a weight, or with an offset, has no call here")
+    if residual is not None and residual.dtype != x.dtype:
+        raise ValueError("a residual of another dtype is not offered")
     _for_inference(x, weight, residual)
     if residual is None:
         return rmsnorm(x, weight, eps)

@@ -1,6 +1,7 @@
 """Liger-Kernel (Hsu et al., 2024): its functional interface, and its rotary form for Llama 4."""
 
 import torch
+import torch.nn.functional as F
 from liger_kernel.transformers.functional import (
     liger_cross_entropy,
     liger_fused_add_rms_norm,
@@ -41,13 +42,18 @@ def softmax(x, scale=1.0, causal=False, mask=None):
 def layer_norm(x, weight, bias, eps, residual=None):
     if residual is not None:
         raise ValueError("its layer norm takes no residual")
+    if weight is None:
+        raise ValueError("a layer norm without vectors is not offered")
     return liger_layer_norm(x, weight, bias, eps)
 
 
-def rms_norm(x, weight, eps, residual=None):
+def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
+    how = {"offset": 1.0, "casting_mode": "gemma"} if add_unit_offset else {}
     if residual is None:
-        return liger_rms_norm(x, weight, eps)
-    return liger_fused_add_rms_norm(x, residual, weight, eps)
+        return liger_rms_norm(x, weight, eps, **how)
+    if residual.dtype != x.dtype:
+        raise ValueError("a residual of another dtype is not offered")
+    return liger_fused_add_rms_norm(x, residual, weight, eps, **how)
 
 
 def swiglu(gate, up):
@@ -60,7 +66,9 @@ def geglu(gate, up, approximate="tanh"):
     return liger_geglu(gate, up)
 
 
-def rotary(q, k, cos, sin, interleaved=False):
+def rotary(q, k, cos, sin, positions=None, interleaved=False):
+    if k is None or positions is not None:
+        raise ValueError("queries alone and positions are not offered")
     if interleaved:
         return _turned_neighbours(q, k, cos, sin)
     # It wants [batch, head, position, dimension], a view.
@@ -76,8 +84,22 @@ def _turned_neighbours(q, k, cos, sin):
     return liger_llama4_text_rotary_pos_emb(q, k, torch.complex(cos.float(), sin.float()))
 
 
+def linear(x, weight, bias=None, activation="none", up=None):
+    """The products are PyTorch's, as in the library's MLPs; the gate is its own."""
+    if up is None or activation not in ("silu", "gelu_tanh"):
+        raise ValueError("a linear layer without a gate by SiLU or GELU's tanh form is not offered")
+    gate = liger_swiglu if activation == "silu" else liger_geglu
+    return gate(F.linear(x, weight, bias), F.linear(x, up))
+
+
 def cross_entropy(
-    logits, targets, ignore_index=-100, label_smoothing=0.0, z_loss=0.0, reduction="mean"
+    logits,
+    targets,
+    ignore_index=-100,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    reduction="mean",
+    softcap=None,
 ):
     return liger_cross_entropy(
         logits,
@@ -86,6 +108,7 @@ def cross_entropy(
         label_smoothing=label_smoothing,
         lse_square_scale=z_loss,
         reduction=reduction,
+        softcap=softcap,
     )
 
 
@@ -98,7 +121,10 @@ def linear_cross_entropy(
     label_smoothing=0.0,
     z_loss=0.0,
     reduction="mean",
+    softcap=None,
 ):
+    if reduction == "none":
+        raise ValueError("the losses of rows have no gradients there")
     return liger_fused_linear_cross_entropy(
         x,
         weight,
@@ -108,4 +134,14 @@ def linear_cross_entropy(
         label_smoothing=label_smoothing,
         lse_square_scale=z_loss,
         reduction=reduction,
+        softcap=softcap,
     )
+
+
+def embedding(ids, weight, padding_idx=None):
+    if padding_idx is not None:
+        raise ValueError("its padding clears the rows of the result, which PyTorch's does not")
+    # An experimental part, absent from older releases.
+    from liger_kernel.ops.experimental.embedding import LigerEmbeddingFunction
+
+    return LigerEmbeddingFunction.apply(weight, ids)

@@ -2,7 +2,7 @@
 
 import quack
 import torch
-from quack.gemm_interface import gemm, gemm_act
+from quack.gemm_interface import gemm, gemm_act, gemm_add
 from quack.linear_cross_entropy import chunked_linear_cross_entropy, scaled_exp_lce_supported
 from quack.rmsnorm import layernorm_bwd, layernorm_fwd
 from quack.rotary import apply_rotary_emb
@@ -65,24 +65,42 @@ class _LayerNorm(torch.autograd.Function):
 def layer_norm(x, weight, bias, eps, residual=None):
     if residual is not None:
         raise ValueError("its layer norm takes no residual")
+    if weight is None:
+        raise ValueError("a layer norm without vectors is not offered")
     return _LayerNorm.apply(x, weight, bias, eps)
 
 
-def rms_norm(x, weight, eps, residual=None):
+def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
+    if add_unit_offset:
+        raise ValueError("an offset of the weight is not offered")
     return quack.rmsnorm(x, weight, residual=residual, eps=eps, prenorm=residual is not None)
 
 
-def matmul(a, b, bias=None, activation="none"):
-    if activation == "none":
-        return gemm(a, b, bias=bias)
+def matmul(
+    a, b, bias=None, activation="none", residual=None, up=None, scale=1.0, save_preactivation=False
+):
+    if up is not None:
+        raise ValueError("its gated form takes the columns of both factors interleaved")
+    if activation == "none" and not save_preactivation:
+        if residual is None:
+            return gemm(a, b, bias=bias, alpha=scale)
+        return gemm_add(a, b, residual, bias=bias, alpha=scale)
+    if residual is not None:
+        raise ValueError("its residual is added before the activation")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not offered")
     kind = ACTIVATIONS[activation]
-    return gemm_act(a, b, bias=bias, activation=kind, store_preact=False)[1]
+    pre, out = gemm_act(
+        a, b, bias=bias, activation=kind, alpha=scale, store_preact=save_preactivation
+    )
+    return (out, pre) if save_preactivation else out
 
 
-def rotary(q, k, cos, sin, interleaved=False):
-    return tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k))
+def rotary(q, k, cos, sin, positions=None, interleaved=False):
+    if positions is not None:
+        raise ValueError("positions are not offered")
+    out = tuple(apply_rotary_emb(x, cos, sin, interleaved) for x in (q, k) if x is not None)
+    return out[0] if k is None else out
 
 
 def cross_entropy(

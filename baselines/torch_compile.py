@@ -4,6 +4,7 @@ from baselines import _torch_formulas as formulas
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
+IN_PLACE = ("adamw",)
 # The compiler times candidates of element-wise kernels and of some reductions at the first call
 # with a shape (torch/_inductor/runtime/triton_heuristics.py). Inductor's cache keeps the choices.
 AUTOTUNES = "all"
@@ -34,3 +35,6 @@ transpose = compiled(formulas.transpose)
 randint = compiled(formulas.randint)
 dropout = compiled(formulas.dropout)
 bucketize = compiled(formulas.bucketize)
+embedding = compiled(formulas.embedding)
+linear = compiled(formulas.linear)
+adamw = compiled(formulas.adamw)

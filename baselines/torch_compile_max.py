@@ -9,6 +9,7 @@ from baselines import _torch_formulas as formulas
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
+IN_PLACE = ("adamw",)
 MODE = "max-autotune-no-cudagraphs"
 # The compiler times candidates at the first call with a shape (torch/_inductor/select_algorithm.py
 # and runtime/triton_heuristics.py). Inductor's cache keeps the choices.
@@ -43,3 +44,6 @@ transpose = compiled(formulas.transpose, MODE)
 randint = compiled(formulas.randint, MODE)
 dropout = compiled(formulas.dropout, MODE)
 bucketize = compiled(formulas.bucketize, MODE)
+embedding = compiled(formulas.embedding, MODE)
+linear = compiled(formulas.linear, MODE)
+adamw = compiled(formulas.adamw, MODE)

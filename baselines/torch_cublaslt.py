@@ -10,11 +10,19 @@ import functools
 import torch
 
 LIBRARY = "torch"
-ACCUMULATES = {"matmul": "float32, split sums in the dtype"}
-SETTINGS = {"matmul": "without a bias it is given one of zeros, made once for each width"}
+ACCUMULATES = {
+    "matmul": "float32, split sums in the dtype",
+    "linear": "float32, split sums in the dtype",
+}
+SETTINGS = {
+    "matmul": "without a bias it is given one of zeros, made once for each width",
+    "linear": "without a bias it is given one of zeros, made once for each width",
+}
 
 
-def matmul(a, b, bias=None, activation="none"):
+def matmul(a, b, bias=None, activation="none", residual=None, up=None, **others):
+    if a.dim() > 2 or residual is not None or up is not None or others:
+        raise ValueError("batches, a residual, a scale, a gate and pre-activations are not offered")
     if activation == "none":
         raise ValueError("without an activation the call is that of torch_eager")
     if activation not in ("relu", "gelu_tanh"):
@@ -25,6 +33,11 @@ def matmul(a, b, bias=None, activation="none"):
     if bias is None:
         bias = _zeros(b.shape[1], a.dtype, a.device)
     return torch._addmm_activation(bias, a, b, use_gelu=tanh)
+
+
+def linear(x, weight, bias=None, activation="none", up=None):
+    # PyTorch has no derivative of the call.
+    return matmul(x, weight.T, bias, activation, up=up)
 
 
 @functools.lru_cache(maxsize=8)

@@ -3,6 +3,7 @@
 from baselines import _torch_formulas as formulas
 
 LIBRARY = "torch"
+IN_PLACE = ("adamw",)
 # aten/src/ATen/AccumulateType.h; of products, the notes on numerical accuracy in its documentation.
 ACCUMULATES = {
     "softmax": "float32",
@@ -10,6 +11,7 @@ ACCUMULATES = {
     "rms_norm": "float32",
     "cross_entropy": "float32",
     "matmul": "float32, split sums in the dtype",
+    "linear": "float32, split sums in the dtype",
 }
 
 scale = formulas.scale
@@ -38,3 +40,6 @@ transpose = formulas.transpose
 randint = formulas.randint
 dropout = formulas.dropout
 bucketize = formulas.bucketize
+embedding = formulas.embedding
+linear = formulas.linear
+adamw = formulas.adamw

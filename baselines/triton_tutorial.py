@@ -193,7 +193,11 @@ def _matmul_kernel(
     tl.store(c_ptrs, total, mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))
 
 
-def matmul(a, b, bias=None, activation="none"):
+def matmul(a, b, bias=None, activation="none", residual=None, up=None, **others):
+    if a.dim() > 2 or residual is not None or up is not None or others:
+        raise ValueError(
+            "the tutorial form has no batches, residual, scale, gate and pre-activation"
+        )
     if bias is not None or activation != "none":
         raise ValueError("the tutorial form has no bias and no activation")
     (m, k), n = a.shape, b.shape[1]

@@ -24,13 +24,19 @@ def decode_attention(q, k, v, lengths=None):
     return _xformers.decode_attention(q, k, v, lengths, None)
 
 
-def rms_norm(x, weight, eps, residual=None):
+def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
+    if add_unit_offset:
+        raise ValueError("an offset of the weight is not offered")
     if residual is None:
         return rms_norm_of(x, weight, eps)
+    if residual.dtype != x.dtype:
+        raise ValueError("a residual of another dtype is not offered")
     return rms_norm_add(x, residual, weight, eps), x
 
 
-def matmul(a, b, bias=None, activation="none"):
+def matmul(a, b, bias=None, activation="none", residual=None, up=None, **others):
+    if a.dim() > 2 or residual is not None or up is not None or others:
+        raise ValueError("batches, a residual, a scale, a gate and pre-activations are not offered")
     # The library's matmul has no epilogue: bias and activation are PyTorch's, as its user has them.
     out = tiled_matmul([[a]], [[b]])[0][0]
     return activate(out if bias is None else out + bias, activation)

@@ -5,13 +5,13 @@ ours, with its variance under the bootstrap. The median's bootstrap distribution
 form (Efron 1979, "Bootstrap methods: another look at the jackknife"), so nothing is drawn and
 nothing depends on a seed. That variance is itself uncertain by a relative error of the order of
 blocks^(-1/4) (Hall and Martin 1988, "Exact convergence rate of bootstrap quantile variance
-estimator"), which is what a variance of about 2 sqrt(blocks) degrees of freedom has; with those,
+estimator"). A variance of about 2 sqrt(blocks) degrees of freedom has that error. With those,
 Student's t keeps to its error rates for 5 to 41 blocks, down to 1 in 10,000.
 
-Blocks do not tell all: two processes that run the same code differ by an offset that stays the same
-for all their blocks (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time"). The A/A
-gaps of many cells show how much. `between` is the variance of these offsets, estimated as that of
-effects between studies is (Paule and Mandel 1982): each gap weighs by its own uncertainty, so that
+Blocks do not tell all. Two processes that run the same code differ by an offset, which stays the
+same for all their blocks (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time"). The
+A/A gaps of many cells show how much. `between` is the variance of these offsets, estimated as that
+of effects between studies is (Paule and Mandel 1982). Each gap weighs by its own uncertainty, so
 one noisy cell does not hide the offsets of the others. `plus` adds a variance. Variances from
 several sources have the pooled degrees of freedom of Satterthwaite (1946).
 
@@ -107,10 +107,9 @@ def log_ratio(numerator: np.ndarray, denominator: np.ndarray) -> Estimate:
 def between(gaps: Estimate) -> np.ndarray:
     """The variance of the offsets that scatter gaps, (..., gaps), beyond their own uncertainty.
 
-    Gaps between things that should be equal: the mean is taken to be zero. It is the variance with
-    which the squares of the gaps, each over its whole variance, have a mean of one (Paule and
-    Mandel 1982, "Consensus values and weighting factors"); zero where the blocks alone explain
-    them.
+    Gaps between things that should be equal: the mean is taken to be zero. With this variance the
+    squares of the gaps, each over its whole variance, have a mean of one (Paule and Mandel 1982,
+    "Consensus values and weighting factors"). It is zero if the blocks alone explain the gaps.
     """
     squares, own = np.asarray(gaps.value) ** 2, np.asarray(gaps.variance)
     # The mean falls with the variance and is convex, so that Newton's steps from below never go
@@ -183,13 +182,13 @@ def reach(estimate: Estimate) -> np.ndarray:
 def p_value(estimate: Estimate, noise: np.ndarray) -> np.ndarray:
     """How hard the estimate is to reconcile with the opposite of what `verdicts` makes of it.
 
-    Beyond the band of MARGIN, or of the noise floor if that is wider, the opposite is that the true
-    difference lies in the band: the tails beyond both of its edges. Of one below MARGIN it is that
-    the true one is not: two one-sided tests (Schuirmann 1987), of which the nearer edge has the
-    larger p. One of the two hypotheses is true, never both, so that asking both costs nothing
-    (Finner and Strassburger 2002, "The partitioning principle"). Between MARGIN and the noise floor
-    nothing can be said, p is one: noise never proves that two things are equal. NaN where the noise
-    is.
+    The band is that of MARGIN, or of the noise floor if that is wider. For an estimate beyond the
+    band, the opposite is that the true difference lies in it: the tails beyond both of its edges.
+    For an estimate below MARGIN, the opposite is that the true difference is not: two one-sided
+    tests (Schuirmann 1987), of which the nearer edge has the larger p. One of the two hypotheses is
+    true, never both, so that asking both costs nothing (Finner and Strassburger 2002, "The
+    partitioning principle"). Between MARGIN and the noise floor nothing can be said, p is one:
+    noise never proves that two things are equal. NaN where the noise is.
     """
     value, band = np.abs(estimate.value), np.maximum(MARGIN, noise)
     beyond = _tail(value - band, estimate) + _tail(value + band, estimate)
@@ -252,7 +251,7 @@ def pooled(variances: np.ndarray, freedoms: np.ndarray) -> np.ndarray:
 def _lower_rank(blocks: int) -> int:
     """The rank, from 0, of the value that bounds the median's bootstrap distribution from below.
 
-    Of an even number of blocks the lower of the two middle values is followed.
+    For an even number of blocks it follows the lower of the two middle values.
     """
     below = _below(blocks, (blocks + 1) // 2)
     return max(0, int(np.argmax(below > (1 - CONFIDENCE) / 2)) - 1)
@@ -262,7 +261,7 @@ def _lower_rank(blocks: int) -> int:
 def _weights(blocks: int) -> np.ndarray:
     """The share of resamples whose middle is the i-th smallest value.
 
-    Of an even number of blocks either middle value counts half, which spreads a little wider than
+    For an even number of blocks either middle value counts half, which spreads a little wider than
     their mean does.
     """
     lower, upper = (_below(blocks, middle) for middle in ((blocks + 1) // 2, blocks // 2 + 1))

@@ -21,8 +21,8 @@ STATUSES = (
 )
 # The statuses of a row that has times.
 TIMED = ("ok", "throttled", "impossible")
-# Statuses of verification that say nothing of how an implementation computes: the library declines
-# the cell, no time was left for it, or the project no longer stands by its recorded verdict.
+# Statuses of verification that say nothing of how an implementation computes. The library declines
+# the cell, no time was left for it, or the project has withdrawn its recorded verdict.
 SILENT = ("unsupported", "unreached", "withdrawn")
 REASON_LENGTH = 240
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

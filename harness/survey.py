@@ -122,8 +122,9 @@ def _rows(identity: dict, texts: Iterable[tuple[PurePath, str]]) -> list[dict[st
 def kernels(texts: Iterable[tuple[PurePath, str]]) -> Iterator[dict[str, object]]:
     """The kernels of a library, whose files are given by path and text, in the order of its lines.
 
-    role: "kernel"; "function" where compiled code calls it, for it returns a value, is called so in
-    the library, or is declared as one in CuTe; "test" of whatever lies in a folder of tests.
+    The role is "kernel", "function" or "test". A "function" is called by compiled code: it returns
+    a value, is called so in the library, or is declared as one in CuTe. A "test" lies in a folder
+    of tests.
     """
     found = [each for path, text in texts for each in _found(path, text)]
     called = {name for each in found for name in each.calls}

@@ -54,11 +54,15 @@ def of_file(
 ) -> list[Launch]:
     """The launches that the ops of a kernel file make, those of default configurations first.
 
-    For each set of flags the first, the middle and the last case of the sweep are run in `dtypes`;
-    further cases and dtypes, and a small device, only where they reach a kernel that these do not.
-    tried: by kernel the configurations to launch beside the default ones, all candidates where it
-    is left out, each in the case that stands for its kernel. Raises UserError for a kernel that no
-    case launches, unless not `every` one need be, as where an architecture has no use for some.
+    For each set of flags the first, the middle and the last case of the sweep are run in `dtypes`.
+    Further cases and dtypes, and a small device, are run only if they reach a kernel that these do
+    not.
+
+    - tried: by kernel the configurations to launch beside the default ones, all candidates where it
+      is left out, each in the case that stands for its kernel.
+
+    Raises UserError for a kernel that no case launches, unless not `every` one need be, as where an
+    architecture has no use for some.
     """
     module = registry.kernel(stem)
     values = list(vars(module).values())

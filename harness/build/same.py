@@ -30,14 +30,20 @@ def text_sha256(text: str, name: str) -> str:
 def launches_sha256(launches: Iterable) -> str:
     """The digest of what launchers hand over by default: the grid, each argument in its place.
 
-    A tensor counts by dtype, shape and strides. Names do not count. launches: `recorder.Launch`.
+    A tensor counts by dtype, shape and strides. Names do not count. None and False do not either: a
+    kernel that gained a variant is handed them where the variant is not wanted. launches:
+    `recorder.Launch`.
     """
     told = [
-        [x.op.name, x.case.name, x.dtype, list(x.grid), *map(_value, x.arguments.values())]
+        [x.op.name, x.case.name, x.dtype, list(x.grid), *_given(x.arguments.values())]
         for x in launches
         if x.default
     ]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def _given(values: Iterable) -> list[object]:
+    return [_value(value) for value in values if value is not None and value is not False]
 
 
 def _value(value: object) -> object:

@@ -1,4 +1,4 @@
-"""A cell is what is timed at one go: a case in one dtype and one direction."""
+"""A cell is what is timed at one go: a case in one dtype and one pass."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,29 +13,29 @@ class Cell:
 
     case: Case
     dtype: str
-    direction: str
+    pass_: str
     set: str = drawn.GRID
 
     def __str__(self) -> str:
-        return f"{self.case.name} {self.dtype} {self.direction}"
+        return f"{self.case.name} {self.dtype} {self.pass_}"
 
 
 def sweep(
     op: Op,
     dtypes: Iterable[str],
-    directions: Iterable[str],
+    passes: Iterable[str],
     max_cases: int | None,
     drawn_seed: int | None = None,
 ) -> Iterator[Cell]:
-    """The cells of an op's sweep in these dtypes and directions, first cases first.
+    """The cells of an op's sweep in these dtypes and passes, first cases first.
 
     Then those of the shapes that the seed draws, if there is one. max_cases: of either.
     """
     sets = {drawn.GRID: (op.sweep, op.passes)}
     sets |= {drawn.DRAWN: (drawn.cases(op, drawn_seed), drawn.passes(op))}
-    for name, (cases, passes) in sets.items():
+    for name, (cases, offered) in sets.items():
         for case in cases[:max_cases]:
             for dtype in op.dtypes_of(case):
-                for direction in passes:
-                    if dtype in dtypes and direction in directions:
-                        yield Cell(case, dtype, direction, name)
+                for pass_ in offered:
+                    if dtype in dtypes and pass_ in passes:
+                        yield Cell(case, dtype, pass_, name)

@@ -3,8 +3,8 @@
 `python -m harness.calls.drawn --seed fresh --out results/<run>/drawn.json` draws a seed. Kernels
 are tuned on the cases of their sweep, by people who know them. So each run draws a few shapes more
 for each op, from the range that the op declares, verifies them and times all rivals on them. The
-file holds the seed; the shapes follow from it and from the op's name, so that the jobs of a run
-agree on them and a seed from a sidecar gives them again.
+file holds the seed, and the shapes follow from it and from the op's name. So the jobs of a run
+agree on them, and a seed from a sidecar gives them again.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
 Allocations that pass Python (torch.empty and its kin, as Triton's launchers use them) are filled
 with NaN and lie between two bands of canary bytes, on any device. Allocations that do not (those of
-C++ libraries and of compiled graphs) can be prepared on a GPU only: what the caching allocator
-holds free is filled with NaN before the call, and afterwards the bytes behind each result are read,
-up to the next allocation. Those prove an overrun only where the call took nothing but its results
-from that free memory, since a workspace may rightly have left its own bytes there. On a CPU the
-memory of such libraries comes from the heap, and nothing is known about it.
+C++ libraries and of compiled graphs) can be prepared on a GPU only. The free memory of the caching
+allocator is filled with NaN before the call. Afterwards the bytes behind each result are read, up
+to the next allocation. Those prove an overrun only where the call took nothing but its results from
+that free memory, since a workspace may rightly have left its own bytes there. On a CPU the memory
+of such libraries comes from the heap, and nothing is known about it.
 """
 
 import contextlib
@@ -164,9 +164,9 @@ class FreeMemory:
 
         Proof takes a call that allocated its results and nothing else. So the allocations since
         then are counted by the allocator, and the results by the blocks that hold them: a block
-        that was free before the call. A result without elements has no block, results that share
-        one count once, and one that lay there before the call, or in a graph's private pool, is
-        not of the call. If the two counts differ, the call had a workspace, which may have left
+        that was free before the call. A result without elements has no block, and results that
+        share one count once. A result that lay there before the call, or in a graph's private pool,
+        is not of the call. If the two counts differ, the call had a workspace, which may have left
         its own bytes behind a result.
         """
         (calls, segments), (calls_before, segments_before) = self._counts(), self._before
@@ -193,8 +193,8 @@ class FreeMemory:
         return any(at <= address and address + size <= at + length for at, length in self._filled)
 
     def _known(self, address: int, size: int) -> Blocks:
-        """The parts of some bytes that were filled: what was freed since then holds what it held,
-        such as a tensor that the collector of garbage came upon during the call.
+        """The parts of some bytes that were filled. Memory that was freed since then holds its old
+        content, such as a tensor that garbage collection freed during the call.
         """
         ends = ((max(address, at), min(address + size, at + length)) for at, length in self._filled)
         return [(first, end - first) for first, end in ends if first < end]

@@ -1,7 +1,7 @@
 """The tensors of a cell: one source for verification, measurement and ahead-of-time builds.
 
 A cell's values depend on the seed, the op, the case, the dtype and the name of the tensor, never on
-the order of the calls; up to CPU_ELEMENTS elements they do not depend on the device either.
+the order of the calls. Up to CPU_ELEMENTS elements they do not depend on the device either.
 """
 
 import hashlib
@@ -40,9 +40,7 @@ def make(
     """
     cell = f"{seed}/{op.name}/{case.name}/{dtype}"
     return {
-        name: _tensor(spec, case, dtype, cell, name, device)
-        if not spec.when or spec.when in case.flags
-        else None
+        name: _tensor(spec, case, dtype, cell, name, device) if spec.is_in(case) else None
         for name, spec in op.inputs.items()
         if only in ("", name)
     }
@@ -69,7 +67,7 @@ def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: st
     shape = [case[letter] for letter in spec.letters(case.sizes)]
     if swapped := spec.transposed and spec.transposed in case.flags:
         shape[-2:] = reversed(shape[-2:])
-    element = getattr(torch, spec.dtype or dtype)
+    element = getattr(torch, spec.dtype_in(case, dtype))
     device = torch.device(device)
     if spec.table and device.type != "meta":
         values = spec.table(case, _start(cell)).to(device, element)
@@ -85,6 +83,8 @@ def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: st
         if spec.sentinel and spec.sentinel[0] in case.flags:
             chance = _uniform(shape, f"{key}/sentinel", device)
             values = values.masked_fill(chance < SHARE_OF_SENTINEL, spec.sentinel[1])
+    if finish := getattr(spec, "finish", None):
+        values = finish(case, values)
     if spec.ascending:
         values = values.sort(-1).values
     values = _laid_out(values, case.layout)

@@ -13,8 +13,8 @@ def quicken() -> None:
     Reductions with a combining function of their own work on whole arrays: neighbours are combined,
     then the results, as a GPU does it, in place of one after the other. A verification of kernels
     that reduce pairs spent nine tenths of its time there. More than half of the rest went into work
-    that has the same result each time: each call of a function by a kernel searches the whole
-    language for members to replace, and each operation checks the types of its shape.
+    that has the same result each time. Each call of a function by a kernel searches the whole
+    language for members to replace. Each operation checks the types of its shape.
     """
     from triton.language import core
     from triton.runtime import interpreter
@@ -55,8 +55,8 @@ def _reduce(operation, tensors: tuple) -> list:
 def _patching(plain: Callable) -> Callable:
     """`plain`, which replaces the builtins of a module or class, without a search for them.
 
-    Which members those are is asked here, before any kernel runs: while one does, they are replaced
-    by functions that no longer say so, and a function that it calls finds nothing to replace.
+    The members are listed here, before any kernel runs. While a kernel runs, they are replaced by
+    functions that no longer say so, and a function that it calls finds nothing to replace.
     """
     from triton import language as tl
     from triton.runtime import interpreter

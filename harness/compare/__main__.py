@@ -5,10 +5,11 @@ runs. On one GPU model it compares the times of ours, else the ratios to each ba
 of the speed of light. Exit codes: 0 the same or better, 1 a regression, 2 unusable input, 3
 undecided.
 
-A regression is, on one GPU model, a cell or an (op, pass) that is slower, families corrected by
-Holm; on two, a claim that held and now is decided against; on both, a cell of ours that had a time
-and lost it. Without one, 0 needs proof: that the geometric mean over all cells is not slower by one
-percent, or, on two models, that every decided claim is decided again; and no cell may be missing.
+On one GPU model, a regression is a cell or an (op, pass) that is slower, with families corrected by
+Holm. On two, it is a claim that held and now is decided against. On both, it is also a cell of ours
+that had a time and lost it. Without a regression, 0 needs proof that the geometric mean over all
+cells is not slower by one percent. On two models it needs every decided claim to be decided again.
+No cell may be missing.
 """
 
 import argparse

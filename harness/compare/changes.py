@@ -1,9 +1,9 @@
 """Changes between two runs of the study, and which claims of the first the second repeats.
 
 Runs share no block, so nothing is paired: the change of a cell is the difference of two medians,
-each as uncertain as its own blocks. How far two runs of the same code differ beyond that is learnt
-from a control, a baseline whose version is the same in both: its gaps in the cells nearest in time
-are one more variance, and its own gap in a cell joins the noise floors of the two A/A twins.
+each as uncertain as its own blocks. Two runs of the same code differ beyond that. A control shows
+how far: a baseline whose version is the same in both. Its gaps in the cells nearest in time are one
+more variance. Its own gap in a cell joins the noise floors of the two A/A twins.
 
 This needs one GPU model. Between two, times say nothing of the code; then the ratios to each
 baseline are compared instead, which are paired within each run.
@@ -133,8 +133,11 @@ def ratios(old: Run, new: Run) -> dict[tuple[Key, str], Difference]:
 def cell_rows(old: Run, new: Run) -> list[dict]:
     """A row for each cell of either run, or for each cell and baseline if the GPUs differ.
 
-    verdict: that of the change, or "lost" where ours had a time that counts and has none, "gained"
-    where it is the other way round, "missing" and "new" of cells that one run has not, "untimed".
+    The verdict is that of the change, or one of these:
+
+    - lost, gained: ours had a time that counts and has none, or the reverse.
+    - missing, new: only the first run has the cell, or only the second.
+    - untimed: ours has no time that counts in either run.
     """
     words = TIMES if same_gpu(old, new) else RATIOS
     if words is TIMES:
@@ -156,17 +159,17 @@ def cell_rows(old: Run, new: Run) -> list[dict]:
 def mean_rows(old: Run, new: Run) -> tuple[list[dict], float]:
     """How the times of ours changed by (op, pass), and whether they got worse over all cells.
 
-    The second is the p-value of the hypothesis that the new run is slower by MARGIN or more in the
-    geometric mean over all cells but those of training (`timings.parts`): a small one shows that it
-    is the same or better.
+    The second is a p-value. Its hypothesis is that the new run is slower by MARGIN or more in the
+    geometric mean over all cells but those of training (`timings.parts`). A small one shows that
+    the run is the same or better.
     """
     found = times(old, new)
     groups = inference.grouped(found, lambda key: (key[0], key[3]))
     rows = []
     judged = inference.judged([[found[key] for key in keys] for keys in groups.values()])
-    for ((op, direction), keys), row in zip(groups.items(), judged, strict=True):
+    for ((op, pass_), keys), row in zip(groups.items(), judged, strict=True):
         row["verdict"] = TIMES.get(row["verdict"], row["verdict"])
-        rows.append({"op": op, "pass": direction, "cells": len(keys)} | row)
+        rows.append({"op": op, "pass": pass_, "cells": len(keys)} | row)
     if not found or any(np.isnan(row["p"]) for row in rows):
         return rows, 1.0
     part = timings.parts(old.counted)

@@ -1,8 +1,8 @@
 """The energy of a call, from a counter that moves in steps.
 
 A driver brings its counter of a board's energy up to date every 20 to 100 ms, and one reading of it
-may take milliseconds. So the GPU works without pause while the counter is read again and again, and
-what counts is what lies between two moves of the counter: the energy, and the calls.
+may take milliseconds. So the GPU works without pause while the counter is read again and again. The
+energy and the calls between two moves of the counter count.
 """
 
 import itertools

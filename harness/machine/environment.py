@@ -82,8 +82,9 @@ def describe(root: Path, config_sha256: str) -> dict[str, object]:
 def revision(root: Path) -> tuple[str, bool]:
     """The commit of the tree, and whether files differ from it.
 
-    Without history the commit is TILEWRIGHT_COMMIT, taken at its word, which ends in "-dirty" for
-    a tree that differed; or "unknown", which is dirty: nothing shows that it is as committed.
+    Without history the commit is that of TILEWRIGHT_COMMIT, which ends in "-dirty" for a tree that
+    differed. Without that it is "unknown", which counts as dirty: nothing shows that the tree is as
+    committed.
     """
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():

@@ -34,10 +34,13 @@ PAUSE_S = (0.02, 0.2)
 def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> Iterator[Gpu]:
     """Lock a free GPU; meanwhile the processes started from here see that GPU alone.
 
-    exclusive: True to have the GPU alone, for timing; False to share it with other such holders,
-    for verifying. wait_s: the longest wait for other jobs of this project. uuid: the board that it
-    must be, None for any. Raises UserError if no GPU or not that board is visible, if another
-    program uses every visible GPU (for an exclusive lock), or if the wait was in vain.
+    - exclusive: True to have the GPU alone, for timing; False to share it with other such holders,
+      for verifying.
+    - wait_s: the longest wait for other jobs of this project.
+    - uuid: the board that it must be, None for any.
+
+    Raises UserError if no GPU or not that board is visible, if another program uses every visible
+    GPU (for an exclusive lock), or if the wait was in vain.
     """
     lock, gpu = _acquire(exclusive, wait_s, uuid)
     wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}

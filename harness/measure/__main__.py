@@ -32,12 +32,14 @@ from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.measure.worker:MeasureWorker"
+# Whole networks do not fit in memory side by side.
+PARKED_WORKER = "harness.measure.parked_worker:ParkedWorker"
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]
 SURROUNDINGS = {
-    # The processes that torch.compile would start to compile side by side would import torch beside
-    # the first timings; one by one a first call takes longer, and that is not timed.
+    # For parallel compilation torch.compile would start processes that import torch beside the
+    # first timings. Without them a first call takes longer, and that is not timed.
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
 } | choices.KEEP
 
@@ -61,6 +63,11 @@ def main() -> None:
         # Its files are written all the same, so that the study goes on without it.
         print(f"{op.name}: left out, no case of its sweep in {wanted}", file=sys.stderr)
     impls = _with_twin(options.impls)
+    timing = Timing(**{key: vars(options)[key] for key in TIMING})
+    whole = registry.of_network(op.name)
+    if whole:
+        # The energy of a step is a result of the study, for each stack.
+        timing = replace(timing, energy_impls=impls)
     limits = ceilings.read(options.ceilings)
     plan = scheduler.MeasurementPlan(
         op=op,
@@ -68,10 +75,13 @@ def main() -> None:
         impls=impls,
         cells=cells,
         seed=options.seed,
-        timing=Timing(**{key: vars(options)[key] for key in TIMING}),
+        timing=timing,
         ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
-        worker=options.worker,
-        self_tuning={
+        worker=options.worker or (PARKED_WORKER if whole else WORKER),
+        # Networks are prepared one by one too, for the sake of memory.
+        self_tuning={impl: {} for impl in impls}
+        if whole
+        else {
             impl: choices.variables(choices.place(options.autotuned, op.name, impl))
             for impl in self_tuned(ROOT, op.name, impls)
         },
@@ -102,8 +112,9 @@ def measure(
     Raises UserError where nothing has a time and `out` holds measured times, which stay.
 
     Cells that an earlier, interrupted run of the same plan has finished are taken over.
-    origin: the part of the sidecar that is known beforehand. began: when the job began, by the
-    monotonic clock.
+
+    - origin: the part of the sidecar that is known beforehand.
+    - began: when the job began, by the monotonic clock.
     """
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
     with checkpoint.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
@@ -226,7 +237,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes are timed too"
     )
-    parser.add_argument("--worker", default=WORKER, help="class that does the work, module:Class")
+    parser.add_argument("--worker", help="class that does the work, module:Class")
     options = parser.parse_args()
     for key in ("dtypes", "passes", "impls"):
         setattr(options, key, [name for names in getattr(options, key) for name in names])

@@ -3,8 +3,11 @@
 `python -m harness.measure.autotune --op matmul --impl quack --out …`. A library may time its
 candidates in the first call with a shape and keep the choice on disk. In verification, or beside
 the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
-that are not its own. Here it meets every cell that may be timed, and nothing else runs. It finds no
-earlier choice: its folder (`harness.results.choices`) is emptied first. Verification comes after,
+that are not its own. Here it meets every cell that may be timed, twice. First several processes
+meet them side by side, so that all is compiled. The choices that it made there are removed. Then
+one process meets them while nothing else runs. It finds no earlier choice: its folder
+(`harness.results.choices`) is emptied before, and compiled kernels are all that the side-by-side
+processes leave there. Verification comes after,
 so that it judges what was chosen; measuring, on the same board, finds the same choices. A choice
 that a library does not keep is made again in its first call, which it makes alone. A baseline whose
 library tunes itself names the ops in `AUTOTUNES`.
@@ -15,7 +18,7 @@ import contextlib
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness import cli, files
@@ -29,14 +32,16 @@ from harness.project.source_tree import self_tuned
 from harness.results import choices, schema
 from harness.status import FATAL
 from harness.workers import forkserver
-from harness.workers.messages import Failure
-from harness.workers.pool import WorkerPool
+from harness.workers.messages import Answer, Failure
+from harness.workers.pool import WorkerPool, worker_name
 from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.measure.worker:MeasureWorker"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
+# Each of the processes side by side compiles by itself.
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def main() -> None:
@@ -47,19 +52,62 @@ def main() -> None:
     op, family = registry.op(options.op)
     code = fingerprint.implementation(ROOT, family, options.impl)
     wanted = options.dtypes, options.passes, options.max_cases
-    cells = cell.sweep(op, *wanted, drawn.read(options.drawn))
+    cells = list(cell.sweep(op, *wanted, drawn.read(options.drawn)))
     # Always the first: all libraries are to choose on the board that measures them all.
     board = next((gpu.uuid for gpu in nvml.gpus()), None)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
         date = cli.utc(datetime.datetime.now(datetime.UTC))
         # Without its choices the old report says nothing.
         options.out.unlink(missing_ok=True)
-        kept = choices.emptied(options.out.with_suffix(""))
-        limit_s = options.cell_timeout_s
-        found = tuned(op.name, options.impl, cells, options.worker, limit_s, kept)
+        folder, limit_s = options.out.with_suffix(""), options.cell_timeout_s
+        kept = choices.emptied(folder)
+        about = op.name, options.impl, cells, options.worker, limit_s, kept
+        compile_beforehand(*about, len(os.sched_getaffinity(0)))
+        choices.forget(folder)
+        found = tuned(*about)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
     files.write_json(options.out, report | {"gpu": board, "cells": found})
+
+
+def compile_beforehand(
+    op: str,
+    impl: str,
+    cells: Sequence[Cell],
+    worker: str,
+    limit_s: float,
+    variables: Mapping[str, str],
+    processes: int,
+) -> None:
+    """Have several workers prepare the cells side by side; arguments as of `tuned`.
+
+    Compiling takes most of a first call, and it needs no GPU alone. No failure ends it: `tuned`
+    meets each cell again. It ends if no worker starts.
+    """
+    variables = {**variables, **ONE_COMPILER}
+    with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
+        for first in range(0, len(cells), processes):
+            names = {
+                worker_name(impl, number): each
+                for number, each in enumerate(cells[first : first + processes], 1)
+            }
+            lost = _failed(workers.start(names))
+            requests = {
+                name: Prepare(each.case.name, each.dtype, each.pass_)
+                for name, each in names.items()
+                if name not in lost
+            }
+            prepared = workers.ask_each(requests, limit_s)
+            fatal = {name for name in _failed(prepared) if prepared[name].status in FATAL}
+            lost |= fatal | _failed(workers.ask(requests.keys() - fatal, limit_s, Release()))
+            for name in lost:
+                workers.stop(name)
+            if not requests:
+                return
+
+
+def _failed(answers: Mapping[str, Answer]) -> set[str]:
+    return {name for name, answer in answers.items() if isinstance(answer, Failure)}
 
 
 def tuned(
@@ -84,7 +132,7 @@ def tuned(
             began = time.monotonic()
             answer = workers.start([impl]).get(impl)
             if ready := not isinstance(answer, Failure):
-                request = Prepare(each.case.name, each.dtype, each.direction)
+                request = Prepare(each.case.name, each.dtype, each.pass_)
                 answer = workers.ask([impl], limit_s, request)[impl]
             seconds = round(time.monotonic() - began, 3)
             failed = isinstance(answer, Failure)

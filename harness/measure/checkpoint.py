@@ -24,10 +24,12 @@ PREFIXES = ("CUBLAS", "CUDA_", "CUDNN", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH", 
 class Journal:
     """A context that holds the file locked; leaves it behind unless `remove` was called.
 
-    digest: of everything that could move a number; the content of a journal with another one is
-    discarded. seed: None draws one, or takes over the one that was drawn.
-    cells: the records of the finished cells by name, as `add` got them. resumed: how often a
-    measurement with this digest was taken up again.
+    - digest: of everything that could move a number; the content of a journal with another one is
+      discarded.
+    - seed: None draws one, or takes over the one that was drawn.
+    - cells: the records of the finished cells by name, as `add` got them.
+    - resumed: how often a measurement with this digest was taken up again.
+
     Raises UserError where another job writes the file.
     """
 

@@ -45,7 +45,7 @@ class Gate:
     def verdict(self, impl: str, cell: Cell) -> Verdict:
         """The status of a cell; that of the whole report where verification never reached it."""
         report = self._reports[impl]
-        found = self._cells[impl].get((cell.case.name, cell.dtype, cell.direction))
+        found = self._cells[impl].get((cell.case.name, cell.dtype, cell.pass_))
         if found is None and report["status"] not in ("ok", "unreached"):
             found = report
         elif found is None:

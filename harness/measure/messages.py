@@ -20,10 +20,11 @@ class GpuWork(Answer):
 class Prepared(GpuWork):
     """A cell is compiled, warmed up and captured.
 
-    first_s: the seconds of the first calls, in which a library compiles and tunes. remark: why
-    events time the calls and no graph does, "" if a graph does. peak_mem_bytes: inputs, tensors
-    saved by the forward pass, outputs and workspace of one call. held_bytes: the GPU memory that
-    the process keeps from the others. l2_bytes: the size of the L2.
+    - first_s: the seconds of the first calls, in which a library compiles and tunes.
+    - remark: why events time the calls and no graph does, "" if a graph does.
+    - peak_mem_bytes: inputs, tensors saved by the forward pass, outputs and workspace of one call.
+    - held_bytes: the GPU memory that the process keeps from the others.
+    - l2_bytes: the size of the L2.
     """
 
     first_s: float
@@ -37,9 +38,10 @@ class Prepared(GpuWork):
 class BlockTimes(GpuWork):
     """The times of one call in a block, in µs, and readings of the GPU while the block ran.
 
-    device_us: the median GPU time on a cold L2. call_us: the host time of an eager call. sm_mhz,
-    temp_c, power_w: clock, temperature and power, None if the driver does not tell. throttle: the
-    clock events that the driver named.
+    - device_us: the median GPU time on a cold L2.
+    - call_us: the host time of an eager call.
+    - sm_mhz, temp_c, power_w: clock, temperature and power, None if the driver does not tell.
+    - throttle: the clock events that the driver named.
     """
 
     device_us: float
@@ -86,7 +88,7 @@ class Prepare(Request):
     answer: ClassVar[type[Answer]] = Prepared
     case: str
     dtype: str
-    direction: str
+    pass_: str
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,15 @@ class Rows:
     def __init__(self, op: Op, family: str, cell: Cell, ceilings: Mapping[str, float]):
         self.taken: list[dict[str, object]] = []
         self._cell, self._ceilings = cell, ceilings
-        cost = op.cost(cell.case, cell.direction, ITEMSIZE[cell.dtype])
+        cost = op.cost(cell.case, cell.pass_, ITEMSIZE[cell.dtype])
         moved = cost.bytes_read, cost.bytes_written
-        self._work = Work(*moved, cost.flops, cell.dtype, cell.direction)
+        self._work = Work(*moved, cost.flops, cell.dtype, cell.pass_)
         self._common = {
             "op": op.name,
             "family": family,
             "case": cell.case.name,
             "dtype": cell.dtype,
-            "pass": cell.direction,
+            "pass": cell.pass_,
             "set": cell.set,
             "bytes_read": cost.bytes_read,
             "bytes_written": cost.bytes_written,

@@ -48,12 +48,14 @@ CALLS = (3, 100)
 class MeasurementPlan:
     """The cells to time and how.
 
-    impls: in the order in which failures are listed. seed: root of the inputs and of the order;
-    None until one is drawn. ceilings: GB/s and TFLOP/s by quantity, empty if unknown. worker: the
-    class that does the work, as `module:Class`. self_tuning: the implementations whose library
-    times candidates in its first call, with the environment variables by which it finds its earlier
-    choices (`harness.results.choices`); each makes its first call alone, after the others.
-    drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
+    - impls: in the order in which failures are listed.
+    - seed: root of the inputs and of the order; None until one is drawn.
+    - ceilings: GB/s and TFLOP/s by quantity, empty if unknown.
+    - worker: the class that does the work, as `module:Class`.
+    - self_tuning: the implementations whose library times candidates in its first call. The value
+      holds the environment variables by which it finds its earlier choices
+      (`harness.results.choices`). Each makes its first call alone, after the others.
+    - drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
     """
 
     op: Op
@@ -72,9 +74,9 @@ class MeasurementPlan:
 class FinishedCell:
     """The rows of a cell and the time that it took.
 
-    stopped: why its timing ended, a key of `stopping.REASONS`. timed_s: the seconds in which the
-    GPU was timed or warmed up. first_s: those of the first calls, in which libraries compile and
-    tune.
+    - stopped: why its timing ended, a key of `stopping.REASONS`.
+    - timed_s: the seconds in which the GPU was timed or warmed up.
+    - first_s: those of the first calls, in which libraries compile and tune.
     """
 
     name: str
@@ -356,7 +358,7 @@ class Scheduler:
 
 
 def _prepare(cell: Cell) -> Prepare:
-    return Prepare(cell.case.name, cell.dtype, cell.direction)
+    return Prepare(cell.case.name, cell.dtype, cell.pass_)
 
 
 def _first_s(answer: Answer) -> float:

@@ -12,13 +12,16 @@ from harness.project.implementations import OURS, TWIN, is_ours
 class Timing:
     """How long each cell is timed: the keys of `timing` in config.yaml.
 
-    At least `min_blocks` blocks, then until the 95 % interval of the paired ratio reaches less
-    than `interval` (a fraction) to either side, or for `max_blocks` blocks or `cell_cap_s`
-    seconds. block_ms: GPU time of an implementation in a block. energy_ms: length of the window in
-    which the energy of a call is measured, for energy_impls and calls that move more than the L2
-    holds; 0 for none. cell_timeout_s: the longest wait for one answer of a worker. cell_limit_s:
-    for all its blocks in a cell and its energy together. processes: how many run each
-    implementation in a cell whose shortest call takes less than short_us; elsewhere one does.
+    At least `min_blocks` blocks, then until the 95 % interval of the paired ratio reaches less than
+    `interval` (a fraction) to either side, or for `max_blocks` blocks or `cell_cap_s` seconds.
+
+    - block_ms: GPU time of an implementation in a block.
+    - energy_ms: length of the window in which the energy of a call is measured, for energy_impls
+      and calls that move more than the L2 holds; 0 for none.
+    - cell_timeout_s: the longest wait for one answer of a worker.
+    - cell_limit_s: for all its blocks in a cell and its energy together.
+    - processes: how many run each implementation in a cell whose shortest call takes less than
+      short_us; elsewhere one does.
     """
 
     min_blocks: int

@@ -65,12 +65,12 @@ class MeasureWorker:
         self._timer = Timer()
         self._forget()
 
-    def prepare(self, case: str, dtype: str, direction: str) -> messages.Prepared:
+    def prepare(self, case: str, dtype: str, pass_: str) -> messages.Prepared:
         """Compile, warm up and capture a cell."""
         declared = drawn.named(self._op, case)
         # A library's random numbers are another draw in each forward pass; for one of these its
         # gradients are always the same.
-        by_properties = direction != "backward" and self._op.judged(self._ours) == "properties"
+        by_properties = pass_ != "backward" and self._op.judged(self._ours) == "properties"
         self._property_check = (
             functools.partial(self._violation, declared) if by_properties else None
         )
@@ -79,7 +79,7 @@ class MeasureWorker:
             while len(self._calls) < copies:
                 before = torch.cuda.memory_allocated()
                 seed = self._seed + len(self._calls)
-                call, given = self._call(declared, dtype, direction, seed)
+                call, given = self._call(declared, dtype, pass_, seed)
                 kept = InputSnapshot(given if self._in_place else ())
                 with self._declining():
                     first_s = _clocked(call)[1]
@@ -92,7 +92,7 @@ class MeasureWorker:
                 leaves = sum(tensor.requires_grad and tensor.is_leaf for tensor in given)
                 # The gradients come last.
                 own = [_own(tensor, read) for tensor in outputs[-leaves:]]
-                if direction != "forward" and not any(own):
+                if pass_ != "forward" and not any(own):
                     raise status.Unsupported("a view of what it was given: nothing is computed")
                 first, busy = first + first_s, busy + again_s
                 self._calls.append(call)
@@ -158,10 +158,14 @@ class MeasureWorker:
                 self._compare("a timed call", self._outputs[index], index)
             self._before[-1].restore()
             self._compare("the last call", self._calls[-1](), len(self._calls) - 1)
+        return messages.Checked(self._leaked())
+
+    def _leaked(self) -> int:
+        """The bytes by which the memory in use grew from block to block, 0 if it did not."""
         grew = len(self._weights) >= LEAKY_BLOCKS and all(
             a < b for a, b in itertools.pairwise(self._weights)
         )
-        return messages.Checked(self._weights[-1] - self._weights[0] if grew else 0)
+        return self._weights[-1] - self._weights[0] if grew else 0
 
     def release(self) -> messages.Released:
         """Give back the cell's memory, and what torch.compile learned from its shapes."""
@@ -192,7 +196,7 @@ class MeasureWorker:
         self._expected: list[Tensors] = []
         self._outputs: list[Tensors] = []
 
-    def _call(self, case: Case, dtype: str, direction: str, seed: int):
+    def _call(self, case: Case, dtype: str, pass_: str, seed: int):
         """The call that is timed, without arguments, and the tensors that it reads."""
         tensors = wide.given(inputs.make(self._op, case, dtype, seed, "cuda"), self._wide)
         arguments = self._op.arguments(case)
@@ -202,7 +206,7 @@ class MeasureWorker:
             result = self._function(**tensors, **arguments)
             return result if isinstance(result, tuple) else (result,)
 
-        if direction == "forward":
+        if pass_ == "forward":
             return forward, given
         wanted = [
             tensors[name].requires_grad_()
@@ -215,7 +219,7 @@ class MeasureWorker:
             gradients = tuple(torch.ones_like(output) for output in outputs)
         else:
             gradients = inputs.gradients(outputs, seed)
-        if direction == "both":
+        if pass_ == "both":
 
             def both() -> Tensors:
                 results = forward()
@@ -276,7 +280,7 @@ class MeasureWorker:
     def _violation(self, case: Case, outputs: Tensors, given: Tensors) -> str:
         """Which property of a random op the outputs of a forward pass, or of both, lack."""
         specs = self._op.inputs.items()
-        present = {name: spec for name, spec in specs if not spec.when or spec.when in case.flags}
+        present = {name: spec for name, spec in specs if spec.is_in(case)}
         names = dict(zip((*present, "dy"), given, strict=False))
         wanted = [f"d{name}" for name, spec in present.items() if spec.grad]
         results = dict(zip(("out", *wanted), outputs, strict=False))

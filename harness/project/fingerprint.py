@@ -8,10 +8,14 @@ from pathlib import Path
 
 from harness.project import libraries
 from harness.project.implementations import is_ours
-from harness.project.source_tree import sources
+from harness.project.source_tree import NETWORK, rests_on, sources, stack_files
 
 # The files that take the times.
-CLOCK = ("harness/measure/__main__.py", "harness/measure/worker.py")
+CLOCK = (
+    "harness/measure/__main__.py",
+    "harness/measure/worker.py",
+    "harness/measure/parked_worker.py",
+)
 # Statements whose first expression may be a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -77,6 +81,13 @@ def implementation(root: Path, family: str, impl: str) -> str:
     this project, and the version of its library. So a comment or a docstring moves no digest, and
     an operator does. family: the stem of the file that declares the op.
     """
+    if (root / f"{NETWORK}/{family}.py").is_file():
+        stack = "ours" if is_ours(impl) else impl
+        files = [f"{NETWORK}/{family}.py", "network/calls.py", *stack_files(root, stack)]
+        if not all((root / name).is_file() for name in files):
+            return ""
+        version = libraries.version(rests_on(root, stack))
+        return of({"files": _trees(root, *files), "version": version})
     ours = is_ours(impl)
     path = f"kernels/{family}.py" if ours else f"baselines/{impl}.py"
     problem = f"ops/{family}.py"

@@ -37,8 +37,8 @@ def version(distribution: str) -> str | None:
 def content_hash(distribution: str) -> str | None:
     """SHA-256 over names and digests of what a wheel installed; None where it is absent.
 
-    From the RECORD of the installation, less what the installer adds to it: so the same wheel has
-    the same hash on all machines, and two builds of one version differ.
+    It is taken from the RECORD of the installation, less the entries that the installer adds. So
+    the same wheel has the same hash on all machines, and two builds of one version differ.
     """
     try:
         record = importlib.metadata.distribution(distribution).read_text("RECORD")

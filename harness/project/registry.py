@@ -16,10 +16,12 @@ import ops
 from harness import status
 from harness.cli import UserError
 from harness.project import source_tree
-from harness.project.implementations import is_ours
+from harness.project.implementations import OURS, is_ours
+from harness.project.source_tree import NETWORK
 from ops._spec import Op
 
 FOLDER = Path(baselines.__path__[0])
+ROOT = FOLDER.parent
 
 
 class Unavailable(Exception):
@@ -38,6 +40,9 @@ def op(name: str) -> tuple[Op, str]:
     families = _families(tuple(ops.__path__))
     if name in families:
         return _declared(name, families[name]), families[name]
+    networks = _network_ops()
+    if name in networks:
+        return _declared(name, networks[name], NETWORK), networks[name]
     # One that a function makes has its name in no tree.
     for module in pkgutil.iter_modules(ops.__path__):
         with contextlib.suppress(UserError):
@@ -45,11 +50,16 @@ def op(name: str) -> tuple[Op, str]:
     raise UserError(f"ops/: no file declares an op {name!r}; write Op({name!r}, …) in one")
 
 
-def _declared(name: str, stem: str) -> Op:
-    for value in vars(_imported("ops", stem)).values() if not stem.startswith("_") else ():
+def of_network(name: str) -> bool:
+    """Whether an op is one of a whole network, whose implementations are the stacks."""
+    return name in _network_ops()
+
+
+def _declared(name: str, stem: str, room: str = "ops") -> Op:
+    for value in vars(_imported(room, stem)).values() if not stem.startswith("_") else ():
         if isinstance(value, Op) and value.name == name:
             return value
-    raise UserError(f"ops/{stem}.py: has no Op({name!r}, …) at module level; write one")
+    raise UserError(f"{room}/{stem}.py: has no Op({name!r}, …) at module level; write one")
 
 
 def declared(stem: str) -> list[Op]:
@@ -63,17 +73,23 @@ def kernel(stem: str) -> ModuleType:
 
 
 def _imported(folder: str, stem: str) -> ModuleType:
-    if importlib.util.find_spec(f"{folder}.{stem}") is None:
+    name = f"{folder.replace('/', '.')}.{stem}"
+    if importlib.util.find_spec(name) is None:
         other = "ops" if folder == "kernels" else "kernels"
         raise UserError(f"{folder}/{stem}.py: no such file; write it beside {other}/{stem}.py")
     try:
-        return importlib.import_module(f"{folder}.{stem}")
+        return importlib.import_module(name)
     except Exception as error:
         traceback.print_exception(error)
         raise UserError(
             f"{folder}/{stem}.py: {status.reason(error)}; mend the file, or leave its ops out of"
             " `ops`"
         ) from error
+
+
+@functools.cache
+def _network_ops() -> dict[str, str]:
+    return source_tree.network_ops(ROOT)
 
 
 @functools.cache
@@ -94,11 +110,25 @@ def function(op_name: str, impl: str) -> Callable:
 
     Raises Unavailable where the baseline's library is absent, UserError where it lacks the op.
     """
-    module = kernel(op(op_name)[1]) if is_ours(impl) else _baseline(impl)
+    if of_network(op_name):
+        return _stack(op_name, impl)
+    declared_op, family = op(op_name)
+    module = kernel(family) if is_ours(impl) else _baseline(impl)
     try:
-        return getattr(module, op_name)
+        found = getattr(module, op_name)
     except AttributeError:
         raise UserError(f"{module.__name__}: has no function {op_name}; write it") from None
+    return declared_op.adapted(found) if declared_op.adapted else found
+
+
+def _stack(op_name: str, impl: str) -> Callable:
+    stack = OURS if is_ours(impl) else impl
+    if stack not in source_tree.stacks(ROOT, op_name):
+        there = source_tree.stacks(ROOT, op_name)
+        raise UserError(f"network/stacks/{stack}.py: no such file; stacks are {there}")
+    # Late and by name: the parents import this module, and no torch.
+
+    return importlib.import_module("network.calls").function(op_name, stack)
 
 
 def accumulates(op_name: str, impl: str) -> str | None:
@@ -106,6 +136,8 @@ def accumulates(op_name: str, impl: str) -> str | None:
 
     A file that knows has `ACCUMULATES`, a dtype for each op by name, with its source beside it.
     """
+    if of_network(op_name):
+        return None
     stem = f"kernels.{op(op_name)[1]}" if is_ours(impl) else f"baselines.{impl}"
     return getattr(importlib.import_module(stem), "ACCUMULATES", {}).get(op_name)
 
@@ -113,11 +145,14 @@ def accumulates(op_name: str, impl: str) -> str | None:
 def in_place(op_name: str, impl: str) -> bool:
     """Whether calls may write over what they are given, as a baseline's file declares it.
 
-    A file with such an op has `IN_PLACE`, their names. Ours never may.
+    A file with such an op has `IN_PLACE`, their names; of ours that is an op whose users ask for
+    nothing else, such as an optimizer.
     """
-    if is_ours(impl):
-        return False
-    return op_name in getattr(_baseline(impl), "IN_PLACE", ())
+    if of_network(op_name):
+        module = _imported(NETWORK, op(op_name)[1])
+        return op_name in getattr(module, "IN_PLACE", ())
+    module = kernel(op(op_name)[1]) if is_ours(impl) else _baseline(impl)
+    return op_name in getattr(module, "IN_PLACE", ())
 
 
 def wide(op_name: str, impl: str) -> tuple[str, ...]:
@@ -126,7 +161,7 @@ def wide(op_name: str, impl: str) -> tuple[str, ...]:
     A file with such an op has `WIDE`, by op the names of inputs, or "out" for what it returns. Ours
     has every tensor in the dtype of the call.
     """
-    if is_ours(impl):
+    if is_ours(impl) or of_network(op_name):
         return ()
     return tuple(getattr(_baseline(impl), "WIDE", {}).get(op_name, ()))
 
@@ -136,6 +171,8 @@ def settings(op_name: str, impl: str) -> str:
 
     A file with such an op has `SETTINGS`, a sentence for each by name.
     """
+    if of_network(op_name):
+        return "a part that a stack has not is PyTorch's"
     if is_ours(impl):
         return ""
     return getattr(_baseline(impl), "SETTINGS", {}).get(op_name, "")
@@ -143,7 +180,7 @@ def settings(op_name: str, impl: str) -> str:
 
 def version(impl: str) -> str:
     """The version of the library behind an implementation; "" where it is absent."""
-    if is_ours(impl):
+    if is_ours(impl) or (impl not in stems() and source_tree.is_stack(ROOT, impl)):
         return _distribution("triton")
     try:
         return _distribution(_baseline(impl).LIBRARY)

@@ -8,9 +8,17 @@ from pathlib import Path
 
 from harness.cli import UserError
 
-PACKAGES = ("harness", "ops", "kernels", "baselines")
+PACKAGES = ("harness", "network", "ops", "kernels", "baselines")
+# The room of the ops of a whole network, whose implementations are the stacks.
+NETWORK, STACKS = "network/ops", "network/stacks"
 # The word that AUTOTUNES has in place of the names of all ops.
 EVERY = "all"
+# Between a stack and the one part of ours in it, as `network.stack` has it.
+WITH = "_with_"
+# The stacks into which ours is put one part at a time, and the parts that are not put in. One of
+# these joins two others. The ops drop nothing, and a step decodes nothing.
+ONE_PART_OVER = ("torch_eager", "torch_compile")
+NOT_APART = ("linear_gelu", "dropout", "decode_attention")
 MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
 
 
@@ -30,6 +38,64 @@ def ops(root: Path) -> dict[str, str]:
                 raise UserError(f"ops/{stem}.py: op {name!r} is also in {other}.py; rename one")
             family[name] = stem
     return family
+
+
+def network_ops(root: Path) -> dict[str, str]:
+    """The family of each op of a whole network, as `ops`; none where there is no such room."""
+    return {
+        name: stem
+        for stem in stems(root, NETWORK)
+        for name in declared_ops(root, f"{NETWORK}/{stem}.py")
+    }
+
+
+def every_op(root: Path) -> dict[str, str]:
+    """The family of each op, of kernels and of a whole network."""
+    return ops(root) | network_ops(root)
+
+
+def stacks(root: Path, op: str) -> list[str]:
+    """The stacks that implement an op of a whole network, sorted.
+
+    These are the files of the stacks. An op that `PART_BY_PART` names also has PyTorch's two stacks
+    with one part of ours: `torch_eager_with_rms_norm`.
+    """
+    found = stems(root, STACKS)
+    path = f"{NETWORK}/{network_ops(root)[op]}.py"
+    if op in literal(root, path, "PART_BY_PART", ()):
+        ours = f"{STACKS}/ours.py"
+        parts = [name for name in keys(root, ours, "PARTS") if name not in NOT_APART]
+        parts += ["optimizer"] * ("OPTIMIZER" in public_names(root, ours))
+        bases = [base for base in ONE_PART_OVER if base in found]
+        found += [f"{base}{WITH}{part}" for base in bases for part in parts]
+    return sorted(found)
+
+
+def stack_files(root: Path, impl: str) -> list[str]:
+    """The files that a stack comes from: its own, and those whose parts it takes."""
+    base, _, part = impl.partition(WITH)
+    names = {"torch_eager", base} | ({"ours"} if part else set())
+    return sorted(f"{STACKS}/{name}.py" for name in names)
+
+
+def is_stack(root: Path, impl: str) -> bool:
+    """Whether an implementation is a stack of a network, whole or with one part of ours."""
+    return all((root / path).is_file() for path in stack_files(root, impl))
+
+
+def rests_on(root: Path, impl: str) -> str:
+    """The distribution behind an implementation: that of a baseline's file, else Triton."""
+    path = f"baselines/{impl}.py"
+    return library(root, path) if (root / path).is_file() else "triton"
+
+
+def keys(root: Path, path: str, name: str) -> list[str]:
+    """The keys of the dictionary that a file assigns to a name; UserError if there is none."""
+    for node in parsed(root, path).body:
+        named = isinstance(node, ast.Assign) and [_name(target) for target in node.targets]
+        if named == [name] and isinstance(node.value, ast.Dict):
+            return [ast.literal_eval(key) for key in node.value.keys]
+    raise UserError(f"{path}: has no {name} = {{...}} at module level; write one")
 
 
 def declared_ops(root: Path, path: str) -> list[str]:
@@ -99,6 +165,8 @@ def self_tuned(root: Path, op: str, impls: Iterable[str]) -> list[str]:
 
     AUTOTUNES holds the names of ops, or is EVERY of a library that does so for all that it offers.
     """
+    if op in network_ops(root):
+        return []
     found = []
     for impl in impls:
         path = f"baselines/{impl}.py"

@@ -2,8 +2,8 @@
 
 By default such a library keeps its choices in a folder of the user. There may lie choices that were
 made on another board, in another run, or while other programs used the GPU. So each library that
-tunes itself gets a folder of its own for each op: `harness.measure.autotune` empties it and fills
-it on one board, verification reads a copy of it, and measuring uses it.
+tunes itself gets a folder of its own for each op. `harness.measure.autotune` empties it and fills
+it on one board. Verification reads a copy of it, and measuring uses it.
 """
 
 import shutil
@@ -16,8 +16,12 @@ FOLDERS = {
     "QUACK_CACHE_DIR": "quack",
 }
 # Triton's tuner keeps its choices if it is told to. That of Triton 3.6 keeps nothing of
-# configurations with a hook, as those of xFormers.
-KEEP = {"TRITON_CACHE_AUTOTUNING": "1"}
+# configurations with a hook, as those of xFormers. FlashAttention 4 keeps its compiled kernels.
+KEEP = {"TRITON_CACHE_AUTOTUNING": "1", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
+# The files of choices: of the tuners of Triton and QuACK, and of Inductor's for a kernel.
+CHOICES = ("*.autotune.json", "*.best_config")
+# Inductor's times of candidates for a part of a graph, and the graphs, which hold the choice.
+TIMES, GRAPHS = "inductor/cache", ("inductor/fxgraph", "inductor/aotautograd")
 
 
 def place(autotuned: Path, op: str, impl: str) -> Path:
@@ -31,6 +35,19 @@ def emptied(folder: Path) -> dict[str, str]:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return variables(folder)
+
+
+def forget(folder: Path) -> None:
+    """Remove the choices in a folder, and leave what is compiled.
+
+    A compiled graph stays unless a candidate for a part of it was chosen by time.
+    """
+    for pattern in CHOICES:
+        for path in list(folder.rglob(pattern)):
+            path.unlink()
+    if (folder / TIMES).exists():
+        for name in (TIMES, *GRAPHS):
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def copied(folder: Path, into: Path) -> dict[str, str]:

@@ -27,10 +27,13 @@ PART = re.compile(r"<\w+>")
 class Column:
     """A column of a CSV file.
 
-    kind: "text"; "count", an integer from 0; "number", finite, from 0 in raw files; "flag", True
-    or False. unit: that of a number; "1" for a ratio or a share. values: all that a text may be, if
-    they are few. filled: no row may leave it empty. positive: a number above 0. absent: the value
-    in files of former runs, which lack the column; None if none lacks it.
+    - kind: "text"; "count", an integer from 0; "number", finite, from 0 in raw files; "flag", True
+      or False.
+    - unit: that of a number; "1" for a ratio or a share.
+    - values: all that a text may be, if they are few.
+    - filled: no row may leave it empty.
+    - positive: a number above 0.
+    - absent: the value in files of former runs, which lack the column; None if none lacks it.
     """
 
     name: str
@@ -498,10 +501,101 @@ SURVEY = Table(
     ),
 )
 
+NETWORK = Table(
+    "network",
+    "a stack in a case of an operation of a whole network",
+    (
+        *(OP, CASE, DTYPE),
+        _text("preset", "name of the network's configuration"),
+        _text("stack", "name of the stack: where the network's parts come from"),
+        _count("batch", "sequences"),
+        _count("length", "tokens of a sequence, of a prompt if tokens are decoded"),
+        _count("tokens", "tokens that a call computes or decodes"),
+        _number("device_us", "GPU time of a call: the median over blocks", "µs"),
+        *INTERVAL,
+        _number("tokens_per_s", "tokens over the GPU time", "1/s"),
+        _number("mfu", "FLOPs of the model over the GPU time and the peak rate of the dtype", "1"),
+        _text("peak", "source of that peak rate"),
+        PEAK,
+        _number("energy_mj_per_token", "energy of a call over its tokens", "mJ"),
+        _number("speedup_vs_eager", "GPU time of `torch_eager` over that of this row", "1"),
+        *(STATUS, REASON),
+    ),
+)
+
+STEP = (
+    _text("preset", "name of the network's configuration", filled=True),
+    _count("batch", "sequences of a step", filled=True),
+    _count("length", "tokens of a sequence", filled=True),
+    DTYPE,
+    _text("stack", "where the network's parts come from", filled=True),
+)
+STEP_US = _number("us", "wall time of a step, GPU and host", "µs")
+PART_NAME = _text("part", "part of the network; `other` is none, such as a sum of gradients")
+STEP_PARTS = Table(
+    "step_parts",
+    "a part and pass of a training step, by PyTorch's profiler",
+    (
+        *STEP,
+        PART_NAME,
+        _text("pass", "pass to which the time belongs", ("forward", "backward")),
+        _number("us", "time of the GPU, of the host on a CPU: the mean of three profiles", "µs"),
+        _number("step_us", "wall time of the step without the profiler: the median", "µs"),
+        *(STATUS, REASON),
+    ),
+)
+PARTS_ALONE = Table(
+    "parts_alone",
+    "a part by itself, on the arguments that it has in a step",
+    (
+        *STEP,
+        PART_NAME,
+        _count("calls", "calls in a step"),
+        _number("us", "wall time of both passes of all these calls: medians, summed", "µs"),
+        *(STATUS, REASON),
+    ),
+)
+STEP_LADDER = Table(
+    "step_ladder",
+    "a block of training steps of a rung; each rung has one part of ours more",
+    (
+        *STEP,
+        _text("over", "the stack at the foot"),
+        _count("rung", "number of parts of ours"),
+        _text("part", "the part that this rung adds; empty at the foot"),
+        _count("block", "number of the block; in each all rungs take turns"),
+        STEP_US,
+        PEAK,
+        *(STATUS, REASON),
+    ),
+)
+STEP_MEMORY = Table(
+    "step_memory",
+    "a training step on one sequence of a length",
+    (*STEP, STEP_US, PEAK, STATUS, REASON),
+)
+LOSS_PARITY = Table(
+    "loss_parity",
+    "a step of training",
+    (
+        *STEP,
+        _count("seed", "seed of the weights"),
+        _count("step", "number of the step, from 0"),
+        _number("loss", "loss before the step", "1"),
+        _text("text_sha256", "SHA-256 of the text"),
+        *(STATUS, REASON),
+    ),
+)
+# The files that `harness.measure.dissect` writes, by its subject.
+DISSECTED = {
+    table.name: table for table in (STEP_PARTS, PARTS_ALONE, STEP_LADDER, STEP_MEMORY, LOSS_PARITY)
+}
+
 # The files that `harness.summarize` writes into the folder of a run, in this order.
 SUMMARIES = (
     *(SUMMARY, VERDICTS, CLAIMS, RATES, VERIFICATION, CAPABILITIES, GAPS, LEDGER, SANITIZER),
     *(RESOURCES, IR, RUNS, TUNING, ENVIRONMENT, SHOWN_CEILINGS, DATASHEETS, OVERHEAD),
+    *(NETWORK, *DISSECTED.values()),
 )
 TABLES = {table.name: table for table in (RAW, CEILINGS, SURVEY, *SUMMARIES)}
 

@@ -26,7 +26,7 @@ class Work:
     bytes_written: float
     flops: float
     dtype: str
-    direction: str
+    pass_: str
 
 
 def floor_us(work: Work, ceilings: Mapping[str, float], cached: int = 0) -> tuple[float, str]:
@@ -38,7 +38,7 @@ def floor_us(work: Work, ceilings: Mapping[str, float], cached: int = 0) -> tupl
     memory = compute = 0.0
     if "read" in ceilings and "write" in ceilings:
         written = max(0.0, work.bytes_written - cached)
-        read = max(0.0, work.bytes_read - (cached if work.direction == "both" else 0))
+        read = max(0.0, work.bytes_read - (cached if work.pass_ == "both" else 0))
         memory = read / ceilings["read"] + written / ceilings["write"]
     if work.dtype in ceilings:
         compute = work.flops / ceilings[work.dtype]

@@ -15,15 +15,20 @@ from harness.results.raw import sha256
 NAME = "manifest.json"
 
 
-def write(recorded: Path, ops: Iterable[str] = (), families: Iterable[str] = ()) -> None:
-    """Lists the files of these ops and kernel files as they lie there; what is listed of others
-    stays as it is.
+def write(
+    recorded: Path,
+    ops: Iterable[str] = (),
+    families: Iterable[str] = (),
+    others: Iterable[str] = (),
+) -> None:
+    """Lists the files of these ops and kernel files, and others by name, as they lie there; what is
+    listed beside these stays as it is.
     """
     path = recorded / NAME
     files = dict(_listed(recorded, "remove it and record again")) if path.exists() else {}
     raw = {f"raw/{op}.{end}" for op in ops for end in ("csv", "json")}
     folders = tuple(f"verify/{op}/" for op in ops)
-    ours = raw | {f"sanitize/{family}.json" for family in families}
+    ours = raw | {f"sanitize/{family}.json" for family in families} | set(others)
     kept = {
         name: digest
         for name, digest in files.items()
@@ -40,7 +45,9 @@ def seal(recorded: Path) -> list[str]:
     if not ops:
         raise UserError(f"{recorded}/raw: holds no measurement; name the folder of a recorded run")
     (recorded / NAME).unlink(missing_ok=True)
-    write(recorded, ops, [path.stem for path in (recorded / "sanitize").glob("*.json")])
+    sanitized = [path.stem for path in (recorded / "sanitize").glob("*.json")]
+    dissected = [f"dissect/{path.name}" for path in (recorded / "dissect").glob("*.csv")]
+    write(recorded, ops, sanitized, dissected)
     return ops
 
 
@@ -71,6 +78,13 @@ def check(recorded: Path, ops: Iterable[str], families: Iterable[str] = ()) -> N
     remedy = f"git checkout {recorded}, or record the run again"
     listed = _listed(recorded, remedy)
     places = [place for op in ops for place in (f"raw/{op}.csv", f"raw/{op}.json")]
+    for op in ops:
+        raw = f"raw/{op}.csv"
+        if raw not in listed and not (recorded / raw).exists():
+            raise UserError(
+                f"{recorded}: has no times of {op}; measure and record it on a machine with a GPU,"
+                f" or take {op} out of ops"
+            )
     if unknown := [place for place in places if place not in listed]:
         raise UserError(f"{recorded / unknown[0]}: {NAME} does not list it; {remedy}")
     folders = [f"verify/{op}" for op in ops]
@@ -83,6 +97,12 @@ def check(recorded: Path, ops: Iterable[str], families: Iterable[str] = ()) -> N
     places += [name for name in sanitized if name in listed or (recorded / name).exists()]
     for name in sorted(places):
         _same(recorded, name, listed, remedy)
+
+
+def check_file(recorded: Path, name: str) -> None:
+    """Raises UserError where a file, by its name in the folder, is not as it was recorded."""
+    remedy = f"git checkout {recorded}, or record the run again"
+    _same(recorded, name, _listed(recorded, remedy), remedy)
 
 
 def _same(recorded: Path, name: str, listed: Mapping[str, str], remedy: str) -> None:

@@ -2,8 +2,9 @@
 
 `python -m harness.results.record --run results/study --into results/recorded/h200`; an op is
 replaced whole: CSV, sidecar and reports of all its implementations come from one run. The
-sanitizer's report on a kernel file goes along, if there is one. `manifest.json` holds the digest of
-each file; `--seal` writes it for what lies in a recorded folder.
+sanitizer's report on a kernel file goes along, and so does what was seen within a training step.
+`manifest.json` holds the digest of each file; `--seal` writes it for what lies in a recorded
+folder.
 """
 
 import argparse
@@ -70,7 +71,11 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     sanitized = sorted((run / "sanitize").glob("*.json"))
     for source in sanitized:
         _replace_file(into / "sanitize" / source.name, source)
-    manifest.write(into, sources, [path.stem for path in sanitized])
+    dissected = sorted((run / "dissect").glob("*.csv"))
+    for source in dissected:
+        _replace_file(into / "dissect" / source.name, source)
+    families, others = [p.stem for p in sanitized], [f"dissect/{p.name}" for p in dissected]
+    manifest.write(into, sources, families, others)
     return list(sources)
 
 

@@ -15,8 +15,8 @@ def verified(folders: Iterable[Path]) -> list[dict]:
     """The reports in folders of ops; by op, ours first, then by implementation and mode.
 
     Each cell says whether it is hostile, and verdicts that no longer stand are withdrawn. A
-    baseline that has no function for the op in this tree is left out: nobody offers what the record
-    says it declined, and no verification could renew it.
+    baseline that has no function for the op in this tree, or no stack, is left out. Its record says
+    that it declined, and no verification could renew that.
     """
     paths = (path for folder in folders for path in folder.glob("*.json"))
     paths = (path for path in paths if _offered(path.parent.name, path.stem))
@@ -30,6 +30,8 @@ def verified(folders: Iterable[Path]) -> list[dict]:
 
 def _offered(op: str, impl: str) -> bool:
     path = f"baselines/{impl}.py"
+    if op in source_tree.network_ops(ROOT):
+        return impl in source_tree.stacks(ROOT, op)
     return impl == OURS or ((ROOT / path).is_file() and op in source_tree.public_names(ROOT, path))
 
 

@@ -1,8 +1,9 @@
 """Our kernels under compute-sanitizer: `python -m harness.sanitize --file softmax --out F`.
 
-Each tool runs all edge cases of the ops of a kernel file, both passes, in a process of its own:
-memcheck finds accesses out of bounds, initcheck reads of memory that nobody wrote, racecheck
-hazards in shared memory. Exit code 1: a tool found something in a kernel of ours, or did not end.
+Each tool runs all edge cases of the ops of a kernel file, both passes, in a process of its own. The
+tool memcheck finds accesses out of bounds, initcheck reads of memory that was never written, and
+racecheck hazards in shared memory. Exit code 1: a tool found something in a kernel of ours, or did
+not end.
 """
 
 import argparse
@@ -91,8 +92,9 @@ def _kernels(stem: str) -> set[str]:
 def judge(text: str | None, ours: set[str]) -> dict:
     """Return the findings in the output of a tool, None if the tool did not end.
 
-    ours: the names of our kernels. A finding that names none of them, such as one in a library's
-    kernel that made the inputs, is counted apart; one that names no kernel at all counts as ours.
+    ours: the names of our kernels. A finding that names none of them is counted apart, such as one
+    in a library's kernel that made the inputs. A finding that names no kernel at all counts as
+    ours.
     """
     if text is None:
         return {"status": "hung", "reason": "did not end in time", "cases": 0, "findings": {}}

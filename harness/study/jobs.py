@@ -20,12 +20,18 @@ from harness.machine.nvml import gpus
 from harness.project import libraries
 from harness.project.implementations import OURS
 from harness.project.source_tree import (
+    NETWORK,
     PACKAGES,
+    STACKS,
     library,
+    network_ops,
     ops,
     public_names,
+    rests_on,
     self_tuned,
     sources,
+    stack_files,
+    stacks,
     stems,
 )
 from harness.results import columns, measured
@@ -102,8 +108,11 @@ def check_kernels(root: Path, families: Mapping[str, str]) -> None:
 class Study:
     """The jobs of one configuration; methods that take `wildcards` are Snakemake input functions.
 
-    ops: the family of each selected op. rivals: the baselines that offer it, sorted. digests: of
-    the committed tables of tuned configurations, by family.
+    - ops: the family of each selected op.
+    - rivals: the baselines that offer it, sorted; of an op of a whole network the stacks besides
+      ours.
+    - digests: of the committed tables of tuned configurations, by family.
+    - networks: the selected ops of a whole network.
     """
 
     root: Path
@@ -111,6 +120,7 @@ class Study:
     ops: Mapping[str, str]
     rivals: Mapping[str, list[str]]
     digests: Mapping[str, str]
+    networks: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
@@ -123,17 +133,30 @@ class Study:
                         f"{folder}/{stem}.py: no module can have this name; rename the file to"
                         " letters, digits and underscores"
                     )
-        every_op, every_baseline = ops(root), stems(root, "baselines")
-        chosen = settings.select("ops", sorted(every_op), config, files)
-        libraries = settings.select("baselines", every_baseline, config, files)
-        for stem in libraries:
+        networks = network_ops(root)
+        known = ops(root) | networks
+        stacked = {op: [name for name in stacks(root, op) if name != OURS] for op in networks}
+        every_rival = {*stems(root, "baselines"), *(name for op in stacked for name in stacked[op])}
+        chosen = settings.select("ops", sorted(known), config, files)
+        libraries = settings.select("baselines", sorted(every_rival), config, files)
+        for stem in (stem for stem in libraries if stem in stems(root, "baselines")):
             library(root, f"baselines/{stem}.py")
-        settings.exist(["timing", "energy_impls"], [OURS, *every_baseline], config, files)
-        offers = {stem: public_names(root, f"baselines/{stem}.py") for stem in libraries}
-        rivals = {op: [stem for stem in sorted(offers) if op in offers[stem]] for op in chosen}
-        families = {op: every_op[op] for op in chosen}
-        check_kernels(root, families)
-        study = cls(root, config, families, rivals, committed_tables(root))
+        settings.exist(["timing", "energy_impls"], [OURS, *sorted(every_rival)], config, files)
+        offers = {
+            stem: public_names(root, f"baselines/{stem}.py")
+            for stem in stems(root, "baselines")
+            if stem in libraries
+        }
+        rivals = {
+            op: [name for name in stacked[op] if name in libraries]
+            if op in networks
+            else [stem for stem in sorted(offers) if op in offers[stem]]
+            for op in chosen
+        }
+        families = {op: known[op] for op in chosen}
+        check_kernels(root, {op: stem for op, stem in families.items() if op not in networks})
+        whole = frozenset(networks).intersection(chosen)
+        study = cls(root, config, families, rivals, committed_tables(root), whole)
         measured.refuse_deletion(root / study.run, sys.argv)
         if study.measures and not config["narrower"]:
             study.check_wider()
@@ -148,7 +171,7 @@ class Study:
         be it that a baseline is no longer installed.
         """
         names = {impl for impls in self.rivals.values() for impl in impls}
-        about = {impl: library(self.root, f"baselines/{impl}.py") for impl in names}
+        about = {impl: rests_on(self.root, impl) for impl in names}
         here = {OURS, *(name for name in names if libraries.version(about[name]))}
         raw = self.root / self.run / "raw"
         csvs = [(raw / f"{op}.csv", here.intersection(self.impls(op))) for op in self.ops]
@@ -170,7 +193,8 @@ class Study:
 
     @property
     def families(self) -> list[str]:
-        return sorted(set(self.ops.values()))
+        """The kernel files; a network has none of its own."""
+        return sorted({stem for op, stem in self.ops.items() if op not in self.networks})
 
     @property
     def measures(self) -> bool:
@@ -226,7 +250,7 @@ class Study:
         """The library that an implementation rests on, with the version that is here."""
         if wildcards.impl == OURS:
             return f"triton {libraries.version('triton')}"
-        name = libraries.distribution(self.root / f"baselines/{wildcards.impl}.py")
+        name = rests_on(self.root, wildcards.impl)
         return f"{name} {libraries.version(name)}"
 
     def verify_budget(self, wildcards) -> str:
@@ -268,7 +292,8 @@ class Study:
     @property
     def drawn(self) -> list[str]:
         """The families that have a figure of their own."""
-        return [name for name in self.stems("paper/figures") if name in self.stems("ops")]
+        families = {*self.stems("ops"), *self.stems(NETWORK)}
+        return [name for name in self.stems("paper/figures") if name in families]
 
     def sources(self, *starts: str) -> list[str]:
         return sources(self.root, *starts)
@@ -285,6 +310,11 @@ class Study:
 
     def verify_inputs(self, wildcards) -> list[str]:
         op, impl = wildcards.op, wildcards.impl
+        if op in self.networks:
+            judges = ("harness/verify/__main__.py", f"{NETWORK}/{self.ops[op]}.py")
+            stack = self.sources(*judges, "network/calls.py", *stack_files(self.root, impl))
+            tables = self.tables(wildcards) if self._has_our_kernels(wildcards) else []
+            return [*stack, *tables, *self.draws]
         judges = ("harness/verify/__main__.py", f"ops/{self.ops[op]}.py", REFERENCE_IMPL)
         if impl == OURS:
             ours = self.sources(*judges, *family_files(self.ops[op]))
@@ -324,8 +354,12 @@ class Study:
 
     def tables(self, wildcards) -> list[str]:
         """The table that this run tunes for the op or the kernel file; none in other modes."""
+        if self.config["tuning"] != "tune":
+            return []
+        if wildcards.get("op") in self.networks:
+            return self.tables_of_all
         family = wildcards.get("family") or self.ops[wildcards.op]
-        return [f"{self.run}/tuned/{family}.json"] if self.config["tuning"] == "tune" else []
+        return [f"{self.run}/tuned/{family}.json"]
 
     @property
     def tables_in_force(self) -> list[str]:
@@ -338,13 +372,21 @@ class Study:
 
     def tuning(self, wildcards) -> str:
         """The inputs that change if other configurations of ours bind: the mode and the files."""
-        if wildcards.get("impl", OURS) != OURS:
+        if not self._has_our_kernels(wildcards):
             return ""
         mode = self.config["tuning"]
         return f"{mode} {self.committed_tables(wildcards)}" if mode == "replay" else mode
 
+    def _has_our_kernels(self, wildcards) -> bool:
+        """Whether the implementation, or one of those timed together, is of our kernels."""
+        impl = wildcards.get("impl", OURS)
+        stacked = wildcards.get("op") in self.networks and rests_on(self.root, impl) == "triton"
+        return impl == OURS or stacked
+
     def committed_tables(self, wildcards) -> str:
         """The digest of what the committed tables hold for the op or the kernel file."""
+        if wildcards.get("op") in self.networks or wildcards.get("subject"):
+            return " ".join(self.digests[family] for family in sorted(self.digests))
         return self.digests.get(wildcards.get("family") or self.ops[wildcards.op], "")
 
     def reports(self, op: str) -> list[str]:
@@ -358,6 +400,33 @@ class Study:
         if not self.measures:
             impls = [impl for impl in impls if impl in (OURS, Path(REFERENCE_IMPL).stem)]
         return [f"{self.run}/verify/{op}/{impl}.json" for impl in impls]
+
+    @property
+    def dissections(self) -> list[str]:
+        """The questions that this run asks of a training step; none if it times no network."""
+        wanted = self.config["dissect"] if self.measures and self.networks else {}
+        return [subject for subject, options in wanted.items() if options is not None]
+
+    def dissected(self, wildcards) -> list[str]:
+        """The files that answer them, of this run or else as recorded."""
+        paths = [f"dissect/{subject}.csv" for subject in self.config["dissect"]]
+        asked = [f"{self.run}/dissect/{subject}.csv" for subject in self.dissections]
+        return asked or self._recorded(*paths)
+
+    def dissect_inputs(self, wildcards) -> list[str]:
+        command = "harness/measure/dissect/__main__.py"
+        code = self.sources(command, "network/calls.py", *self.glob(f"{STACKS}/*.py"))
+        return [*code, *self.tables_of_all]
+
+    def dissect_options(self, wildcards) -> str:
+        """The options of the command for a question."""
+        return shlex.join(self.config["dissect"][wildcards.subject].split())
+
+    @property
+    def tables_of_all(self) -> list[str]:
+        """The tables that this run tunes, of all kernel files; none in other modes."""
+        tunes = self.config["tuning"] == "tune"
+        return [f"{self.run}/tuned/{family}.json" for family in self.families if tunes]
 
     def failed(self, wildcards) -> str:
         """When the measurement of an op last failed, "" if never.

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.cli import UserError
 
 MEMORY = ".snakemake"
-SOURCES = ("baselines", "config", "harness", "kernels", "ops", "paper", "workflow")
+SOURCES = ("baselines", "config", "harness", "kernels", "network", "ops", "paper", "workflow")
 # Clocks of the machines that share a folder differ by less.
 AHEAD_S = 300.0
 

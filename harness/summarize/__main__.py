@@ -25,6 +25,7 @@ from harness.summarize import (
     comparisons,
     inference,
     ledger,
+    networks,
     rates,
     tables,
     timings,
@@ -60,10 +61,11 @@ def summarize(
     sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
     if not any(rows.values()):
         raise UserError(f"{folder}/raw: no op has a cell; widen dtypes, passes or ops")
-    _write_cells(folder, study)
+    summary = _write_cells(folder, study)
+    _write_networks(folder, recorded, summary, sidecars)
     families = {op: found[0]["family"] for op, found in rows.items() if found}
     silent = {op for op in (*rows, *untimed) if op not in families}
-    families |= {op: stem for op, stem in source_tree.ops(ROOT).items() if op in silent}
+    families |= {op: stem for op, stem in source_tree.every_op(ROOT).items() if op in silent}
     if replayed := [op for op, car in sidecars.items() if car["mode"] == "replayed"]:
         manifest.check(recorded, replayed, {families[op] for op in replayed if op in families})
     here = [folder / "verify" / op for op in untimed if op not in sidecars]
@@ -107,7 +109,19 @@ def summarize(
     return ("of the recorded run, " if replayed else "") + _took(overhead[-1])
 
 
-def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> None:
+def _write_networks(
+    folder: Path, recorded: Path, summary: Sequence[Mapping], sidecars: Mapping[str, Mapping]
+) -> None:
+    """Write what is said of whole networks, and what was seen within a step of one."""
+    whole = [op for op in source_tree.network_ops(ROOT) if op in sidecars]
+    ceilings = {op: sidecars[op]["ceilings"] for op in whole}
+    _write(folder, columns.NETWORK, networks.rows(summary, ceilings))
+    for table in columns.DISSECTED.values():
+        _write(folder, table, networks.dissected(folder, recorded, table))
+
+
+def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> list[dict]:
+    """Write the files on cells; return the rows of the summary."""
     grouped = {op: timings.group(rows) for op, (rows, _) in study.items()}
     ceilings = {op: limits(sidecar) for op, (_, sidecar) in study.items()}
     every = {key: rivals for found in grouped.values() for key, rivals in found.items()}
@@ -132,11 +146,13 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
     headline = comparisons.members([one for one in compared if one.part == timings.HEADLINE])
     found = rates.rows(*rates.material(noise, comparisons.processes(counted), headline))
     _write(folder, columns.RATES, found)
+    return summary
 
 
 def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Iterator[dict]:
-    """Verdicts with what bounds their cell and the MiB that it moves, as the summary says; and with
-    the library of the baseline, and how many libraries beside PyTorch and Triton the op has.
+    """Verdicts with the bound of their cell and the MiB that it moves, from the summary. Each also
+    has the library of the baseline, and the number of libraries of the op besides PyTorch and
+    Triton.
     """
     verdicts = list(verdicts)
     ours = {tuple(row[name] for name in timings.KEY): row for row in summary if row["impl"] == OURS}
@@ -153,9 +169,14 @@ def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Itera
 
 
 def _library(impl: str) -> str:
-    """The distribution of a baseline; its own name where this tree has no such file."""
+    """The distribution of a baseline; its own name where this tree has no such file.
+
+    A stack of a network that has no file among the baselines rests on our kernels.
+    """
     path = BASELINES / f"{impl}.py"
-    return libraries.distribution(path) if path.is_file() else impl
+    if path.is_file():
+        return libraries.distribution(path)
+    return source_tree.rests_on(ROOT, impl) if source_tree.is_stack(ROOT, impl) else impl
 
 
 def _took(row: Mapping) -> str:

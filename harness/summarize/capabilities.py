@@ -74,10 +74,10 @@ mended; the next record judges the cell again. Scripts that reproduce wrong resu
 def rows(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict]:
     """The rows of capabilities.csv: a row for each op, implementation, pass, dtype and mode.
 
-    found: verification reports. `of` is the number of ordinary cells, `cells` of those that were
-    reached; status, reason and case are those of the worst of these, `unsupported` where all were
-    declined and `unreached` where there is none. The four numbers of hostile cells follow the same
-    rule. A report without cells gives one row.
+    found: verification reports. `of` is the number of ordinary cells, and `cells` the number of
+    those that were reached. Status, reason and case are those of the worst of these: `unsupported`
+    if all were declined, `unreached` if there is none. The four numbers of hostile cells follow the
+    same rule. A report without cells gives one row.
     """
     for report in found:
         common = _common(report, families)
@@ -87,11 +87,11 @@ def rows(found: Iterable[Mapping], families: Mapping[str, str]) -> Iterator[dict
         if not report["cells"]:
             nothing = _counts([], "of", "") | _counts([], "hostile_of", "hostile")
             yield common | nothing | {key: report[key] for key in ("status", "reason")}
-        for (direction, dtype), cells in groups.items():
+        for (pass_, dtype), cells in groups.items():
             odd = [cell for cell in cells if hostile.cell(cell)]
             plain = [cell for cell in cells if cell not in odd]
             yield common | {
-                **{"pass": direction, "dtype": dtype},
+                **{"pass": pass_, "dtype": dtype},
                 **_counts(plain, "of", ""),
                 **_counts(odd, "hostile_of", "hostile"),
                 **_speaks(plain),
@@ -153,7 +153,7 @@ def page(found: Sequence[Mapping], families: Mapping[str, str]) -> str:
         some = [row for row in table if row["family"] == family]
         passes = {(row["op"], row["pass"]) for row in some if row.get("pass")}
         columns = sorted(passes, key=lambda pair: (pair[0], PASSES.index(pair[1])))
-        titles = [f"{op} {direction}" for op, direction in columns]
+        titles = [f"{op} {pass_}" for op, pass_ in columns]
         lines = [
             [_named(impl, some), *(_signs(some, impl, *column) for column in columns)]
             for impl in _impls(some)
@@ -198,13 +198,13 @@ def share(reached: int, of: int) -> str:
     return f"{min(99, max(1, percent)) if 0 < reached < of else percent} %"
 
 
-def _signs(table: Sequence[Mapping], impl: str, op: str, direction: str) -> str:
+def _signs(table: Sequence[Mapping], impl: str, op: str, pass_: str) -> str:
     """A sign for each dtype, in their order, and the share that was reached if not all were; none
     where verification saw nothing of the op."""
     mine = [row for row in table if (row["impl"], row["op"]) == (impl, op)]
     if not any(row.get("pass") for row in mine):
         return _sign(mine)
-    of = {row["dtype"]: row for row in mine if row["pass"] == direction}
+    of = {row["dtype"]: row for row in mine if row["pass"] == pass_}
     signs = "".join(SIGNS[state(of[name])] if name in of else SIGNS[""] for name in DTYPES)
     return signs + _reached(of.values())
 

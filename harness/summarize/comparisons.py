@@ -1,9 +1,9 @@
 """Claims of the study: ours against each baseline, by cell and by op, with families corrected.
 
 A row of verdicts.csv compares ours with a baseline in one cell; its family is all cells and
-baselines of the op, of drawn shapes apart from the tuned grid. A row of claims.csv says the same of
-the geometric mean over the cells of one (op, pass) of the grid, against each baseline or against
-the best; its family is all claims of that kind. The part `training` (`timings.parts`) has
+baselines of the op, of drawn shapes apart from the tuned grid. A row of claims.csv does so for the
+geometric mean over the cells of one (op, pass) of the grid. It is against each baseline or against
+the best, and its family is all claims of that kind. The part `training` (`timings.parts`) has
 families of its own in both. `harness.stats` explains the numbers.
 """
 
@@ -126,13 +126,14 @@ def claim_rows(study: Sequence[Comparison], cells: Iterable[tuple[str, ...]]) ->
 def best_rows(study: Sequence[Comparison], cells: Iterable[tuple[str, ...]]) -> list[dict]:
     """The rows of claims.csv against the best rival of each (op, pass), whichever that is.
 
-    Nobody is chosen: the best rival is a parameter, the least of the true differences to all. Ours
-    is better if it is better than every rival, an intersection-union test, whose p is the largest
-    of theirs (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling"); worse if
-    it is worse than one, by the smallest p times their number; no different if it is no worse than
-    any by MARGIN and no better than one by that. Each rival counts over the cells in which it has a
-    time that a graph took. Shown is the rival of the least ratio; the interval covers the least of
-    the true ratios. Their family is all such claims of a part of the study.
+    No rival is chosen: the best one is a parameter, the least of the true differences to all. Ours
+    is better if it is better than every rival. This is an intersection-union test, whose p is the
+    largest of theirs (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling").
+    Ours is worse if it is worse than one rival, by the smallest p times their number. It is no
+    different if it is no worse than any by MARGIN and no better than one by that. Each rival counts
+    over the cells in which it has a time that a graph took. Shown is the rival of the least ratio;
+    the interval covers the least of the true ratios. Their family is all such claims of a part of
+    the study.
     """
     offered = inference.grouped(cells, lambda key: (key[0], key[3]))
     groups = inference.grouped(study, lambda one: one.part)
@@ -143,11 +144,11 @@ def _best_rows(study: Sequence[Comparison], offered: Mapping, part: str) -> list
     """A family of `best_rows`; offered: the cells of each (op, pass)."""
     claims, rows = members(study), []
     each = inference.grouped((key for key in claims if key[-1] == "graph"), lambda key: key[:3])
-    for (op, _, direction), keys in each.items():
+    for (op, _, pass_), keys in each.items():
         found = inference.against_best([[one.difference for one in claims[key]] for key in keys])
         closest = keys[found.pop("closest")]
         row = {"against": "best", "part": part, "rivals": len(keys)} | _named(closest)
-        row |= {"cells": len(claims[closest]), "of": len(offered[op, direction])}
+        row |= {"cells": len(claims[closest]), "of": len(offered[op, pass_])}
         rows.append(row | found | {"note": _note(found["ratio"])})
     adjusted = stats.holm(np.array([row["p"] for row in rows]))
     for row, p_holm in zip(rows, adjusted.tolist(), strict=True):

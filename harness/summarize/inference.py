@@ -55,7 +55,7 @@ class Difference(NamedTuple):
 class Offsets:
     """How far two processes that run the same code differ, for calls of any length.
 
-    An offset of some tenths of a microsecond is much of a short call and nothing of a long one, so
+    An offset of some tenths of a microsecond is much of a short call and nothing of a long one. So
     the variance at a length is that of the NEIGHBOURS gaps between calls nearest in length. The
     tails are those of all gaps together, each over the standard deviation of its neighbours.
     """

@@ -24,16 +24,16 @@ def rows(
             if cell["status"] == "ok":
                 key = cell["pass"], cell["dtype"]
                 repeats.setdefault(key, []).append(cell.get("deterministic"))
-        for (direction, dtype), found in repeats.items():
+        for (pass_, dtype), found in repeats.items():
             seen = [one for one in found if one is not None]
-            entry = dict(entries.get((direction, dtype), {}))
+            entry = dict(entries.get((pass_, dtype), {}))
             entry["kernels"] = "; ".join(
                 f"{count} x {name}" for name, count in entry.get("kernels", {}).items()
             )
-            entry |= {"pass": direction, "dtype": dtype}
+            entry |= {"pass": pass_, "dtype": dtype}
             entry["deterministic"] = all(seen) if seen else None
             if report["mode"] == "gpu":
-                key = report["op"], report["impl"], direction, dtype
+                key = report["op"], report["impl"], pass_, dtype
                 entry["timed_by"] = " and ".join(sorted(clocks.get(key, ())))
             yield same | entry
 

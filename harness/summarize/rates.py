@@ -1,11 +1,11 @@
 """How often the verdicts of a run err, and how much they find, on the noise of that very run.
 
 Its A/A gaps are resampled. A made-up study has the cells and claims of the run. The gap of a cell
-to its twin, and to each rival, is that of a recorded pair of processes among the CALLS_ALIKE whose
-calls are nearest in length, with a random sign, and with the uncertainty of that pair's blocks. To
-the rivals a true difference is added. The study is judged as a run is: it learns the variance and
-the tails of its offsets anew from its own gaps, and sees nothing of what it was drawn from. Seeds
-are fixed.
+to its twin, and to each rival, is that of a recorded pair of processes. The pair is among the
+CALLS_ALIKE whose calls are nearest in length. The sign is random, and the uncertainty is that of
+the pair's blocks. To the rivals a true difference is added. The study is judged as a run is. It
+learns the variance and the tails of its offsets anew from its own gaps, and sees nothing of the
+gaps that it was drawn from. Seeds are fixed.
 """
 
 import math
@@ -39,8 +39,9 @@ PROCESSES = (AS_RUN, 4)
 
 
 class Noise(NamedTuple):
-    """The A/A gaps of a run, each as of two single processes, the length in us of the calls between
-    which each was seen, and how many processes of each implementation ran in that cell."""
+    """The A/A gaps of a run, each as of two single processes. With each come the length in us of
+    the calls between which it was seen, and the number of processes of each implementation in that
+    cell."""
 
     gaps: Estimate
     lengths_us: np.ndarray

@@ -176,11 +176,13 @@ def ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
 
 
 def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dict]:
-    """The rows of overhead.csv: wall time of each op, of it the seconds of timing and of first
-    calls, the share of neither, how many libraries had tuned themselves before, how many of these
-    on another board than the one that measured, how many did so in their first calls, beside those
-    of their rivals, and on how many cores in turn the host's time was taken; then of all together,
-    and of cores the fewest.
+    """The rows of overhead.csv: one for each op, then one of all together.
+
+    A row has the wall time, the seconds of timing and of first calls in it, and the share of
+    neither. It counts the libraries that had tuned themselves before, and those of them that did so
+    on another board than the one that measured. It also counts those that tuned themselves in their
+    first calls, beside their rivals. The host's time was taken on several cores in turn, and it
+    counts those; the row of all has the fewest.
 
     A sidecar that does not tell leaves its op empty and out of the sum; one that does not tell the
     first calls has them in the overhead.

@@ -1,7 +1,7 @@
 """Times the candidates of a kernel file: `python -m harness.tune --file softmax --out …`.
 
-The result is a table of the format of kernels/tuned/, for this GPU and this file alone; with
-TILEWRIGHT_TUNED set to its folder the launchers use it, and `python -m harness.tune.merge` keeps
+The result is a table of the format of kernels/tuned/, for this GPU and this file alone. The
+launchers use it if TILEWRIGHT_TUNED is set to its folder, and `python -m harness.tune.merge` keeps
 it.
 """
 

@@ -38,18 +38,18 @@ def keys_in_sweep(
         for op in registry.declared(stem):
             for case, dtype in itertools.product(op.sweep[:most], dtypes):
                 if dtype in op.dtypes_of(case):
-                    for direction, launch in _launches(op, case, dtype, passes):
-                        cost = op.cost(case, direction, ITEMSIZE[dtype])
+                    for pass_, launch in _launches(op, case, dtype, passes):
+                        cost = op.cost(case, pass_, ITEMSIZE[dtype])
                         size = cost.bytes_read + cost.bytes_written
                         name = launch.name, *launch.key.items()
                         if name not in found or size > found[name][0]:
-                            found[name] = size, launch, direction
+                            found[name] = size, launch, pass_
         return [
             tuning_key
             for configs in recorder.declared(stem)
-            for _, launch, direction in found.values()
+            for _, launch, pass_ in found.values()
             if launch.name == configs.name
-            if len((tuning_key := _tuning_key(configs, launch, direction)).candidates) > 1
+            if len((tuning_key := _tuning_key(configs, launch, pass_)).candidates) > 1
         ]
 
 
@@ -66,7 +66,7 @@ def _launches(op: Op, case, dtype: str, passes: Sequence[str]):
                 yield further[0], launch
 
 
-def _tuning_key(configs: Configs, launch: Launch, direction: str) -> TuningKey:
+def _tuning_key(configs: Configs, launch: Launch, pass_: str) -> TuningKey:
     rule = dict(configs.choose(**launch.key))
     candidates = [dict(each) for each in configs.candidates if configs.suits(each, **launch.key)]
     if rule not in candidates:
@@ -77,7 +77,7 @@ def _tuning_key(configs: Configs, launch: Launch, direction: str) -> TuningKey:
         launch.op.name,
         launch.case.name,
         launch.dtype,
-        direction,
+        pass_,
         tuple(candidates),
         candidates.index(rule),
     )

@@ -46,7 +46,7 @@ class PrepareCandidate(Request):
     op: str
     case: str
     dtype: str
-    direction: str
+    pass_: str
     kernel: str
     index: int
     config: dict[str, float | bool]

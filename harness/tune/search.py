@@ -44,7 +44,7 @@ class TuningKey:
     op: str
     case: str
     dtype: str
-    direction: str
+    pass_: str
     candidates: tuple[Config, ...]
     rule: int
 
@@ -63,8 +63,9 @@ class Lost(Exception):
 class Tuner:
     """Times tuning_keys one after the other; a context that ends its worker.
 
-    start: makes a worker over `harness.tune.worker` or its like. seed: of the order in the blocks.
-    memory: of the GPU; that of a dead worker is back before the next one starts.
+    - start: makes a worker over `harness.tune.worker` or its like.
+    - seed: of the order in the blocks.
+    - memory: of the GPU; that of a dead worker is back before the next one starts.
     """
 
     def __init__(self, start: Callable[[], WorkerHandle], seed: int, memory: Memory):
@@ -108,7 +109,7 @@ class Tuner:
             tuning_key.op,
             tuning_key.case,
             tuning_key.dtype,
-            tuning_key.direction,
+            tuning_key.pass_,
             tuning_key.kernel,
         )
         ready = []
@@ -191,7 +192,7 @@ def entry(
         "op": tuning_key.op,
         "case": tuning_key.case,
         "dtype": tuning_key.dtype,
-        "pass": tuning_key.direction,
+        "pass": tuning_key.pass_,
     }
     if others:
         gap = _gap(fine[others[0]], fine[winner])

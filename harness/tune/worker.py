@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 from harness import status
 from harness.build import recorder
 from harness.calls import guards, inputs, invoke, tolerance
+from harness.calls.snapshot import InputSnapshot
 from harness.machine.timer import Timer
 from harness.project import registry
 from harness.project.implementations import OURS
@@ -56,10 +57,10 @@ class TuneWorker:
         )
 
     def prepare(
-        self, op: str, case: str, dtype: str, direction: str, kernel: str, index: int, config: dict
+        self, op: str, case: str, dtype: str, pass_: str, kernel: str, index: int, config: dict
     ) -> None:
         """Run, check and capture one candidate; the first of a key is the rule's choice."""
-        wanted = (op, case, dtype, direction, kernel)
+        wanted = (op, case, dtype, pass_, kernel)
         with torch.cuda.stream(self._timer.stream), _declining():
             if wanted != self._prepared_for:
                 self._open(*wanted)
@@ -82,22 +83,30 @@ class TuneWorker:
         replay, _ = self._replays[index]
         return messages.LaunchTime(self._timer.cold([replay], calls)[0])
 
-    def _open(self, op: str, case: str, dtype: str, direction: str, kernel: str) -> None:
+    def _open(self, op: str, case: str, dtype: str, pass_: str, kernel: str) -> None:
         self._forget()
         gc.collect()
         torch.cuda.empty_cache()
         declared, _ = registry.op(op)
         timed = next(each for each in declared.sweep if each.name == case)
-        function = registry.function(op, OURS)
+        function, in_place = registry.function(op, OURS), registry.in_place(op, OURS)
         tensors = inputs.make(declared, timed, dtype, self._seed, "cuda")
         seeds = None
-        if direction != "forward":
+        if pass_ != "forward":
             shapes = inputs.make(declared, timed, dtype, self._seed, "meta")
             outputs = invoke.run(declared, declared.reference, timed, shapes).values()
             empty = [torch.empty_like(output, device="cuda") for output in outputs]
             seeds = inputs.gradients(empty, self._seed)
-        self._run = lambda: invoke.run(declared, function, timed, tensors, seeds)
-        self._prepared_for = (op, case, dtype, direction, kernel)
+        kept = InputSnapshot(filter(torch.is_tensor, tensors.values()) if in_place else ())
+
+        def run() -> dict[str, torch.Tensor]:
+            kept.restore()
+            results = invoke.run(declared, function, timed, tensors, seeds)
+            # The next run writes over what this one has returned.
+            return {k: t.clone() for k, t in results.items()} if in_place else results
+
+        self._run = run
+        self._prepared_for = (op, case, dtype, pass_, kernel)
 
     def _forget(self) -> None:
         self._prepared_for: tuple | None = None

@@ -49,7 +49,7 @@ def main() -> int:
     ours = is_ours(arguments.impl)
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
     # The digest is taken before the code runs: after an edit meanwhile the report is out of date.
-    family = source_tree.ops(ROOT).get(arguments.op, "")
+    family = source_tree.every_op(ROOT).get(arguments.op, "")
     code = {"code_sha256": fingerprint.implementation(ROOT, family, arguments.impl)}
     report = code | verify(arguments, mode)
     write_json(arguments.out, report)
@@ -175,8 +175,7 @@ def _absent(failure: Failure, worker: WorkerHandle, impl: str) -> dict[str, str]
 
 def _installed(impl: str) -> str:
     """Return the version of the library behind a baseline, without importing it."""
-    name = libraries.distribution(ROOT / f"baselines/{impl}.py")
-    return libraries.version(name) or ""
+    return libraries.version(source_tree.rests_on(ROOT, impl)) or ""
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:

@@ -30,34 +30,42 @@ def observe(
     function: Callable,
     case: Case,
     dtype: str,
-    direction: str,
+    pass_: str,
     seed: int,
     device: str,
     in_float32: Sequence[str] = (),
 ) -> dict[str, object]:
-    """One warmed-up call in one direction (a pass of the op) on a device ("cpu" or "cuda").
+    """One warmed-up call in one pass of the op on a device ("cpu" or "cuda").
 
     in_float32: the inputs that the library has so, see `harness.calls.wide`.
 
-    Returns bytes: `input_bytes` (of a backward pass also outputs, and their gradients of one),
-    `output_bytes`, `saved_bytes` (what a forward pass keeps for the backward pass beside its inputs
-    and outputs; None in a forward pass), `workspace_bytes` (of the caching allocator, what the peak
-    holds beside all these; None on a CPU), `overwritten_bytes` (what was given and is not as it
-    was); counts: `launches` and `memory_ops` (copies and fills) of the GPU, None without one, and
-    `copies` and `casts` among PyTorch's operators, None in Triton's interpreter, which copies
-    itself; `kernels`, the most frequent launches by name; and `float32_precision`, PyTorch's
-    setting for products. Raises as the implementation does.
+    Returns, by key:
+
+    - `input_bytes`: the inputs; in a backward pass also the outputs, and their gradients of one.
+    - `output_bytes`: the outputs.
+    - `saved_bytes`: the tensors that a forward pass keeps for the backward pass besides its inputs
+      and outputs; None in a forward pass.
+    - `workspace_bytes`: the peak of the caching allocator less all these; None on a CPU.
+    - `overwritten_bytes`: inputs that are not as they were.
+    - `launches`, `memory_ops`: numbers of launches, and of copies and fills, of the GPU; None
+      without one.
+    - `copies`, `casts`: numbers among PyTorch's operators; None in Triton's interpreter, which
+      copies itself.
+    - `kernels`: the most frequent launches by name.
+    - `float32_precision`: PyTorch's setting for products.
+
+    Raises as the implementation does.
     """
     gpu = device == "cuda"
     tensors = wide.given(inputs.make(op, case, dtype, seed, device), in_float32)
     given = [tensor for tensor in tensors.values() if tensor is not None]
 
     def forward() -> Tensors:
-        with torch.set_grad_enabled(direction != "forward"):
+        with torch.set_grad_enabled(pass_ != "forward"):
             result = function(**tensors, **op.arguments(case))
         return result if isinstance(result, tuple) else (result,)
 
-    if direction == "forward":
+    if pass_ == "forward":
         return _watched(forward, given, gpu) | {"saved_bytes": None}
     wanted = [tensors[name].requires_grad_() for name in _differentiated(op, tensors)]
     before = InputSnapshot(given)
@@ -75,7 +83,7 @@ def observe(
         results = _rooted(forward())
         return *results, *torch.autograd.grad(results, wanted, gradients)
 
-    if direction == "both":
+    if pass_ == "both":
         del outputs
         before.restore()
         return _watched(both, [*given, *gradients], gpu) | {"saved_bytes": kept}

@@ -31,16 +31,19 @@ class Finding:
 
 
 def check(
-    function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool = False
+    function: Callable, problem: Problem, pass_: str, ours: bool, in_place: bool = False
 ) -> Finding:
     """Call an implementation on decoy inputs, then on those of the problem, and both once more.
 
     A result kept from an earlier call, by shape or by address, is wrong in this order, because the
-    decoys lie in the same memory. ours: the repeat must give the same bits if the op is declared
-    deterministic. in_place: the implementation may write over its inputs, and its results may lie
-    there. An exception of the implementation passes through.
+    decoys lie in the same memory.
+
+    - ours: the repeat must give the same bits if the op is declared deterministic.
+    - in_place: the implementation may write over its inputs, and its results may lie there.
+
+    An exception of the implementation passes through.
     """
-    calls = _CheckedCalls(function, problem, direction, ours, in_place)
+    calls = _CheckedCalls(function, problem, pass_, ours, in_place)
     rows, same, kept = [], None, {}
     try:
         for repeat in (False, True):
@@ -75,10 +78,10 @@ class _CheckedCalls:
     """The calls of one check; the inputs of the problem are as before after `close`."""
 
     def __init__(
-        self, function: Callable, problem: Problem, direction: str, ours: bool, in_place: bool
+        self, function: Callable, problem: Problem, pass_: str, ours: bool, in_place: bool
     ):
-        self._function, self._problem, self._direction = function, problem, direction
-        self._given = problem.given(direction)
+        self._function, self._problem, self._pass = function, problem, pass_
+        self._given = problem.given(pass_)
         self._kept, self._in_place = InputSnapshot(self._given), in_place
         self._results: list[Named] = []
         self._gpu = any(tensor.is_cuda for tensor in self._given)
@@ -115,7 +118,7 @@ class _CheckedCalls:
             apart = [tensor for tensor in results.values() if not self._kept.covers(tensor)]
             _fail_if(free.overrun(apart))
         _fail_if(bands.broken())
-        _shaped(results, self._problem.expected, self._direction)
+        _shaped(results, self._problem.expected, self._pass)
         if self._in_place:
             # The results may lie where the inputs do, and the inputs are needed to judge them.
             results = {name: tensor.detach().clone() for name, tensor in results.items()}
@@ -129,7 +132,7 @@ class _CheckedCalls:
     def verdicts(self, results: Named) -> tuple[str, dict[str, Verdict]]:
         """Return what is wrong with the worst result, "" if nothing, and the verdict on each."""
         if self._by_properties:
-            return self._problem.violation(results, self._direction), {}
+            return self._problem.violation(results, self._pass), {}
         verdicts = self._problem.judge(results)
         if 1 < max(each.ratio for each in verdicts.values()) < math.inf:
             verdicts = self._problem.judge(results, strict=False)
@@ -147,11 +150,11 @@ class _CheckedCalls:
 
     def _run(self) -> Named:
         problem = self._problem
-        seeds = None if self._direction == "forward" else problem.seeds
+        seeds = None if self._pass == "forward" else problem.seeds
         return invoke.run(problem.op, self._function, problem.case, problem.tensors, seeds)
 
     def _write_decoys(self) -> None:
-        others = self._problem.decoys(self._direction)
+        others = self._problem.decoys(self._pass)
         for tensor, other in zip(self._given, others, strict=True):
             guards.memory(tensor).copy_(guards.memory(other))
 
@@ -164,8 +167,8 @@ def _fail_if(reason: str) -> None:
         raise Wrong(reason)
 
 
-def _shaped(results: Named, expected: Named, direction: str) -> None:
-    names = [name for name in expected if direction != "forward" or name.startswith("out")]
+def _shaped(results: Named, expected: Named, pass_: str) -> None:
+    names = [name for name in expected if pass_ != "forward" or name.startswith("out")]
     if list(results) != names:
         raise Wrong(f"returns {', '.join(results)}; expected {', '.join(names)}")
     for name, tensor in results.items():

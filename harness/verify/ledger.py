@@ -22,9 +22,11 @@ def take(
 ) -> list[dict]:
     """Return the entries of a report: `case, dtype, pass, status, reason`, declared and seen facts.
 
-    units: the finished cells by number of the unit, a case in a dtype. declared: the facts that the
-    file of the implementation declares for each call. ask: sends a request to the worker. A failure
-    that ends the worker ends the list.
+    - units: the finished cells by number of the unit, a case in a dtype.
+    - declared: the facts that the file of the implementation declares for each call.
+    - ask: sends a request to the worker.
+
+    A failure that ends the worker ends the list.
     """
     found = []
     for number in chosen(units):

@@ -46,9 +46,10 @@ class CallProfiles(Answer):
 class ChooseUnits(Request):
     """Choose the units to verify.
 
-    gpu: on the GPU, else on the CPU. kinds: of the cases, "edge", "sweep" or "drawn", in the order
-    in which they run. most: the number of cases of each kind, None for all. drawn_seed: the seed of
-    the drawn shapes, None for no such shape.
+    - gpu: on the GPU, else on the CPU.
+    - kinds: of the cases, "edge", "sweep" or "drawn", in the order in which they run.
+    - most: the number of cases of each kind, None for all.
+    - drawn_seed: the seed of the drawn shapes, None for no such shape.
     """
 
     do: ClassVar[str] = "choose"

@@ -9,6 +9,7 @@ import torch
 
 from harness.calls import guards, inputs, tolerance
 from harness.calls.invoke import Named, run
+from harness.calls.snapshot import InputSnapshot
 from harness.calls.tolerance import Distance
 from ops._spec import Case, Op
 
@@ -20,11 +21,14 @@ ROUNDINGS = 4
 class Problem:
     """One case in one dtype, with all that a result is judged by.
 
-    seeds: gradients of the outputs, None where the op has no backward pass. expected: tensors
-    without data that have the shape and dtype of each result. oracle: the results in float64.
-    eager: the distance of PyTorch eager from the oracle, by result. eager_fallback: the results of
-    eager that are too far from the oracle to be judged by it alone, in float64. scale: the size of
-    the inputs, at most one. rival: eager itself, None if it has no result.
+    - seeds: gradients of the outputs, None where the op has no backward pass.
+    - expected: tensors without data that have the shape and dtype of each result.
+    - oracle: the results in float64.
+    - eager: the distance of PyTorch eager from the oracle, by result.
+    - eager_fallback: the results of eager that are too far from the oracle to be judged by it
+      alone, in float64.
+    - scale: the size of the inputs, at most one.
+    - rival: eager itself, None if it has no result.
     """
 
     op: Op
@@ -40,12 +44,12 @@ class Problem:
     scale: float
     rival: Callable | None = None
 
-    def given(self, direction: str) -> list[torch.Tensor]:
+    def given(self, pass_: str) -> list[torch.Tensor]:
         """Return the tensors that an implementation reads: inputs, then gradients of outputs."""
-        seeds = None if direction == "forward" else self.seeds
+        seeds = None if pass_ == "forward" else self.seeds
         return [t for t in (*self.tensors.values(), *(seeds or ())) if t is not None]
 
-    def decoys(self, direction: str) -> Iterator[torch.Tensor]:
+    def decoys(self, pass_: str) -> Iterator[torch.Tensor]:
         """Yield tensors as `given`, with other values, each made as it is asked for."""
         seed = self.seed + 1
         for name, tensor in self.tensors.items():
@@ -53,7 +57,7 @@ class Problem:
                 device = str(tensor.device)
                 made = inputs.make(self.op, self.case, self.dtype, seed, device, only=name)
                 yield made[name]
-        if direction != "forward":
+        if pass_ != "forward":
             yield from inputs.gradients(self.seeds, seed, self.case.layout)
 
     def judge(self, results: Named, strict: bool = True) -> dict[str, tolerance.Verdict]:
@@ -79,10 +83,10 @@ class Problem:
         eager = self.eager_fallback.get(name)
         return None if eager is None else tolerance.distance(tensor, eager, self.scale)
 
-    def violation(self, results: Named, direction: str) -> str:
+    def violation(self, results: Named, pass_: str) -> str:
         """Return which of the op's properties random results lack, "" if they have all."""
         given = dict(self.tensors)
-        if direction != "forward":
+        if pass_ != "forward":
             given["dy"] = self.seeds[0]
         return self.op.properties(given, results, **self.op.arguments(self.case))
 
@@ -122,13 +126,21 @@ class Problem:
 
 
 def problem(
-    op: Op, case: Case, dtype: str, seed: int, device: str, eager: Callable, ones: bool = False
+    op: Op,
+    case: Case,
+    dtype: str,
+    seed: int,
+    device: str,
+    eager: Callable,
+    ones: bool = False,
+    in_place: bool = False,
 ) -> Problem:
     """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
 
-    eager: the implementation whose error sets the bound. If it raises, the reference in the cell's
-    dtype takes its place. If that raises too, the floor alone is the bound. ones: the gradients of
-    the outputs are one, as the pass "both" of a loss is timed.
+    - eager: the implementation whose error sets the bound. If it raises, the reference in the
+      cell's dtype takes its place. If that raises too, the floor alone is the bound.
+    - ones: the gradients of the outputs are one, as the pass "both" of a loss is timed.
+    - in_place: eager may write over its inputs.
     """
     shapes = inputs.make(op, case, dtype, seed, "meta")
     outputs = run(op, op.reference, case, shapes)
@@ -145,6 +157,7 @@ def problem(
     wide = {name: None if t is None else _wide(t) for name, t in tensors.items()}
     oracle = run(op, op.reference, case, wide, _each(seeds, _wide))
     del wide
+    kept = InputSnapshot(filter(_present, tensors.values()) if in_place else ())
     # Plain values are around one.
     scale = _scale(tensors.values()) if case.values else 1.0
     errors, eager_fallback, rival = {}, {}, None
@@ -153,11 +166,13 @@ def problem(
         try:
             result = run(op, function, case, tensors, seeds)
         except Exception:
+            kept.restore()
             continue
         errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
         eager_fallback = {
             n: _wide(t) for n, t in result.items() if tolerance.beyond_cap(errors[n], t)
         }
+        kept.restore()
         guards.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
         rival = function
         break

@@ -45,8 +45,10 @@ class VerifyWorker:
         self.device = "cpu"
         self.units: list[tuple[Case, str]] = []
         self.blanks: list[list[dict]] = []
+        self.eager_in_place = False
         try:
             self.eager = registry.function(op, EAGER)
+            self.eager_in_place = registry.in_place(op, EAGER)
         except (registry.Unavailable, UserError):
             self.eager = self.op.reference
 
@@ -105,7 +107,14 @@ def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> l
         # Edge cases give a loss other gradients than one.
         ones = worker.op.unit_gradient and blanks[0]["kind"] != "edge"
         problem = oracle.problem(
-            worker.op, case, dtype, worker.seed, worker.device, worker.eager, ones
+            worker.op,
+            case,
+            dtype,
+            worker.seed,
+            worker.device,
+            worker.eager,
+            ones,
+            worker.eager_in_place,
         )
     except Exception as error:
         fault = _fault(error, ours=True)
@@ -120,10 +129,10 @@ def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> l
     return [blank | found[blank["pass"] != "forward"] for blank in blanks]
 
 
-def _cell(worker: VerifyWorker, problem: oracle.Problem, direction: str) -> dict:
+def _cell(worker: VerifyWorker, problem: oracle.Problem, pass_: str) -> dict:
     function = wide.judged(worker.function, worker.wide)
     try:
-        found = check.check(function, problem, direction, worker.ours, worker.in_place)
+        found = check.check(function, problem, pass_, worker.ours, worker.in_place)
     except Exception as error:
         return _fault(error, worker.ours)
     return {"status": "inaccurate" if found.reason else "ok"} | asdict(found)
@@ -145,7 +154,7 @@ def _fault(error: Exception, ours: bool) -> dict[str, str]:
     return {"status": status, "reason": statuses.first_line(error) or type(error).__name__}
 
 
-def _blank(kind: str, case: Case, dtype: str, direction: str, judged: str) -> dict:
-    cell = {"case": case.name, "dtype": dtype, "pass": direction, "kind": kind}
+def _blank(kind: str, case: Case, dtype: str, pass_: str, judged: str) -> dict:
+    cell = {"case": case.name, "dtype": dtype, "pass": pass_, "kind": kind}
     cell |= {"hostile": case.hostile, "judged": judged, "status": "ok", "reason": ""}
     return cell | {"tensors": [], "deterministic": None}

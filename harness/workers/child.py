@@ -26,9 +26,11 @@ PR_SET_PDEATHSIG = 1
 def main(connection: int, log: int, job: int, parent: int) -> None:
     """Run a worker that was just forked, with the descriptors of its socket and its log.
 
-    The first line back is its process number. job: the descriptor of a JSON file with `op`, `impl`,
-    `seed`, `worker` (the class that does the work, as `module:Class`) and `environment`, which is
-    too long for a socket. parent: the process number of the forkserver.
+    The first line back is its process number.
+
+    - job: the descriptor of a JSON file with `op`, `impl`, `seed`, `worker` (the class that does
+      the work, as `module:Class`) and `environment`, which is too long for a socket.
+    - parent: the process number of the forkserver.
     """
     os.setsid()
     die_with(parent)

@@ -17,10 +17,11 @@ PAUSE_S = 0.05
 class Memory:
     """The memory of the GPU during one cell after another.
 
-    used: returns the bytes in use by all programs, None if the driver does not tell. users: returns
-    the numbers of the processes that use the GPU, as far as the driver tells. If the driver has
-    listed a dead process, `settle` waits until it is listed no more. Otherwise the bytes in use
-    must go down.
+    - used: returns the bytes in use by all programs, None if the driver does not tell.
+    - users: returns the numbers of the processes that use the GPU, as far as the driver tells.
+
+    If the driver has listed a dead process, `settle` waits until it is listed no more. Otherwise
+    the bytes in use must go down.
     """
 
     def __init__(self, used: Callable[[], int | None], users: Callable[[], Collection[int]]):

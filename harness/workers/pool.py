@@ -49,9 +49,10 @@ def process_of(name: str) -> tuple[str, int]:
 class WorkerHandle:
     """The parent's end of one forked `harness.workers.child`.
 
-    impl: the implementation that it runs. worker: the class that does the work, as `module:Class`.
-    variables: environment variables that it sees, added to those of the parent at this moment. pid:
-    the number of the process and of its group, None until its first answer.
+    - impl: the implementation that it runs.
+    - worker: the class that does the work, as `module:Class`.
+    - variables: environment variables that it sees, added to those of the parent at this moment.
+    - pid: the number of the process and of its group, None until its first answer.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class WorkerHandle:
         """Return the answer to the last request, or to the start: a Hello.
 
         It is a Failure if the worker says so. It is one too if the process died, wrote something
-        else or took too long; then the process is ended. began: when the limit began to run, by
-        the monotonic clock; None for now.
+        else or took too long; then the process is ended.
+
+        - began: when the limit began to run, by the monotonic clock; None for now.
         """
         deadline = (time.monotonic() if began is None else began) + limit_s
         try:
@@ -220,11 +222,14 @@ class WorkerPool:
 
     def ask(self, names: Iterable[str], limit_s: float, request: Request) -> dict[str, Answer]:
         """Send all of them the same request at once; return the answers, each within the limit."""
-        names = list(names)
-        for name in names:
+        return self.ask_each(dict.fromkeys(names, request), limit_s)
+
+    def ask_each(self, requests: Mapping[str, Request], limit_s: float) -> dict[str, Answer]:
+        """Send each worker its own request, as `ask` does."""
+        for name, request in requests.items():
             self._workers[name].send(request)
         began = time.monotonic()
-        return {name: self._workers[name].answer(limit_s, began) for name in names}
+        return {name: self._workers[name].answer(limit_s, began) for name in requests}
 
     def stop(self, name: str) -> int | None:
         """End a worker, and print the end of its log; the next start replaces it.

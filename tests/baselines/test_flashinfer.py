@@ -81,10 +81,15 @@ def verdicts(rival, name):
 
 
 def test_its_norms_compute_their_ops(flashinfer):
+    declined = {"bare", "wide", "unit_offset"}
     found = verdicts(flashinfer, "rms_norm")
+    assert {reason == "" for case, reason in found if declined & {*case.flags}} == {False}
+    found = [(case, reason) for case, reason in found if not declined & {*case.flags}]
     assert {reason for _, reason in found} == {""}
     assert any("residual" in case.flags for case, _ in found)
     found = verdicts(flashinfer, "layer_norm")
+    assert {reason == "" for case, reason in found if "bare" in case.flags} == {False}
+    found = [(case, reason) for case, reason in found if "bare" not in case.flags]
     plain = {reason for case, reason in found if "residual" not in case.flags}
     assert plain == {""}
     assert {reason for _, reason in found} - plain == {"its layer norm takes no residual"}

@@ -47,7 +47,7 @@ def quack():
 
     names = {
         "quack": {},
-        "quack.gemm_interface": {"gemm": None, "gemm_act": None},
+        "quack.gemm_interface": {"gemm": None, "gemm_act": None, "gemm_add": None},
         "quack.linear_cross_entropy": {
             "chunked_linear_cross_entropy": loss,
             "scaled_exp_lce_supported": supported,

@@ -139,7 +139,7 @@ def test_a_kernel_that_one_architecture_alone_launches_is_built_there(tmp_path):
 
 
 def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
-    lonely = OPS.replace("(case(N=3),)", "()")
+    lonely = OPS.replace("(make_case(N=3),)", "()")
     done, table = build(make_tree(tmp_path / "tree", ops=lonely), "90")
     assert (done.returncode, table) == (2, None)
     assert "no case of any op launches _small_kernel" in done.stderr

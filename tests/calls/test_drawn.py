@@ -14,7 +14,7 @@ from harness.measure.rows import Rows
 from harness.project import registry, source_tree
 from harness.results import raw
 from harness.workers.messages import Failure
-from ops._spec import DTYPES, ITEMSIZE, PASSES, case
+from ops._spec import DTYPES, ITEMSIZE, PASSES, make_case
 
 ROOT = Path(__file__).parents[2]
 OPS = {name: registry.op(name)[0] for name in source_tree.ops(ROOT)}
@@ -30,8 +30,8 @@ def test_an_op_draws_shapes_that_it_takes(name):
         one = op.drawn(generator)
         assert list(one.sizes) == list(op.sweep[0].sizes) and min(one.sizes.values()) > 0
         assert set(one.flags) <= set(op.flags) and not one.layout and not one.values
-        for direction in drawn.passes(op):
-            cost = op.cost(one, direction, ITEMSIZE["bfloat16"])
+        for pass_ in drawn.passes(op):
+            cost = op.cost(one, pass_, ITEMSIZE["bfloat16"])
             assert cost.bytes_read + cost.bytes_written <= MOST_BYTES
             assert cost.flops <= MOST_FLOPS
         made = inputs.make(op, one, "bfloat16", 0, "meta")
@@ -87,10 +87,10 @@ def test_cells_of_both_sets_are_told_apart_and_losses_keep_both_passes():
     grid = [each for each in cells if each.set == "grid"]
     apart = [each for each in cells if each.set == "drawn"]
     assert cells == grid + apart and len(apart) == 2 * 2
-    assert {each.direction for each in grid} == set(PASSES)
-    assert {each.direction for each in apart} == {"forward", "backward"}
+    assert {each.pass_ for each in grid} == set(PASSES)
+    assert {each.pass_ for each in apart} == {"forward", "backward"}
     loss = cell.sweep(OPS["cross_entropy"], DTYPES, PASSES, None, drawn_seed=5)
-    assert {each.direction for each in loss if each.set == "drawn"} == {"forward", "both"}
+    assert {each.pass_ for each in loss if each.set == "drawn"} == {"forward", "both"}
     assert {each.set for each in cell.sweep(op, DTYPES, PASSES, None)} == {"grid"}
     rows = Rows(op, "softmax", apart[0], {})
     rows.failed("ours", "1", Failure("oom", ""), 0, 0)
@@ -129,6 +129,6 @@ def test_a_row_says_of_which_set_it_is_and_former_rows_are_of_the_grid():
         raw.parse(text.replace(",drawn,", ",chosen,"), "f", "r")
 
 
-def test_the_name_of_a_case_says_all_of_it():
-    one = case("causal", "scaled", M=3, N=40)
+def test_the_name_of_case_says_all_of_it():
+    one = make_case("causal", "scaled", M=3, N=40)
     assert drawn.named(OPS["softmax"], one.name) == one

@@ -8,7 +8,7 @@ from harness.measure.worker import COPIES
 from harness.project import registry
 from harness.verify import call_profile, worker
 from harness.verify import problem as oracle
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 OP = Op(
     "scaled",
@@ -16,7 +16,7 @@ OP = Op(
     {"x": Tensor("M N"), "weight": Tensor("N")},
     lambda *_: Cost(0, 0, 0),
     edge=(),
-    sweep=(case(M=8, N=16),),
+    sweep=(make_case(M=8, N=16),),
     passes=("forward", "backward"),
 )
 CASE = OP.sweep[0]
@@ -50,10 +50,10 @@ def test_tensors_of_these_names_are_float32_and_the_others_as_they_were():
     assert torch.equal(found["weight"].bfloat16(), x)
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_call_with_wide_inputs_is_judged_as_a_function_of_one_dtype(direction):
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_a_call_with_wide_inputs_is_judged_as_a_function_of_one_dtype(pass_):
     problem = oracle.problem(OP, CASE, "bfloat16", 0, "cpu", OP.reference)
-    seeds = problem.seeds if direction == "backward" else None
+    seeds = problem.seeds if pass_ == "backward" else None
     function = wide.judged(scaled, ["weight"])
     results = invoke.run(OP, function, CASE, problem.tensors, seeds)
     assert {tensor.dtype for tensor in results.values()} == {torch.bfloat16}
@@ -80,7 +80,7 @@ def test_the_timed_call_gets_what_was_widened_before_it(make, monkeypatch):
 
     made = make(function, wide=("x",))
     monkeypatch.setitem(CELL, "dtype", "bfloat16")
-    prepared = made.prepare(**CELL, direction="forward")
+    prepared = made.prepare(**CELL, pass_="forward")
     assert prepared.remark == ""
     # Each copy of the inputs was widened once, and no timed call widened one again.
     made.block(3 * COPIES)
@@ -92,12 +92,12 @@ def test_the_timed_call_gets_what_was_widened_before_it(make, monkeypatch):
 CELL = {"case": "M64", "dtype": "float32"}
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_ledger_sees_no_cast_of_what_the_user_keeps_wide(direction):
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_the_ledger_sees_no_cast_of_what_the_user_keeps_wide(pass_):
     def casting(x, weight):
         return scaled(x, weight.float())
 
-    where = OP, scaled, CASE, "bfloat16", direction, 0, "cpu"
+    where = OP, scaled, CASE, "bfloat16", pass_, 0, "cpu"
     widened = call_profile.observe(*where, ["weight"])
     cast = call_profile.observe(*where[:1], casting, *where[2:])
     assert cast["casts"] == widened["casts"] + 1

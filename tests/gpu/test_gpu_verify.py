@@ -9,7 +9,7 @@ from harness.machine import gpu_lock
 from harness.project import registry
 from harness.verify import check
 from harness.verify import problem as oracle
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 tl = triton.language
 pytestmark = pytest.mark.gpu
@@ -41,10 +41,10 @@ def leased():
         yield
 
 
-def found(function, ours, direction="forward", n=N):
-    op, a_case = DOUBLE, case(N=n)
-    problem = oracle.problem(op, a_case, "float32", 1, "cuda", op.reference)
-    return check.check(function, problem, direction, ours)
+def found(function, ours, pass_="forward", n=N):
+    op, case = DOUBLE, make_case(N=n)
+    problem = oracle.problem(op, case, "float32", 1, "cuda", op.reference)
+    return check.check(function, problem, pass_, ours)
 
 
 def kernel(ours, beyond):
@@ -83,15 +83,15 @@ def test_memory_from_the_cache_is_nan(n):
     assert finding.reason.startswith("out has inf or NaN")
 
 
-@pytest.mark.parametrize("direction", DOUBLE.passes)
+@pytest.mark.parametrize("pass_", DOUBLE.passes)
 @pytest.mark.parametrize("n", [1, N, 2**22 + 1])
-def test_right_implementations_pass_with_any_allocator(n, direction):
+def test_right_implementations_pass_with_any_allocator(n, pass_):
     def with_workspace(x):
         return (torch.cat([x, x]) * 2)[: x.numel()].clone()
 
     compiled = torch.compile(lambda x: x * 2, dynamic=False, fullgraph=True)
     for function in (DOUBLE.reference, with_workspace, compiled):
-        assert found(function, ours=False, direction=direction, n=n).reason == ""
+        assert found(function, ours=False, pass_=pass_, n=n).reason == ""
 
 
 def test_allocations_between_bands_are_aligned_as_others_are():
@@ -127,6 +127,6 @@ def test_a_call_on_a_stream_that_does_not_wait_is_found():
 def test_pytorch_writes_nothing_beside_its_results(op):
     declared, _ = registry.op(op)
     eager = registry.function(op, "torch_eager")
-    for a_case in declared.edge:
-        problem = oracle.problem(declared, a_case, "float32", 1, "cuda", eager)
+    for case in declared.edge:
+        problem = oracle.problem(declared, case, "float32", 1, "cuda", eager)
         assert "writes" not in check.check(eager, problem, "forward", ours=False).reason

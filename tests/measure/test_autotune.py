@@ -61,15 +61,45 @@ def noted(tmp_path):
     return [word for word in words if word in ("chose", "found")]
 
 
+# Once side by side and once alone.
+TWICE = 2 * len(PASSES)
+
+
 def test_a_choice_made_alone_is_found_by_the_clock_and_not_made_again(command, measure, tmp_path):
     command("torch_compile")
-    assert noted(tmp_path) == ["chose"] * len(PASSES)
+    assert noted(tmp_path) == ["chose"] * TWICE
     assert measure().returncode == 0
     assert noted(tmp_path) == ["found"] * len(PASSES)
     _, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
     assert sidecar["autotuned"]["torch_compile"]["gpu"] == UUID
     command("torch_compile")
-    assert noted(tmp_path) == ["chose"] * len(PASSES)
+    assert noted(tmp_path) == ["chose"] * TWICE
+
+
+def test_all_is_compiled_side_by_side_before_one_process_chooses(command, tmp_path):
+    command("torch_compile")
+    cells = [line.split() for line in (tmp_path / "prepared").read_text().splitlines()]
+    cells = [words for words in cells if words[-1] == "chose"]
+    beside, alone = cells[: len(PASSES)], cells[len(PASSES) :]
+    assert len({words[0] for words in beside}) == min(len(PASSES), len(os.sched_getaffinity(0)))
+    assert len({words[0] for words in alone}) == 1
+    assert not {words[0] for words in beside} & {words[0] for words in alone}
+    kept = tmp_path / "autotune" / OP / "torch_compile" / "inductor"
+    assert len(list(kept.glob("*.cubin"))) == len(list(kept.glob("*.best_config"))) == len(PASSES)
+
+
+@pytest.mark.parametrize("chosen_in_a_graph", [False, True])
+def test_compiled_kernels_stay_and_choices_go(tmp_path, chosen_in_a_graph):
+    compiled = ["inductor/ab/kernel.py", "triton/x/kernel.cubin", "quack/y/kernel.o"]
+    graphs = ["inductor/fxgraph/f", "inductor/aotautograd/a"]
+    choice = ["inductor/ab/k.best_config", "triton/z/f.autotune.json", "quack/w/f.autotune.json"]
+    choice += ["inductor/cache/times"] if chosen_in_a_graph else []
+    for name in (*compiled, *graphs, *choice):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    choices.forget(tmp_path)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*compiled, *(() if chosen_in_a_graph else graphs)}
 
 
 def test_choices_of_another_board_are_refused_in_one_line(command, measure, tmp_path):
@@ -99,7 +129,7 @@ def test_a_library_that_falls_while_it_tunes_meets_the_next_cell_nevertheless(co
 @pytest.mark.parametrize(("impl", "workers"), [("slow", 1), ("keeps_memory", len(PASSES))])
 def test_a_worker_that_cannot_give_memory_back_is_replaced(command, tmp_path, impl, workers):
     assert [cell["status"] for cell in command(impl)["cells"]] == ["ok"] * len(PASSES)
-    prepared = (tmp_path / "prepared").read_text().splitlines()
+    prepared = (tmp_path / "prepared").read_text().splitlines()[-len(PASSES) :]
     assert len({line.split()[0] for line in prepared}) == workers
 
 

@@ -30,15 +30,15 @@ def spoiling(spoilt, harm):
     return capture
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
 @pytest.mark.parametrize("spoilt", COPIES)
 @pytest.mark.parametrize(
     "harm", [torch.Tensor.zero_, lambda output: output[-1:].add_(1)], ids=["zeros", "one entry"]
 )
-def test_a_graph_of_which_one_copy_goes_wrong_is_found(make, monkeypatch, direction, spoilt, harm):
+def test_a_graph_of_which_one_copy_goes_wrong_is_found(make, monkeypatch, pass_, spoilt, harm):
     monkeypatch.setattr(Timer, "capture", spoiling(spoilt, harm))
     with pytest.raises(status.Inaccurate, match="a timed call"):
-        cell(make(lambda x, bias: torch.sin(x)), direction, calls=2 * worker.COPIES)
+        cell(make(lambda x, bias: torch.sin(x)), pass_, calls=2 * worker.COPIES)
     assert len(COPIES) == 3
 
 
@@ -84,7 +84,7 @@ def test_without_a_graph_each_copy_is_checked_as_well(make, monkeypatch, spoilt)
 
     last = []
     made = make(function)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     made.block(2 * worker.COPIES)
     last.append(True)
     with pytest.raises(status.Inaccurate, match="a timed call"):

@@ -7,14 +7,14 @@ import pytest
 from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.measure.gate import Gate, Verdict
-from ops._spec import case
+from ops._spec import make_case
 
-CELL = Cell(case(M=4, N=8), "float16", "backward")
+CELL = Cell(make_case(M=4, N=8), "float16", "backward")
 CODES = {"rival": "code", "ours": "code", "ours_twin": "code"}
 OTHERS = (
-    Cell(case(M=4, N=9), "float16", "backward"),
-    Cell(case(M=4, N=8), "float32", "backward"),
-    Cell(case(M=4, N=8), "float16", "forward"),
+    Cell(make_case(M=4, N=9), "float16", "backward"),
+    Cell(make_case(M=4, N=8), "float32", "backward"),
+    Cell(make_case(M=4, N=8), "float16", "forward"),
 )
 FOUND = {"case": "M4-N8", "dtype": "float16", "pass": "backward", "status": "ok", "reason": ""}
 REPORT = {

@@ -16,7 +16,7 @@ from harness.measure.stopping import REASONS
 from harness.results import raw
 from harness.summarize import comparisons, timings
 from harness.workers import pool
-from ops._spec import Cost, Op, case
+from ops._spec import Cost, Op, make_case
 from tests.support.measuring import (
     BLOCKS,
     CELLS,
@@ -295,7 +295,7 @@ def test_a_sweep_is_what_was_asked_for():
         {},
         lambda *_: Cost(0, 0, 0),
         edge=(),
-        sweep=(case(M=1), case(M=2, dtypes=["float16"])),
+        sweep=(make_case(M=1), make_case(M=2, dtypes=["float16"])),
         passes=("forward", "backward"),
     )
     cells = list(sweep(op, ["float16", "float32"], ["backward"], None))
@@ -304,4 +304,6 @@ def test_a_sweep_is_what_was_asked_for():
         "M1 float16 backward",
         "M2 float16 backward",
     ]
-    assert list(sweep(op, ["float32"], ["forward"], 1)) == [Cell(case(M=1), "float32", "forward")]
+    assert list(sweep(op, ["float32"], ["forward"], 1)) == [
+        Cell(make_case(M=1), "float32", "forward")
+    ]

@@ -33,7 +33,7 @@ def test_replays_have_the_time_of_the_gpu_and_eager_calls_that_of_the_host(make,
     monkeypatch.setattr(Timer, "cold", cold)
     monkeypatch.setattr(Timer, "eager", eager)
     made = make(lambda x, bias: x + 1)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     allowed = sorted(os.sched_getaffinity(0))
     answer = made.block(4, turn=3)
     assert (answer.device_us, answer.call_us, answer.sm_mhz) == (3.0, 7.0, 1980)
@@ -55,7 +55,7 @@ def test_the_timed_calls_on_all_inputs_are_checked_not_only_the_last(make, spoil
         return x + 1 + (timed and seen.index(x.data_ptr()) == spoilt)
 
     made = make(function)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     made.block(2 * worker.COPIES)
     with pytest.raises(status.Inaccurate, match="a timed call"):
         made.check()

@@ -13,15 +13,15 @@ from ops._spec import PASSES
 from tests.support.cpu_worker import CELL, Overwriting, Timer, cell, noting_square
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_a_right_function_passes(make, direction):
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_a_right_function_passes(make, pass_):
     made = make(lambda x, bias: torch.sin(x))
-    prepared = cell(made, direction)
+    prepared = cell(made, pass_)
     assert prepared.busy_s > 0 and prepared.first_s > 0
     assert (prepared.remark, prepared.peak_mem_bytes) == ("", 20)
     assert (prepared.held_bytes, prepared.l2_bytes) == (40, 100)
     assert made.release() == Released(40)
-    assert cell(made, direction).remark == ""
+    assert cell(made, pass_).remark == ""
 
 
 def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_time(make):
@@ -40,11 +40,11 @@ def test_both_passes_are_one_call_that_gives_all_and_differentiates_anew_each_ti
 
 def test_both_passes_take_the_gradients_of_the_backward_pass_unless_the_op_is_a_loss(make):
     seen = {}
-    for direction in ("backward", "both"):
+    for pass_ in ("backward", "both"):
         given = {}
         made = make(lambda x, bias, given=given: noting_square([], given)(x), passes=PASSES)
-        cell(made, direction)
-        seen[direction] = sorted(map(tuple, given.values()))
+        cell(made, pass_)
+        seen[pass_] = sorted(map(tuple, given.values()))
     assert seen["backward"] == seen["both"]
     assert all(len(values) > 1 for values in seen["both"])
 
@@ -149,7 +149,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_result_that_is_wrong_later_is_inaccurate(make, fault, impl):
     made = make(later(FAULTS[fault]), impl)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     with pytest.raises((statuses.Inaccurate, RuntimeError)):
         made.block(12)
         made.check()
@@ -160,13 +160,13 @@ def test_one_bit_is_too_much_for_a_deterministic_op_of_ours(make):
         return torch.nextafter(result, torch.full_like(result, 9e9))
 
     made = make(later(nudge))
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     made.block(12)
     with pytest.raises(statuses.Inaccurate, match="not bitwise equal"):
         made.check()
     for options in ({"impl": "rival"}, {"deterministic": False}):
         made = make(later(nudge), **options)
-        made.prepare(**CELL, direction="forward")
+        made.prepare(**CELL, pass_="forward")
         made.block(12)
         made.check()
 
@@ -213,12 +213,12 @@ def test_memory_that_grows_with_each_block_is_a_leak(make, monkeypatch, a_call, 
         return x + 1
 
     made = make(function)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     for _ in range(worker.LEAKY_BLOCKS):
         made.block(4)
     assert made.check() == Checked(leaked * (worker.LEAKY_BLOCKS - 1))
     made.release()
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     made.block(4)
     assert made.check() == Checked(0)
 
@@ -226,7 +226,7 @@ def test_memory_that_grows_with_each_block_is_a_leak(make, monkeypatch, a_call, 
 def test_a_cache_that_fills_once_and_garbage_are_no_leak(make, monkeypatch):
     allocated, garbage = iter([3, 9, 7, 9, 7, 9, 7]), []
     made = make(lambda x, bias: x + 1)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(allocated))
     monkeypatch.setattr(worker.gc, "collect", lambda: garbage.append(1))
     for _ in range(4):
@@ -238,7 +238,7 @@ def test_a_cache_that_fills_once_and_garbage_are_no_leak(make, monkeypatch):
 def test_energy_is_of_the_timed_calls(make):
     counted = []
     made = make(lambda x, bias: counted.append(1) or x + 1)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     counted.clear()
     answer = made.energy(200)
     assert len(counted) == 3 and answer.busy_s > 0
@@ -254,7 +254,7 @@ def test_the_call_that_compiles_is_told_apart(make, monkeypatch):
         return x + 1
 
     monkeypatch.setattr(worker, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
-    prepared = make(function).prepare(**CELL, direction="forward")
+    prepared = make(function).prepare(**CELL, pass_="forward")
     # The first call on each copy, then one more, is eager: no GPU, no graph.
     assert prepared.first_s == 2.0 + (worker.COPIES - 1) * 0.125
     assert prepared.busy_s == worker.COPIES * 0.125
@@ -275,13 +275,11 @@ def test_a_gradient_may_be_a_view_of_what_was_saved(make, impl):
 
 
 @pytest.mark.parametrize("impl", ["ours", "rival"])
-@pytest.mark.parametrize("direction", ["backward", "both"])
+@pytest.mark.parametrize("pass_", ["backward", "both"])
 @pytest.mark.parametrize("function", [lambda x, bias: x.view(-1), lambda x, bias: x.sum()])
-def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(
-    make, function, impl, direction
-):
+def test_a_gradient_that_is_a_view_of_what_was_given_is_no_computation(make, function, impl, pass_):
     with pytest.raises(statuses.Unsupported, match="nothing is computed"):
-        make(function, impl).prepare(**CELL, direction=direction)
+        make(function, impl).prepare(**CELL, pass_=pass_)
 
 
 def test_without_a_graph_events_time_the_calls(make, monkeypatch):
@@ -294,13 +292,13 @@ def test_without_a_graph_events_time_the_calls(make, monkeypatch):
         "events: RuntimeError: operation not permitted when stream is capturing"
     )
     made = make(later(FAULTS["zeros"]))
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     made.block(12)
     with pytest.raises(statuses.Inaccurate):
         made.check()
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
 @pytest.mark.parametrize(
     ("impl", "error", "status"),
     [
@@ -310,7 +308,7 @@ def test_without_a_graph_events_time_the_calls(make, monkeypatch):
         ("rival", RuntimeError("Triton Error [CUDA]: an illegal memory access"), "crashed"),
     ],
 )
-def test_the_status_of_an_exception_in_the_bench(make, monkeypatch, direction, impl, error, status):
+def test_the_status_of_an_exception_in_the_bench(make, monkeypatch, pass_, impl, error, status):
     def function(x, bias):
         if "illegal" in str(error):
             # The context is lost, so every later call fails in the same way.
@@ -318,6 +316,6 @@ def test_the_status_of_an_exception_in_the_bench(make, monkeypatch, direction, i
         raise error
 
     with pytest.raises(Exception) as raised:
-        make(function, impl).prepare(**CELL, direction=direction)
+        make(function, impl).prepare(**CELL, pass_=pass_)
     assert statuses.of(raised.value) == status
     assert str(error).splitlines()[0] in statuses.reason(raised.value)

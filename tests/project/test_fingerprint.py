@@ -64,6 +64,7 @@ def test_the_clock_is_what_measures_and_all_that_it_imports(tmp_path):
     files = {
         "harness/measure/__main__.py": "from harness.measure import scheduler\n",
         "harness/measure/worker.py": "import harness.machine.timer\n",
+        "harness/measure/parked_worker.py": "x = 1\n",
         "harness/measure/scheduler.py": "x = 1\n",
         "harness/machine/timer.py": "x = 1\n",
         "harness/summarize/__main__.py": "x = 1\n",

@@ -24,7 +24,7 @@ def test_without_its_ceilings_a_call_has_no_floor(ceilings):
 
 def test_the_cache_spares_writes_and_of_both_passes_reads_too():
     assert floor_us(WORK, LIMITS, 10**9)[0] == pytest.approx(1000.0 + 500.0)
-    both = dataclasses.replace(WORK, direction="both")
+    both = dataclasses.replace(WORK, pass_="both")
     assert floor_us(both, LIMITS, 10**9)[0] == pytest.approx(750.0 + 500.0)
     assert floor_us(both, LIMITS, 10**10) == (pytest.approx(1000.0), "compute")
 
@@ -43,3 +43,18 @@ def test_writes_that_fit_into_the_cache_forbid_no_time():
     assert impossible(1e-3, small, LIMITS) == ""
     more = dataclasses.replace(small, bytes_written=2 * CACHE_BYTES)
     assert impossible(1e-3, more, LIMITS)
+
+
+def test_the_floor_of_a_few_bytes_or_operations_is_exact():
+    ones = {"read": 1.0, "write": 1.0, "float32": 1.0}
+    few = Work(0.25, 0.5, 0.0, "float32", "forward")
+    assert floor_us(few, ones) == (pytest.approx(0.75e-3, rel=1e-12), "memory")
+    assert floor_us(few, ones, 1) == (pytest.approx(0.25e-3, rel=1e-12), "memory")
+    assert floor_us(dataclasses.replace(few, pass_="both"), ones, 1) == (0.0, "")
+    # As many picoseconds of arithmetic as nanoseconds of memory: the bound is memory.
+    level = Work(1.0, 0.0, 1000.0, "float32", "forward")
+    assert floor_us(level, ones) == (1e-3, "memory")
+    more = dataclasses.replace(level, flops=1000.0005)
+    assert floor_us(more, ones) == (pytest.approx(1.0000005e-3, rel=1e-12), "compute")
+    less = dataclasses.replace(level, flops=999.5)
+    assert floor_us(less, ones) == (1e-3, "memory")

@@ -7,7 +7,7 @@ import pytest
 from harness.project import registry
 from harness.results import hostile
 from harness.study import jobs
-from ops._spec import LAYOUTS, OFFSETS, VALUES, case
+from ops._spec import LAYOUTS, OFFSETS, VALUES, make_case
 
 ROOT = Path(__file__).parents[2]
 PLAIN = {"M": 4, "N": 100}
@@ -15,14 +15,14 @@ PLAIN = {"M": 4, "N": 100}
 
 @pytest.mark.parametrize("values", VALUES)
 def test_values_of_any_kind_but_normal_are_hostile(values):
-    assert case(**PLAIN, values=values).hostile == (values != "")
+    assert make_case(**PLAIN, values=values).hostile == (values != "")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_that_are_not_aligned_or_share_memory_are_hostile(layout):
     odd = layout in ("padded", "expanded", *OFFSETS)
-    assert case(**PLAIN, layout=layout).hostile == odd
-    assert case("smooth", **PLAIN, layout=layout).hostile == odd
+    assert make_case(**PLAIN, layout=layout).hostile == odd
+    assert make_case("smooth", **PLAIN, layout=layout).hostile == odd
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_layouts_that_are_not_aligned_or_share_memory_are_hostile(layout):
     ],
 )
 def test_tensors_of_one_element_or_none_are_hostile(sizes, odd):
-    assert case(**sizes).hostile == odd
+    assert make_case(**sizes).hostile == odd
 
 
 def test_flags_are_ordinary_but_for_extreme_ones():
-    assert not case("causal", "int32", **PLAIN).hostile
-    assert case("late", "wide", N=2048).hostile
+    assert not make_case("causal", "int32", **PLAIN).hostile
+    assert make_case("late", "wide", N=2048).hostile
 
 
 @pytest.mark.parametrize("name", sorted(jobs.ops(ROOT)))

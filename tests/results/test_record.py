@@ -145,6 +145,13 @@ def test_recording_an_op_vouches_for_no_other(run, recorded):
     manifest.check(recorded, ["matmul"])
     with pytest.raises(UserError, match=r"softmax/ours\.json: its SHA-256"):
         manifest.check(recorded, ["matmul", "softmax"])
+    with pytest.raises(UserError, match=r"recorded: has no times of relu; measure and record it"):
+        manifest.check(recorded, ["matmul", "relu"])
+    (recorded / "raw/relu.csv").write_text("")
+    with pytest.raises(
+        UserError, match=r"relu\.csv: manifest\.json does not list it; git checkout"
+    ):
+        manifest.check(recorded, ["matmul", "relu"])
 
 
 def test_a_report_without_its_fields_is_not_recorded(run, tmp_path):

@@ -14,8 +14,8 @@ RECORDED = ROOT / "results/recorded/h200"
 FAMILIES = {"add": "vector", "dot": "vector", "softmax": "softmax"}
 
 
-def cell(case, status="ok", dtype="float16", direction="forward", reason=""):
-    return {"case": case, "dtype": dtype, "pass": direction, "status": status, "reason": reason}
+def cell(case, status="ok", dtype="float16", pass_="forward", reason=""):
+    return {"case": case, "dtype": dtype, "pass": pass_, "status": status, "reason": reason}
 
 
 def report(op, impl, *cells, status="ok", reason="", version="1.0"):
@@ -67,7 +67,7 @@ def test_no_mark_rests_on_a_hostile_case(status):
     assert numbers == [3, reached, 1, 1]
 
 
-def test_a_case_is_what_its_cell_says_else_what_its_name_says():
+def test_case_is_what_its_cell_says_else_what_its_name_says():
     said = cell("N9", "inaccurate") | {"hostile": True}
     assert capabilities.state(row_of(cell("N8"), said)) == "ok"
     assert capabilities.state(row_of(cell("N8"), cell("N9", "inaccurate"))) == "wrong"
@@ -122,7 +122,7 @@ def test_cells_left_out_by_the_time_limit_are_a_gap():
 
 
 def test_passes_and_dtypes_have_rows_of_their_own():
-    cells = [cell("N8"), cell("N8", dtype="float32"), cell("N8", direction="backward")]
+    cells = [cell("N8"), cell("N8", dtype="float32"), cell("N8", pass_="backward")]
     rows = capabilities.rows([report("add", "lib", *cells)], FAMILIES)
     places = {(row["pass"], row["dtype"]) for row in rows}
     assert places == {("forward", "float16"), ("forward", "float32"), ("backward", "float16")}

@@ -27,15 +27,15 @@ def timed(impl, times=OURS, **other):
     return [block(number, impl, time, **other) for number, time in enumerate(times)]
 
 
-def key(case="N1", direction="forward", op="add"):
-    return (op, case, "float32", direction)
+def key(case="N1", pass_="forward", op="add"):
+    return (op, case, "float32", pass_)
 
 
-def compared(case="N1", log=0.1, baseline="rival", direction="forward", op="add", **other):
+def compared(case="N1", log=0.1, baseline="rival", pass_="forward", op="add", **other):
     ratio = Interval(math.exp(log), math.exp(log) / 1.5, math.exp(log) * 1.25)
     gaps = (Estimate(0.001, 1e-6, 9.0),)
     difference = Difference(Estimate(log, 1e-6, 9.0), Offset(4e-6, 40.0, 4.0), gaps)
-    return Comparison(key(case, direction, op), "vector", baseline, ratio, difference, **other)
+    return Comparison(key(case, pass_, op), "vector", baseline, ratio, difference, **other)
 
 
 def test_a_gap_is_over_the_blocks_that_both_have():
@@ -163,8 +163,8 @@ def test_events_that_timed_either_are_the_clock_of_a_comparison(slow):
 
 def test_both_passes_in_one_call_are_training_where_each_is_timed_alone():
     rows = [
-        row | {"pass": direction}
-        for direction in ("backward", "both")
+        row | {"pass": pass_}
+        for pass_ in ("backward", "both")
         for impl in ("ours", "rival")
         for row in timed(impl)
     ]
@@ -249,7 +249,7 @@ OFFERED = [key("N1"), key("N2"), key("N3"), key("N1", "backward"), key("N1", op=
 
 def test_a_row_of_claims_is_the_mean_over_its_cells():
     two = [compared("N1", 0.1), compared("N2", 0.3)]
-    row, back = comparisons.claim_rows([*two, compared("N1", 3.0, direction="backward")], OFFERED)
+    row, back = comparisons.claim_rows([*two, compared("N1", 3.0, pass_="backward")], OFFERED)
     judged, _ = inference.judged([[one.difference for one in two], [compared(log=3.0).difference]])
     assert row == judged | CLAIM | {"against": "each", "rivals": 1}
     assert (back["pass"], back["cells"], back["of"]) == ("backward", 1, 1)
@@ -263,7 +263,7 @@ def test_claims_are_told_apart_by_all_that_they_are_about():
         compared(clock="events"),
         compared(op="mul"),
         compared()._replace(family="another"),
-        compared(direction="backward"),
+        compared(pass_="backward"),
         compared("N2"),
         compared("N3", set="drawn"),
     ]
@@ -281,7 +281,7 @@ def test_claims_are_told_apart_by_all_that_they_are_about():
 
 @pytest.mark.parametrize("rows", [comparisons.claim_rows, comparisons.best_rows])
 def test_a_family_of_claims_is_a_part_of_the_study(rows):
-    lot = [compared(), compared(op="mul"), compared(direction="backward")]
+    lot = [compared(), compared(op="mul"), compared(pass_="backward")]
     training = [compared("N2", part="training")]
     found = rows([*lot, *training], [*OFFERED, key("N2")])
     assert [row["p_holm"] / row["p"] for row in found] == [3, 3, 3, 1]

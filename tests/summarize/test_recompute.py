@@ -424,15 +424,15 @@ def test_every_claim_against_a_baseline_follows(again, found):
 
 def test_every_claim_against_the_best_rival_follows(again, found):
     rivals = {}
-    for (part, op, direction, baseline, clock), value in claims(again).items():
+    for (part, op, pass_, baseline, clock), value in claims(again).items():
         if clock == "graph":
-            rivals.setdefault((part, op, direction), {})[baseline] = value
+            rivals.setdefault((part, op, pass_), {})[baseline] = value
     rows = found["claims"][found["claims"]["against"] == "best"].reset_index(drop=True)
     keys = [tuple(row) for row in rows[["part", "op", "pass"]].to_numpy()]
     assert sorted(keys) == sorted(rivals)
     said = []
-    for row in rows.rename(columns={"pass": "direction"}).itertuples():
-        one = rivals[row.part, row.op, row.direction]
+    for row in rows.rename(columns={"pass": "pass_"}).itertuples():
+        one = rivals[row.part, row.op, row.pass_]
         count = len(one)
         closest = min(one, key=lambda name: one[name][0])
         assert (row.baseline, row.rivals) == (closest, count)

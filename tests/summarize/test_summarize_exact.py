@@ -20,6 +20,7 @@ from harness.summarize import (
     comparisons,
     inference,
     ledger,
+    networks,
     rates,
     tables,
     timings,
@@ -62,7 +63,10 @@ def car(mode, run_id="a", **other):
 
 STUDY = {
     "add": ([{"family": "vector", "n": 1}, {"family": "wrong"}], car("measured")),
-    "mul": ([{"family": "vector"}], car("replayed", "b", environment_sha256="digest")),
+    "mul": (
+        [{"family": "vector"}],
+        car("replayed", "b", environment_sha256="digest", ceilings={"read": 1.0}),
+    ),
     "dot": ([], car("replayed", "b", environment_sha256="digest")),
     "gone": ([], car("replayed", "b", environment_sha256="digest")),
 }
@@ -83,6 +87,7 @@ def rooms(monkeypatch, tmp_path, written):
     named(monkeypatch, capabilities, "rows", "gaps")
     named(monkeypatch, ledger, "rows")
     named(monkeypatch, datasheets, "rows")
+    named(monkeypatch, networks, "rows", "dissected")
     monkeypatch.setattr(schema, "read", unchecked)
 
     def runs(*args):
@@ -107,7 +112,17 @@ def rooms(monkeypatch, tmp_path, written):
     monkeypatch.setattr(tables, "resources", resources)
     monkeypatch.setattr(source_tree, "ops", ops)
     monkeypatch.setattr(manifest, "check", lambda *args: calls["checked"].append(args))
-    monkeypatch.setattr(summarize, "_write_cells", lambda *args: calls.update(cells=args))
+
+    def write_cells(*args):
+        calls["cells"] = args
+        return [{"op": "mul"}]
+
+    def network_ops(root):
+        assert root == summarize.ROOT
+        return {"absent": "models", "mul": "models"}
+
+    monkeypatch.setattr(source_tree, "network_ops", network_ops)
+    monkeypatch.setattr(summarize, "_write_cells", write_cells)
     (tmp_path / "environment.json").write_text('{"run_id": "here", "gpu": null}')
     (tmp_path / "build").mkdir()
     for name in ("vector", "softmax", "reductions", "other"):
@@ -175,6 +190,10 @@ def test_each_file_has_the_rows_of_its_room(rooms, study, written, tmp_path):
         "shown_ceilings": (("ceilings", cars),),
         "datasheets": (("rows",),),
         "overhead": (OVERHEAD,),
+        "network": (("rows", [{"op": "mul"}], {"mul": {"read": 1.0}}),),
+    } | {
+        name: (("dissected", tmp_path, recorded, table),)
+        for name, table in columns.DISSECTED.items()
     }
     assert (tmp_path / "columns.json").read_text() == columns.declared()
 
@@ -363,6 +382,16 @@ def test_a_baseline_is_of_the_library_of_its_file(tmp_path, monkeypatch):
     monkeypatch.setattr(libraries, "distribution", lambda path: f"library of {path.name}")
     (tmp_path / "liger.py").write_text("")
     assert summarize._library("liger") == "library of liger.py"
+    assert summarize._library("quack") == "quack"
+
+
+def test_a_stack_without_a_file_is_of_the_library_that_it_rests_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(summarize, "BASELINES", tmp_path)
+    monkeypatch.setattr(
+        source_tree, "is_stack", lambda root, impl: (root, impl) == (summarize.ROOT, "with_parts")
+    )
+    monkeypatch.setattr(source_tree, "rests_on", lambda root, impl: f"{root} {impl}")
+    assert summarize._library("with_parts") == f"{summarize.ROOT} with_parts"
     assert summarize._library("quack") == "quack"
 
 

@@ -9,9 +9,9 @@ import torch
 from harness.measure import worker
 from harness.measure.messages import Checked
 from harness.project import registry
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
-SWEEP = (case(M=64),)
+SWEEP = (make_case(M=64),)
 CELL = {"case": "M64", "dtype": "float32"}
 
 
@@ -91,8 +91,8 @@ def make(monkeypatch):
     return build
 
 
-def cell(made, direction="forward", calls=4):
-    prepared = made.prepare(**CELL, direction=direction)
+def cell(made, pass_="forward", calls=4):
+    prepared = made.prepare(**CELL, pass_=pass_)
     made.block(calls)
     assert made.check() == Checked(0)
     return prepared

@@ -29,7 +29,7 @@ class FakeTuneWorker:
     def describe(self):
         return messages.Device("Fake GPU", "90", LIMITS)
 
-    def prepare(self, op, case, dtype, direction, kernel, index, config):
+    def prepare(self, op, case, dtype, pass_, kernel, index, config):
         self._note(f"prepare {index}")
         if not config.get("late"):
             self._strike(config)

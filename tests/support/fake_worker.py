@@ -60,9 +60,9 @@ class FakeWorker:
         self.blocks, self.case, self.kept = 0, "", 0
         self.log = os.environ.get("FAKE_LOG")
 
-    def prepare(self, case, dtype, direction):
+    def prepare(self, case, dtype, pass_):
         self.case, self.blocks = case, 0
-        self._note(f"{self.impl} {case} {dtype} {direction}")
+        self._note(f"{self.impl} {case} {dtype} {pass_}")
         if self.impl == "room_for_one" and self._alone():
             raise OutOfMemoryError("CUDA out of memory")
         if self.impl == "starves_beside_others" and not self._alone():
@@ -74,7 +74,7 @@ class FakeWorker:
         if self.impl == "says_how_it_tunes":
             raise Unsupported("kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten")
         if self.impl == "torch_compile":
-            self._choose(f"{case} {dtype} {direction}")
+            self._choose(f"{case} {dtype} {pass_}")
         if self.impl == "leaks":
             self.kept += GIB
         return messages.Prepared(
@@ -125,10 +125,12 @@ class FakeWorker:
                 log.write(f"{os.getpid()} {time.monotonic()} {line}\n")
 
     def _choose(self, cell):
-        kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / cell
+        folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        kept, compiled = folder / f"{cell}.best_config", folder / f"{cell}.cubin"
         self._note("found" if kept.exists() else "chose")
         kept.parent.mkdir(exist_ok=True)
         kept.touch()
+        compiled.touch()
 
     def _alone(self):
         """Return whether the parent has started a process of this kind before."""

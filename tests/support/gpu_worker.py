@@ -6,7 +6,7 @@ import triton.language as tl
 
 from harness.measure import worker
 from harness.project import registry
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 
 @triton.jit
@@ -44,7 +44,7 @@ OP = Op(
     inputs={"x": Tensor("M")},
     cost=lambda *_: Cost(1, 1, 1),
     edge=(),
-    sweep=(case(M=1), case(M=2)),
+    sweep=(make_case(M=1), make_case(M=2)),
 )
 
 

@@ -15,7 +15,7 @@ from harness.measure.gate import Gate
 from harness.measure.stopping import Timing
 from harness.results import raw
 from harness.workers import forkserver, pool
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +28,9 @@ OP = Op(
     "fake",
     reference=None,
     inputs={"x": Tensor("M")},
-    cost=lambda a_case, direction, itemsize: Cost(10**6 * a_case["M"], 10**6, 10**3),
+    cost=lambda case, pass_, itemsize: Cost(10**6 * case["M"], 10**6, 10**3),
     edge=(),
-    sweep=(case(M=1), case(M=2)),
+    sweep=(make_case(M=1), make_case(M=2)),
 )
 CELLS = list(sweep(OP, ["float32"], ["forward"], None))
 ENVIRONMENT = {"run_id": "r", "date": "d", "commit": "c", "dirty": False, "gpu": {"name": "H"}}
@@ -99,7 +99,7 @@ def report(folder, op, impl, cells, /, **changes):
     path = folder / op / f"{impl}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"case": c.case.name, "dtype": c.dtype, "pass": c.direction, "status": "ok", "reason": ""}
+        {"case": c.case.name, "dtype": c.dtype, "pass": c.pass_, "status": "ok", "reason": ""}
         for c in cells
     ]
     content = {"status": "ok", "reason": "", "mode": "gpu", "impl_version": "0.9", "cells": rows}

@@ -1,5 +1,6 @@
 """Make one valid call of each op."""
 
+import functools
 import inspect
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def richest(op):
     plain = [c for c in plain if max(c.sizes.values()) > 1 and min(c.sizes.values()) > 0]
 
     def rank(case):
-        present = [t for t in op.inputs.values() if not t.when or t.when in case.flags]
+        present = [t for t in op.inputs.values() if t.is_in(case)]
         return -len(present), sum(case.sizes.values())
 
     return min(plain, key=rank)
@@ -33,7 +34,21 @@ def call_of(name):
     case = richest(op)
     made = inputs.make(op, case, "float32", 0, DEVICE)
     good = {key: tensor for key, tensor in made.items() if tensor is not None}
-    return op, registry.function(name, OURS), good, op.arguments(case)
+    function = registry.function(name, OURS)
+    if registry.in_place(name, OURS):
+        function = _on_copies(function)
+    return op, function, good, op.arguments(case)
+
+
+def _on_copies(function):
+    """Return the function on copies of its tensors, because it writes over what it is given."""
+
+    @functools.wraps(function)
+    def call(**given):
+        copies = {k: t.clone() if torch.is_tensor(t) else t for k, t in given.items()}
+        return function(**copies)
+
+    return call
 
 
 INDICES = ("bucketize", "randint")

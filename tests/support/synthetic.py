@@ -195,8 +195,8 @@ def _cells(op: str):
         elif op == "rotary":
             for s in (1024, 4096, 16384):
                 tile = s * 40 * 128 * size
-                for direction in ("forward", "backward"):
-                    yield f"B1-S{s}-H32-K8-D128-R64", dtype, direction, tile, tile, 3 * tile // size
+                for pass_ in ("forward", "backward"):
+                    yield f"B1-S{s}-H32-K8-D128-R64", dtype, pass_, tile, tile, 3 * tile // size
         elif op == "matmul":
             shapes = [(n, n, n, "") for n in (512, 1024, 2048, 4096, 8192)]
             shapes += [(8192, 4096, 14336, "")]
@@ -223,12 +223,12 @@ def rows_of(op: str, seed: int) -> list[dict]:
     return [row for cell in _cells(op) for row in _rows(op, *cell, seed=seed)]
 
 
-def _rows(op, case, dtype, direction, read, written, flops, seed=0):
+def _rows(op, case, dtype, pass_, read, written, flops, seed=0):
     _, read_rate = CEILINGS["read"]
     _, write_rate = CEILINGS["write"]
     memory = read / read_rate + written / write_rate
     floor = max(memory / 1e3, flops / CEILINGS[dtype][1] / 1e6)
-    place = zlib.crc32(f"{op} {case} {dtype} {direction}".encode())
+    place = zlib.crc32(f"{op} {case} {dtype} {pass_}".encode())
     rng = np.random.default_rng(place + seed)
     drift = np.exp(rng.normal(0, 0.01, BLOCKS))
     for impl in ["ours", "ours_twin", *_rivals(op)]:
@@ -237,7 +237,7 @@ def _rows(op, case, dtype, direction, read, written, flops, seed=0):
             "family": FAMILIES[op],
             "case": case,
             "dtype": dtype,
-            "pass": direction,
+            "pass": pass_,
             "impl": impl,
             "impl_version": "3.6.0" if impl.startswith("ours") else "2.11.0",
             "bytes_read": int(read),
@@ -247,7 +247,7 @@ def _rows(op, case, dtype, direction, read, written, flops, seed=0):
         if reason := _hole(op, case, impl):
             yield row | {"block": 0, "order": 0, "status": reason[0], "reason": reason[1]}
             continue
-        time = 3.0 + floor / _efficiency(op, impl, direction)
+        time = 3.0 + floor / _efficiency(op, impl, pass_)
         # Two processes run each implementation of the shortest calls of one op.
         processes = range(2) if op == "scale" and case == "N65536" else range(1)
         for block, process in itertools.product(range(BLOCKS), processes):
@@ -270,9 +270,9 @@ def _rows(op, case, dtype, direction, read, written, flops, seed=0):
             }
 
 
-def _efficiency(op: str, impl: str, direction: str) -> float:
+def _efficiency(op: str, impl: str, pass_: str) -> float:
     plain = impl.removesuffix("_twin")
-    share = zlib.crc32(f"{op} {plain} {direction}".encode()) % 1000 / 1000
+    share = zlib.crc32(f"{op} {plain} {pass_}".encode()) % 1000 / 1000
     return 0.85 + 0.1 * share if plain == "ours" else 0.35 + 0.6 * share
 
 

@@ -11,11 +11,11 @@ from tests.support import kernel_files
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = """
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 OP = Op(
     "double", lambda x: x * 2, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0),
-    (case(N=3),), (case(N=4096), case(N=10000)), ("forward", "backward"),
+    (make_case(N=3),), (make_case(N=4096), make_case(N=10000)), ("forward", "backward"),
 )
 """
 KERNELS = """

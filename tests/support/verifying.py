@@ -14,15 +14,15 @@ from tests.support import kernel_files
 ROOT = Path(__file__).resolve().parents[2]
 
 OPS = """
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 
 def double_reference(x):
     return x * 2
 
 
-EDGE = (case(N=100), case(N=1000))
-MIXED = (case(N=0), case(N=100, values="large"), case(N=100), case(N=1000))
+EDGE = (make_case(N=100), make_case(N=1000))
+MIXED = (make_case(N=0), make_case(N=100, values="large"), make_case(N=100), make_case(N=1000))
 DOUBLE = Op("double", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
 MIXED = Op("mixed", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), MIXED, ())
 BROKEN = Op("broken", double_reference, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), EDGE, ())
@@ -66,10 +66,10 @@ def double(x):
 """
 SUSPECT_OPS = """
 from ops._faults import FAULTS, HANGS, small
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 def op(name, sizes):
-    edge = tuple(case(N=size, dtypes=("float32",)) for size in sizes)
+    edge = tuple(make_case(N=size, dtypes=("float32",)) for size in sizes)
     return Op(name, small, {"x": Tensor("N")}, lambda *a: Cost(0, 0, 0), edge, ())
 
 FAULTY = op("faulty", [size for size in FAULTS if size != HANGS])

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE = ("workflow", "profiles", "config", "harness", "ops", "kernels", "baselines", "paper")
+CODE = (
+    "workflow", "profiles", "config", "harness", "network", "ops", "kernels", "baselines", "paper",
+)  # fmt: skip
 RECORDED = "results/recorded/h200"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")

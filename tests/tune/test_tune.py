@@ -12,6 +12,7 @@ import pytest
 
 from harness.build import tables
 from harness.cli import UserError
+from harness.project import source_tree
 from harness.study import jobs as discover
 from harness.tune import __main__ as tune_command
 from harness.tune import candidates, merge, search
@@ -314,8 +315,16 @@ def test_only_a_study_that_tunes_has_jobs_for_it(tmp_path):
     assert every["tune"] - every["replay"] == {f"Tune {family}" for family in families}
 
 
-OURS_AGAIN = {f"Verify {op} of ours" for op in discover.ops(ROOT)}
-TIMED_AGAIN = {f"Measure {op}" for op in discover.ops(ROOT)}
+# A network holds many kernels, so it is judged and timed again with any of them.
+NETWORKS = source_tree.network_ops(ROOT)
+STACKS_AGAIN = {
+    f"Verify {op} of {stack}"
+    for op in NETWORKS
+    for stack in source_tree.stacks(ROOT, op)
+    if source_tree.rests_on(ROOT, stack) == "triton"
+}
+OURS_AGAIN = {f"Verify {op} of ours" for op in discover.ops(ROOT)} | STACKS_AGAIN
+TIMED_AGAIN = {f"Measure {op}" for op in source_tree.every_op(ROOT)}
 
 
 def again(tree, mode):
@@ -335,7 +344,8 @@ def test_a_new_table_reruns_what_it_holds(finished):
     folder.mkdir(exist_ok=True)
     table = {"device": "Fake GPU", "families": {"softmax": {"triton": "1", "kernels": {}}}}
     (folder / "fake-gpu.json").write_text(json.dumps(table))
-    touched = {"Build softmax", "Verify softmax of ours", "Measure softmax"}
+    touched = {"Build softmax", "Verify softmax of ours", "Measure softmax"} | STACKS_AGAIN
+    touched |= {f"Measure {op}" for op in NETWORKS}
     assert again(finished, "replay") == touched
     # The build still lists stale entries; the other jobs use no table.
     assert again(finished, "heuristic") == {"Build softmax"} | OURS_AGAIN | TIMED_AGAIN

@@ -10,14 +10,14 @@ import torch
 
 from harness.verify import check
 from harness.verify import problem as oracle
-from ops._spec import DTYPES, Cost, Op, Tensor, case
+from ops._spec import DTYPES, Cost, Op, Tensor, make_case
 
 
 def weighted_softmax(x, weight):
     return torch.softmax(x, dim=-1) * weight
 
 
-def no_cost(a_case, direction, itemsize):
+def no_cost(case, pass_, itemsize):
     return Cost(0, 0, 0)
 
 
@@ -30,17 +30,17 @@ OP = Op(
     sweep=(),
     passes=("forward", "backward"),
 )
-CASE = case(M=17, N=129)
+CASE = make_case(M=17, N=129)
 
 
-def judged(function, direction="forward", dtype="float32", a_case=CASE, op=OP):
+def judged(function, pass_="forward", dtype="float32", case=CASE, op=OP):
     """Return the reason for which a function is rejected, or ""."""
-    problem = oracle.problem(op, a_case, dtype, 0, "cpu", op.reference)
-    return found(function, problem, direction).reason
+    problem = oracle.problem(op, case, dtype, 0, "cpu", op.reference)
+    return found(function, problem, pass_).reason
 
 
-def found(function, problem, direction="forward", ours=True):
-    finding = check.check(function, problem, direction, ours)
+def found(function, problem, pass_="forward", ours=True):
+    finding = check.check(function, problem, pass_, ours)
     json.dumps(finding.tensors, allow_nan=False)
     return finding
 
@@ -119,10 +119,10 @@ def two_tensors(x, weight):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("direction", OP.passes)
+@pytest.mark.parametrize("pass_", OP.passes)
 @pytest.mark.parametrize("function", [weighted_softmax, by_rows, in_float32])
-def test_right_implementations_pass(function, direction, dtype):
-    assert judged(function, direction, dtype) == ""
+def test_right_implementations_pass(function, pass_, dtype):
+    assert judged(function, pass_, dtype) == ""
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -164,15 +164,17 @@ def test_a_write_between_the_rows_is_a_change():
         x.as_strided((1,), (1,), x.storage_offset() + x.shape[1]).zero_()
         return out
 
-    padded = case(M=3, N=20, layout="padded")
-    assert judged(spills, a_case=padded) == "changes its inputs"
-    assert judged(weighted_softmax, a_case=padded) == ""
+    padded = make_case(M=3, N=20, layout="padded")
+    assert judged(spills, case=padded) == "changes its inputs"
+    assert judged(weighted_softmax, case=padded) == ""
 
 
 def test_an_output_must_have_memory_of_its_own():
     same = Op("same", lambda x: x * 1, {"x": Tensor("N")}, no_cost, edge=(), sweep=())
-    assert judged(lambda x: x, a_case=case(N=9), op=same) == "out lies in the memory of the input x"
-    assert judged(torch.clone, a_case=case(N=9), op=same) == ""
+    assert (
+        judged(lambda x: x, case=make_case(N=9), op=same) == "out lies in the memory of the input x"
+    )
+    assert judged(torch.clone, case=make_case(N=9), op=same) == ""
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -308,8 +310,8 @@ def test_a_repeat_is_bitwise_only_where_the_op_says_so():
 def test_zeros_are_wrong_where_an_absolute_tolerance_would_let_them_pass():
     """The outputs are small: 1e-2 is more than the largest of them."""
     tiny = Op("tiny", lambda x: x * 1e-3, {"x": Tensor("N")}, no_cost, edge=(), sweep=())
-    assert "times as far" in judged(torch.zeros_like, a_case=case(N=500), op=tiny)
-    assert judged(lambda x: x * 1e-3, a_case=case(N=500), op=tiny) == ""
+    assert "times as far" in judged(torch.zeros_like, case=make_case(N=500), op=tiny)
+    assert judged(lambda x: x * 1e-3, case=make_case(N=500), op=tiny) == ""
 
 
 def test_every_output_counts_not_only_the_last():
@@ -317,10 +319,10 @@ def test_every_output_counts_not_only_the_last():
         return x * 2, x + 1
 
     pair = Op("pair", both, {"x": Tensor("N")}, no_cost, edge=(), sweep=())
-    assert judged(both, a_case=case(N=50), op=pair) == ""
-    last = judged(lambda x: (x * 3, x + 1), a_case=case(N=50), op=pair)
+    assert judged(both, case=make_case(N=50), op=pair) == ""
+    last = judged(lambda x: (x * 3, x + 1), case=make_case(N=50), op=pair)
     assert last.startswith("out0 is")
-    assert judged(lambda x: (x * 2, x), a_case=case(N=50), op=pair).startswith("out1 lies in")
+    assert judged(lambda x: (x * 2, x), case=make_case(N=50), op=pair).startswith("out1 lies in")
 
 
 def test_a_causal_mask_over_the_wrong_triangle():
@@ -335,9 +337,9 @@ def test_a_causal_mask_over_the_wrong_triangle():
     square = Op(
         "square", lambda x: causal(x, later(x)), {"x": Tensor("M N")}, no_cost, edge=(), sweep=()
     )
-    a_case = case(M=20, N=20)
-    assert judged(lambda x: causal(x, later(x)), a_case=a_case, op=square) == ""
-    assert "inf or NaN" in judged(lambda x: causal(x, ~later(x)), a_case=a_case, op=square)
+    case = make_case(M=20, N=20)
+    assert judged(lambda x: causal(x, later(x)), case=case, op=square) == ""
+    assert "inf or NaN" in judged(lambda x: causal(x, ~later(x)), case=case, op=square)
 
 
 def test_memory_that_is_handed_out_again_holds_no_right_answer():
@@ -365,11 +367,11 @@ def test_traced_code_sees_no_replaced_function(backend):
 
     compiled = torch.compile(filled, backend=backend, fullgraph=True)
     problem = oracle.problem(OP, CASE, "float32", 0, "cpu", OP.reference)
-    for direction in OP.passes:
+    for pass_ in OP.passes:
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        assert found(compiled, problem, direction, ours=False).reason == ""
+        assert found(compiled, problem, pass_, ours=False).reason == ""
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
         # Nothing is compiled beforehand, as for ours.
         torch.compiler.reset()
-        assert found(compiled, problem, direction).reason == ""
+        assert found(compiled, problem, pass_).reason == ""

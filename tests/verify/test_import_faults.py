@@ -53,7 +53,7 @@ def test_the_gate_gives_such_a_library_rows_and_no_time(tmp_path):
     path = tmp_path / "double" / "bad.json"
     path.parent.mkdir()
     path.write_text(json.dumps(report))
-    cell = type("Cell", (), {"case": type("C", (), {"name": "N1"}), "dtype": "", "direction": ""})
+    cell = type("Cell", (), {"case": type("C", (), {"name": "N1"}), "dtype": "", "pass_": ""})
     verdict = Gate(tmp_path, "double", ["bad"], lambda impl: "c").verdict("bad", cell)
     assert (verdict.status, verdict.reason) == ("crashed", report["reason"])
 
@@ -66,10 +66,10 @@ def test_a_fault_of_our_own_file_is_an_error_and_no_row(tree):
 
 
 LATER = """
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
 INPUTS = {"x": Tensor("N")}
-LATER = Op("later", lambda x: x * 2, INPUTS, lambda *a: Cost(0, 0, 0), (case(N=100),), ())
+LATER = Op("later", lambda x: x * 2, INPUTS, lambda *a: Cost(0, 0, 0), (make_case(N=100),), ())
 """
 
 

@@ -16,7 +16,7 @@ from harness.project import registry
 from harness.project.implementations import OURS
 from harness.verify import call_profile, check
 from harness.verify import problem as oracle
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 from tests.support.cpu_worker import CELL, Overwriting, Timer, Turned, cell
 
 PASSES = ("forward", "backward", "both")
@@ -26,7 +26,7 @@ OP = Op(
     {"x": Tensor("N")},
     lambda *_: Cost(0, 0, 0),
     edge=(),
-    sweep=(case(N=9),),
+    sweep=(make_case(N=9),),
     passes=PASSES,
 )
 
@@ -73,7 +73,7 @@ NORM = Op(
     {name: Tensor("N") for name in ("x", "weight", "residual")},
     lambda *_: Cost(0, 0, 0),
     edge=(),
-    sweep=(case(N=9),),
+    sweep=(make_case(N=9),),
     passes=("forward",),
 )
 
@@ -115,38 +115,38 @@ def test_xformers_writes_its_sum_over_x_as_its_user_has_it(monkeypatch):
     assert verified(function, "forward", in_place=False, op=NORM).reason == "changes its inputs"
 
 
-def verified(function, direction, in_place=True, op=OP):
-    problem = oracle.problem(op, case(N=9), "float32", 0, "cpu", op.reference)
-    before = [tensor.clone() for tensor in problem.given(direction)]
-    finding = check.check(function, problem, direction, False, in_place)
-    assert all(map(torch.equal, problem.given(direction), before))
+def verified(function, pass_, in_place=True, op=OP):
+    problem = oracle.problem(op, make_case(N=9), "float32", 0, "cpu", op.reference)
+    before = [tensor.clone() for tensor in problem.given(pass_)]
+    finding = check.check(function, problem, pass_, False, in_place)
+    assert all(map(torch.equal, problem.given(pass_), before))
     return finding
 
 
-@pytest.mark.parametrize("direction", PASSES)
-def test_results_in_the_memory_of_inputs_are_judged_where_they_may_lie_there(direction):
+@pytest.mark.parametrize("pass_", PASSES)
+def test_results_in_the_memory_of_inputs_are_judged_where_they_may_lie_there(pass_):
     doubled = Op(**vars(OP) | {"name": "doubled", "reference": lambda x: 2 * x})
-    finding = verified(Turned.apply, direction, op=doubled)
+    finding = verified(Turned.apply, pass_, op=doubled)
     assert (finding.reason, finding.deterministic) == ("", True)
-    assert verified(Turned.apply, direction, in_place=False, op=doubled).reason
-    assert verified(Overwriting.apply, direction).reason == ""
+    assert verified(Turned.apply, pass_, in_place=False, op=doubled).reason
+    assert verified(Overwriting.apply, pass_).reason == ""
 
 
 def test_a_wrong_result_in_place_is_wrong():
     assert "times as far" in verified(lambda x: x.detach().mul_(x).mul_(1.03), "forward").reason
 
 
-@pytest.mark.parametrize("direction", PASSES)
+@pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("function", [Turned.apply, Overwriting.apply])
-def test_each_timed_call_has_its_inputs_as_they_were(make, function, direction):
+def test_each_timed_call_has_its_inputs_as_they_were(make, function, pass_):
     made = make(lambda x, bias: function(x), "rival", passes=PASSES, in_place=True)
-    cell(made, direction, calls=7)
-    cell(make(lambda x, bias: x.cos(), "rival", passes=PASSES, in_place=True), direction)
+    cell(made, pass_, calls=7)
+    cell(make(lambda x, bias: x.cos(), "rival", passes=PASSES, in_place=True), pass_)
 
 
 def test_a_call_in_place_has_a_time_and_no_energy(make):
     made = make(lambda x, bias: Turned.apply(x), "rival", in_place=True)
-    prepared = made.prepare(**CELL, direction="forward")
+    prepared = made.prepare(**CELL, pass_="forward")
     # The copies that restore inputs do not belong to the call.
     assert prepared.peak_mem_bytes == 20 - 64 * 4
     assert made.block(4).device_us == 1.0
@@ -166,7 +166,7 @@ def test_a_replay_in_place_that_goes_wrong_is_found(make, monkeypatch, late):
 
     monkeypatch.setattr(Timer, "capture", capture)
     made = make(lambda x, bias: Turned.apply(x), "rival", in_place=True)
-    made.prepare(**CELL, direction="forward")
+    made.prepare(**CELL, pass_="forward")
     with pytest.raises(status.Inaccurate, match="a timed call"):
         made.block(5 * worker.COPIES)
         made.check()
@@ -179,8 +179,8 @@ def test_without_a_graph_inputs_are_put_back_as_well(make, monkeypatch):
 
 
 def test_the_ledger_counts_what_a_call_writes_over():
-    def overwritten(function, direction="forward"):
-        entry = call_profile.observe(OP, function, case(N=9), "float32", direction, 1, "cpu")
+    def overwritten(function, pass_="forward"):
+        entry = call_profile.observe(OP, function, make_case(N=9), "float32", pass_, 1, "cpu")
         return entry["overwritten_bytes"]
 
     assert overwritten(Turned.apply) == 9 * 4
@@ -194,7 +194,7 @@ def test_memory_behind_results_is_looked_at_where_they_are_allocations_of_the_ca
     free = SimpleNamespace(overrun=lambda results: looked.append(len(results)) or "")
     monkeypatch.setattr(check.guards, "FreeMemory", lambda: free)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-    problem = oracle.problem(OP, case(N=9), "float32", 0, "cpu", OP.reference)
+    problem = oracle.problem(OP, make_case(N=9), "float32", 0, "cpu", OP.reference)
     for function in (lambda x: x.detach().mul_(x), lambda x: x * x):
         judged = check._CheckedCalls(function, problem, "forward", False, True)
         judged._gpu = True

@@ -11,9 +11,9 @@ from harness.summarize.ledger import rows as ledger_rows
 from harness.verify import call_profile, ledger
 from harness.verify.messages import CallProfiles
 from harness.workers.messages import Failure
-from ops._spec import Cost, Op, Tensor, case
+from ops._spec import Cost, Op, Tensor, make_case
 
-CASE = case(M=64, N=32)
+CASE = make_case(M=64, N=32)
 OP = Op(
     "fake",
     lambda x: x,
@@ -27,8 +27,8 @@ BYTES = 64 * 32 * 2
 GPU, CPU = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
 
 
-def seen(function, direction):
-    return call_profile.observe(OP, function, CASE, "float16", direction, 1, "cpu")
+def seen(function, pass_):
+    return call_profile.observe(OP, function, CASE, "float16", pass_, 1, "cpu")
 
 
 class _Squared(torch.autograd.Function):
@@ -106,8 +106,8 @@ def test_launches_are_counted_apart_from_copies_and_fills():
     assert found["kernels"] == {"k": 2, "other": 1}
 
 
-def cell(name, dtype="float16", kind="edge", status="ok", direction="forward", **more):
-    return {"case": name, "dtype": dtype, "kind": kind, "status": status, "pass": direction} | more
+def cell(name, dtype="float16", kind="edge", status="ok", pass_="forward", **more):
+    return {"case": name, "dtype": dtype, "kind": kind, "status": status, "pass": pass_} | more
 
 
 def test_the_first_timed_case_is_looked_at_and_without_one_the_largest_edge_case():
@@ -139,7 +139,7 @@ def test_a_worker_that_is_lost_is_asked_no_more():
 
 
 def test_an_entry_holds_what_its_pass_showed():
-    units = {0: [cell("M1"), cell("M1", direction="backward")]}
+    units = {0: [cell("M1"), cell("M1", pass_="backward")]}
     answer = CallProfiles({"forward": {"copies": 1}, "backward": {"copies": 2}})
     entries = ledger.take(units, {}, lambda request: answer)
     assert [(one["pass"], one["copies"], one["reason"]) for one in entries] == [
@@ -186,13 +186,13 @@ def test_the_dtype_of_sums_is_what_the_file_declares(monkeypatch):
     assert registry.accumulates("dot", "torch_eager") is None
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_an_exception_of_an_implementation_passes_through(direction):
+@pytest.mark.parametrize("pass_", ["forward", "backward"])
+def test_an_exception_of_an_implementation_passes_through(pass_):
     def declines(x):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        seen(declines, direction)
+        seen(declines, pass_)
 
 
 @pytest.mark.gpu

@@ -7,10 +7,10 @@ import torch
 
 from harness.calls import tolerance
 from harness.verify import problem as oracle
-from ops._spec import DTYPES, Cost, Op, Tensor, case
+from ops._spec import DTYPES, Cost, Op, Tensor, make_case
 
 
-def no_cost(a_case, direction, itemsize):
+def no_cost(case, pass_, itemsize):
     return Cost(0, 0, 0)
 
 
@@ -20,7 +20,7 @@ def test_eager_that_is_exact_here_alone_allows_what_it_is_off_beside():
         return input.sum() * (1.0 if input[0] == 1 else 1.3)
 
     total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
-    problem = oracle.problem(total, case(N=40), "float32", 0, "cpu", off)
+    problem = oracle.problem(total, make_case(N=40), "float32", 0, "cpu", off)
     problem.tensors["input"].abs_().div_(problem.tensors["input"][0].clone())
     exact = problem.tensors["input"].double().sum()
     lucky = {"out": tolerance.Distance(0.0, 0.0)}
@@ -36,7 +36,7 @@ def test_eager_that_is_exact_here_alone_allows_what_it_is_off_beside():
 
 def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
     total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
-    problem = oracle.problem(total, case(N=4000), "float32", 0, "cpu", torch.sum)
+    problem = oracle.problem(total, make_case(N=4000), "float32", 0, "cpu", torch.sum)
     mean = problem.tensors["input"].mean()
     # Now the terms cancel, and eager is exact by luck.
     problem.tensors["input"].sub_(mean)
@@ -70,7 +70,7 @@ SCALED = Op(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_oracle_is_computed_in_float64(dtype):
-    problem = oracle.problem(SCALED, case(N=50), dtype, 0, "cpu", scaled)
+    problem = oracle.problem(SCALED, make_case(N=50), dtype, 0, "cpu", scaled)
     x, (dy,) = problem.tensors["x"].double(), problem.seeds
     for name, exact in (("out", x * FACTOR), ("dx", dy.double() * FACTOR)):
         assert problem.oracle[name].dtype == torch.float64
@@ -82,7 +82,7 @@ def test_the_oracle_is_computed_in_float64(dtype):
 
 
 def test_eager_beside_the_inputs_is_held_against_float64_too():
-    problem = oracle.problem(SCALED, case(N=50), "float32", 0, "cpu", scaled)
+    problem = oracle.problem(SCALED, make_case(N=50), "float32", 0, "cpu", scaled)
     exact = dict.fromkeys(problem.eager, tolerance.Distance(0.0, 0.0))
     problem = dataclasses.replace(problem, eager=exact)
     for found in problem.eager_worst_nearby.values():
@@ -97,7 +97,7 @@ def test_the_sensitivity_is_of_the_oracle_in_float64():
         return x * FACTOR
 
     op = dataclasses.replace(SCALED, reference=noting)
-    problem = oracle.problem(op, case(N=50), "float32", 0, "cpu", scaled)
+    problem = oracle.problem(op, make_case(N=50), "float32", 0, "cpu", scaled)
     seen.clear()
     half = torch.finfo(torch.float32).eps / 2
     for found in problem.sensitivity.values():

@@ -27,7 +27,7 @@ from harness.verify import __main__ as verification
 from harness.verify import worker
 from harness.verify.messages import ChooseUnits, Chosen, UnitChecked
 from harness.workers.messages import Hello
-from ops._spec import PASSES, Cost, Tensor, case
+from ops._spec import PASSES, Cost, Tensor, make_case
 from tests.support.measuring import ENVIRONMENT, OP, FakeMonitor, plan
 from tests.support.verifying import KERNELS, OPS, verify
 from tests.support.workflows import copied, snakemake
@@ -90,9 +90,7 @@ def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
     assert again == first and f"seed {first['seed']}: 2 of 4 cells ok" in done.stdout
 
 
-def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(
-    tree, tmp_path, monkeypatch
-):
+def test_a_baseline_that_is_wrong_in_case_is_not_timed_there_and_shown(tree, tmp_path, monkeypatch):
     """Follow a wrong case from harness.verify through the gate to harness.summarize."""
     impls = ["ours", "ours_twin", "skewed"]
     for impl in ("ours", "skewed"):
@@ -100,7 +98,7 @@ def test_a_baseline_that_is_wrong_in_a_case_is_not_timed_there_and_shown(
         assert done.returncode == 0
         # Mark the report as one of a machine with a GPU.
         files.write_json(tmp_path / "verify" / "double" / f"{impl}.json", report | {"mode": "gpu"})
-    cases = (case(N=100), case(N=1000))
+    cases = (make_case(N=100), make_case(N=1000))
     op = dataclasses.replace(OP, name="double", inputs={"x": Tensor("N")}, sweep=cases)
     op = dataclasses.replace(op, cost=lambda *a: Cost(10**6, 10**6, 10**3))
     cells = list(sweep(op, ["float32"], ["forward"], None))
@@ -287,9 +285,9 @@ def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch)
     made, asked = worker.VerifyWorker("scale", "torch_eager", 1), []
     plain = worker.check.check
 
-    def check(function, problem, direction, *more):
-        asked.append(direction)
-        return plain(function, problem, direction, *more)
+    def check(function, problem, pass_, *more):
+        asked.append(pass_)
+        return plain(function, problem, pass_, *more)
 
     monkeypatch.setattr(worker.check, "check", check)
     made.choose(gpu=False, dtypes=["float32"], passes=list(PASSES), kinds=["edge"], most=1)

@@ -7,6 +7,10 @@ if study.measures:
             "<run>/drawn.json",
         log:
             "<log>/drawn.log",
+        # The first job, and alone: what tunes itself needs all cores, waits for it, and would
+        # wait for each job beside it.
+        priority: 3
+        threads: workflow.cores
         params:
             seed=config["drawn_seed"],
         message:

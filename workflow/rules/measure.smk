@@ -72,3 +72,6 @@ else:
 rule measured:
     input:
         expand("<run>/raw/{op}.csv", op=study.shown),
+
+
+include: "dissect.smk"

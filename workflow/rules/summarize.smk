@@ -6,6 +6,7 @@ rule summarize:
         study.sources("harness/summarize/__main__.py"),
         study.recorded_reports,
         study.sanitized,
+        study.dissected,
         expand("<run>/build/{family}.json", family=study.families),
         [study.reports(op) for op in study.ops],
         expand("<run>/raw/{op}.{kind}", op=study.shown, kind=["csv", "json"]),

@@ -34,6 +34,9 @@ if study.measures:
             "<run>/autotune/{op}/{impl}.json",
         log:
             "<log>/autotune/{op}/{impl}.log",
+        # Before all verifications, of which each takes one core: one that waits for its turn among
+        # them would leave the other cores idle until the longest has ended.
+        priority: 2
         # All cores: nothing may run beside a timing.
         threads: workflow.cores
         resources:

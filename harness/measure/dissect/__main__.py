@@ -1,0 +1,104 @@
+"""Takes a training step apart and writes one CSV file.
+
+`python -m harness.measure.dissect step_parts --preset llama-1b --out FILE`
+
+With a GPU it locks it and runs there. Without one it runs on the CPU, ours in Triton's interpreter:
+a preset of a GPU takes hours there, `tiny` some seconds.
+"""
+
+import argparse
+import contextlib
+import csv
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from harness import cli, files
+from harness.machine import nvml
+from harness.results import columns
+
+STACKS = ("torch_eager", "torch_compile", "liger", "ours")
+
+
+def main() -> None:
+    options = _options()
+    gpu = bool(nvml.gpus())
+    with _place(gpu):
+        rows = list(_rows(options, gpu))
+    write(options.out, columns.DISSECTED[options.subject], rows)
+    print(f"dissect {options.subject}: {len(rows)} rows")
+
+
+@contextlib.contextmanager
+def _place(gpu: bool) -> Iterator[None]:
+    """Lock a GPU, or set Triton's interpreter; before torch and Triton are imported."""
+    if not gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
+        yield
+        return
+    from harness.machine import gpu_lock
+
+    with gpu_lock.hold(exclusive=True):
+        yield
+
+
+def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]:
+    from harness.calls import interpreter
+    from harness.measure.dissect import subjects
+    from harness.measure.dissect.steps import Steps
+
+    if not gpu:
+        interpreter.quicken()
+    given, dtype = options, options.dtype
+    if given.subject == "step_memory":
+        yield from subjects.step_memory(
+            given.preset, given.lengths, given.stacks, dtype, gpu, given.times
+        )
+    elif given.subject == "loss_parity":
+        yield from subjects.loss_parity(
+            given.preset, given.batch, given.length, given.steps, given.stacks, dtype, gpu
+        )
+    else:
+        steps = Steps(given.preset, given.batch, given.length, dtype, gpu)
+        if given.subject == "step_parts":
+            yield from subjects.step_parts(steps, given.stacks, given.times)
+        elif given.subject == "parts_alone":
+            yield from subjects.parts_alone(steps, given.times)
+        else:
+            yield from subjects.step_ladder(steps, given.over, given.times, given.seed)
+
+
+def write(out: Path, table: columns.Table, rows: Iterable[Mapping[str, object]]) -> None:
+    """Write rows as the CSV file of a table; KeyError for a column that it has not."""
+    with files.whole_file(out) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, table.header, restval="", lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: _text(value) for key, value in row.items()})
+
+
+def _text(value: object) -> object:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("subject", choices=sorted(columns.DISSECTED))
+    parser.add_argument("--preset", required=True)
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
+    parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--stacks", nargs="+", default=list(STACKS))
+    parser.add_argument("--over", default=STACKS[0], help="the stack at the foot of the ladder")
+    parser.add_argument("--times", type=int, default=5, help="repeats of a time, or blocks")
+    parser.add_argument("--steps", type=int, default=300, help="steps of training")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of step_memory")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in the ladder")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,102 @@
+"""Training steps of several stacks on one set of weights, and the clock for them."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from harness import status
+from harness.calls import inputs
+from network import calls, stack
+from network.ops import model as ops
+from network.stack import Stack
+
+Row = dict[str, object]
+
+
+class Steps:
+    """A network's weights, moments and tokens, on which steps of any stack run.
+
+    Args:
+        preset: the name of one.
+        batch, length: sequences, and tokens of each.
+        dtype: its name.
+        gpu: whether the tensors lie on the GPU, else on the CPU.
+    """
+
+    def __init__(self, preset: str, batch: int, length: int, dtype: str, gpu: bool, seed: int = 0):
+        self.case, self.dtype, self.gpu = ops.case(preset, B=batch, S=length), dtype, gpu
+        device = "cuda" if gpu else "cpu"
+        self.about: Row = {"preset": preset, "batch": batch, "length": length, "dtype": dtype}
+        self._tensors = inputs.make(ops.TRAIN_STEP, self.case, dtype, seed, device)
+        self._arguments = ops.TRAIN_STEP.arguments(self.case)
+        self.config = ops.config_of(self.case)
+
+    def fit(self, name: str | Stack) -> Stack:
+        """Return the stack that trains this network; errors as `network.calls.fit`."""
+        found = name if isinstance(name, Stack) else stack.load(name)
+        weights = self._tensors["weights"]
+        return calls.fit(found, self.config, True, weights.dtype, weights.device)
+
+    def step(self, used: Stack) -> Callable[[], object]:
+        """Return a step of a stack; the weights go on from step to step."""
+        train = calls.Train(used)
+        return lambda: train(**self._tensors, **self._arguments)
+
+
+def seconds(call: Callable[[], object], gpu: bool) -> float:
+    """Return the wall time of a call until the GPU has done it."""
+    _wait(gpu)
+    began = time.perf_counter()
+    call()
+    _wait(gpu)
+    return time.perf_counter() - began
+
+
+def median_us(call: Callable[[], object], gpu: bool, times: int) -> float:
+    """Return the median wall time of a call in µs, after one that is not timed."""
+    call()
+    return 1e6 * statistics.median(seconds(call, gpu) for _ in range(times))
+
+
+def peak_of(call: Callable[[], object], gpu: bool) -> int | None:
+    """Return the peak of the GPU memory in use during a call, None on a CPU."""
+    if not gpu:
+        call()
+        return None
+    _wait(gpu)
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    _wait(gpu)
+    return torch.cuda.max_memory_allocated()
+
+
+def attempted(rows: Callable[[], Iterable[Row]], about: Row, gpu: bool) -> list[Row]:
+    """Return the rows that a function makes, or one row with the status of its failure.
+
+    Memory that the failed attempt held is given back.
+    """
+    try:
+        return [about | {"status": "ok", "reason": ""} | row for row in rows()]
+    except Exception as error:
+        kind = status.of(error)
+        # A part that cannot do what is asked says so by ValueError or TypeError.
+        if isinstance(error, (ValueError, TypeError)):
+            kind = "unsupported"
+        failed = about | {"status": kind, "reason": status.reason(error)}
+    release(gpu)
+    return [failed]
+
+
+def release(gpu: bool) -> None:
+    """Give memory back that nothing uses."""
+    gc.collect()
+    if gpu:
+        torch.cuda.empty_cache()
+
+
+def _wait(gpu: bool) -> None:
+    if gpu:
+        torch.cuda.synchronize()

@@ -1,0 +1,151 @@
+"""Questions to a training step: one function a CSV file, each a generator of its rows."""
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from harness.measure.dissect.steps import (
+    Row,
+    Steps,
+    attempted,
+    median_us,
+    peak_of,
+    release,
+    seconds,
+)
+from network import alone, parity, stack, text, trace
+from network.config import undropped
+
+EAGER, OURS = "torch_eager", "ours"
+# Profiles of a step, and steps in a block of the ladder.
+PROFILES, IN_BLOCK = 3, 2
+
+
+def step_parts(steps: Steps, stacks: Sequence[str], times: int) -> Iterator[Row]:
+    """The time of each part and pass of a step, by a profile."""
+    for name in stacks:
+        about = steps.about | {"stack": name}
+        yield from attempted(functools.partial(_parts, steps, name, times), about, steps.gpu)
+        release(steps.gpu)
+
+
+def _parts(steps, name, times):
+    used = steps.fit(name)
+    whole = median_us(steps.step(used), steps.gpu, times)
+    step = steps.step(trace.named(used))
+    step()
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(PROFILES):
+        for key, us in trace.shares(step, steps.gpu).items():
+            found.setdefault(key, []).append(us)
+    for (part, pass_), us in sorted(found.items()):
+        # A part that a profile lacks took no time in it.
+        mean = sum(us) / PROFILES
+        yield {"part": part, "pass": pass_, "us": mean, "step_us": whole}
+
+
+def parts_alone(steps: Steps, times: int, names: Sequence[str] = (EAGER, OURS)) -> Iterator[Row]:
+    """The time of each part by itself, forward and backward, over all its calls in a step."""
+    watched, uses = alone.watched(steps.fit(EAGER))
+    steps.step(watched)()
+    del watched
+    for name in names:
+        used = steps.fit(name)
+        for part, found in uses.items():
+            about = steps.about | {"stack": name, "part": part}
+            if name != EAGER and part not in used.own:
+                continue
+            each = functools.partial(_alone, getattr(used.parts, part), found, times, steps.gpu)
+            yield from attempted(each, about, steps.gpu)
+
+
+def _alone(part, found, times, gpu):
+    us = sum(use.calls * median_us(alone.step_of(part, use), gpu, times) for use in found.values())
+    yield {"calls": sum(use.calls for use in found.values()), "us": us}
+
+
+def step_ladder(steps: Steps, over: str, blocks: int, seed: int) -> Iterator[Row]:
+    """The time of a step as the parts of ours are put in one after the other, in turn."""
+    ours, base = steps.fit(OURS), steps.fit(over)
+    rungs = [base]
+    for part in (part for part in (*alone.NAMES, stack.OPTIMIZER) if part in ours.taken):
+        rungs.append(rungs[-1].with_parts_of(stack.load(OURS), part))
+    order, ready = random.Random(seed), {}
+    for number, rung in enumerate(rungs):
+        about = steps.about | {"over": over, "rung": number, "stack": rung.name}
+        about["part"] = rung.name.rpartition(".")[2] if number else ""
+        step = steps.step(rung)
+        first = attempted(functools.partial(_first, step, steps.gpu), about, steps.gpu)
+        if first[0]["status"] == "ok":
+            ready[number] = step, first[0]
+        else:
+            yield first[0]
+    for block in range(blocks):
+        for number in order.sample(sorted(ready), len(ready)):
+            step, about = ready[number]
+            step()
+            us = sum(seconds(step, steps.gpu) for _ in range(IN_BLOCK)) / IN_BLOCK * 1e6
+            yield about | {"block": block, "us": us}
+
+
+def _first(step, gpu):
+    step()
+    yield {"peak_mem_bytes": peak_of(step, gpu)}
+
+
+def step_memory(
+    preset: str, lengths: Sequence[int], stacks: Sequence[str], dtype: str, gpu: bool, times: int
+) -> Iterator[Row]:
+    """Peak memory and time of a step on one sequence, over its length, until memory runs out."""
+    for name in stacks:
+        for length in lengths:
+            about = {"preset": preset, "batch": 1, "length": length, "dtype": dtype, "stack": name}
+            one = functools.partial(_memory, preset, length, name, dtype, gpu, times)
+            (row,) = attempted(one, about, gpu)
+            yield row
+            release(gpu)
+            if row["status"] != "ok":
+                break
+
+
+def _memory(preset, length, name, dtype, gpu, times):
+    steps = Steps(preset, 1, length, dtype, gpu)
+    step = steps.step(steps.fit(name))
+    step()
+    yield {"peak_mem_bytes": peak_of(step, gpu), "us": median_us(step, gpu, times)}
+
+
+def loss_parity(
+    preset: str,
+    batch: int,
+    length: int,
+    count: int,
+    stacks: Sequence[str],
+    dtype: str,
+    gpu: bool,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> Iterator[Row]:
+    """The loss of each step of training: PyTorch from each seed, each stack from the first."""
+    words, config = text.english(), undropped(preset)
+    tokens = text.as_bytes(words).to("cuda" if gpu else "cpu")
+    batches = text.Batches(tokens, batch, length)
+    wanted = [(EAGER, seed) for seed in seeds]
+    wanted += [(name, seeds[0]) for name in stacks if name != EAGER]
+    for name, seed in wanted:
+        about = {"preset": preset, "batch": batch, "length": length, "dtype": dtype}
+        about |= {"stack": name, "seed": seed, "text_sha256": text.digest(words)}
+        run = functools.partial(_losses, name, config, batches, count, seed, dtype)
+        yield from attempted(run, about, gpu)
+        release(gpu)
+
+
+def _losses(name, config, batches, count, seed, dtype):
+    from network import calls
+
+    kind, device = getattr(torch, dtype), batches.tokens.device
+    used = calls.fit(stack.load(name), config, True, kind, device)
+    curve = parity.losses(used, config, batches, count, seed, dtype=kind)
+    for number, loss in enumerate(curve):
+        yield {"step": number, "loss": loss}

@@ -1,0 +1,146 @@
+"""Times an implementation of an op of a whole network, in a process that is parked between blocks.
+
+The rivals take turns on one GPU, and their networks do not fit in its memory side by side. So this
+worker holds memory during its own block only. Between blocks its inputs have no storage; they are
+drawn anew from the seed, which gives the same numbers, before the clock runs. A sample of the
+entries of each output is kept and compared.
+
+All times are by events: a graph of a whole step would keep the memory of the step. A call takes
+milliseconds, so the host's work between the events is small beside it.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from harness.calls import drawn, inputs
+from harness.calls.snapshot import InputSnapshot
+from harness.machine import affinity
+from harness.measure import messages
+from harness.measure.worker import MeasureWorker, Tensors, _clocked
+from ops._spec import Case
+
+# Entries of each output that are kept to compare.
+SAMPLE = 2**20
+REMARK = "events: a whole network is not captured as one graph"
+
+
+class ParkedWorker(MeasureWorker):
+    """As `MeasureWorker`, without memory between its blocks."""
+
+    def prepare(self, case: str, dtype: str, pass_: str) -> messages.Prepared:
+        """Draw the inputs, and make the first two calls."""
+        declared = drawn.named(self._op, case)
+        self._cell = declared, dtype
+        with torch.cuda.stream(self._timer.stream):
+            before = torch.cuda.memory_allocated()
+            self._tensors = inputs.make(self._op, declared, dtype, self._seed, "cuda")
+            given = [tensor for tensor in self._tensors.values() if tensor is not None]
+            kept = InputSnapshot(given if self._in_place else ())
+            call = self._network_call(declared)
+            with self._declining():
+                first_s = _clocked(call)[1]
+            kept.restore()
+            torch.cuda.reset_peak_memory_stats()
+            outputs, busy_s = _clocked(call)
+            peak = torch.cuda.max_memory_allocated() - before - kept.nbytes
+            self._expected = [sampled(outputs)]
+            del outputs, kept
+            self._calls = [call]
+            self._timed, self._outputs = [self._kept(0)], [()]
+            self._park()
+        return messages.Prepared(
+            busy_s=busy_s,
+            first_s=first_s,
+            remark=REMARK,
+            peak_mem_bytes=peak,
+            held_bytes=torch.cuda.memory_reserved(),
+            l2_bytes=self._timer.l2_bytes,
+        )
+
+    def block(self, calls: int, turn: int = 0) -> messages.BlockTimes:
+        """Time `calls` calls; see `MeasureWorker.block`. A call before them is not timed."""
+        with torch.cuda.stream(self._timer.stream):
+            kept = self._unpark()
+            self._calls[0]()
+            kept.restore()
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        with affinity.held(turn):
+            device_us, reading = self._timer.cold(self._timed, calls, [kept.restore])
+            self._outputs = [sampled(self._outputs[0])]
+            call_us = self._timer.eager(self._calls, calls)
+        busy = time.perf_counter() - began
+        del kept
+        self._park()
+        self._weigh()
+        return messages.BlockTimes(busy, device_us, call_us, **reading)
+
+    def energy(self, window_ms: float) -> messages.Energy:
+        """Measure the energy of a call; one that computes in place goes on from its own results."""
+        with torch.cuda.stream(self._timer.stream):
+            self._unpark()
+            self._calls[0]()
+        began = time.perf_counter()
+        energy_uj, half_width = self._timer.energy(self._calls, window_ms)
+        busy = time.perf_counter() - began
+        self._park()
+        return messages.Energy(busy, energy_uj, half_width)
+
+    def check(self) -> messages.Checked:
+        """Raise Inaccurate unless the last timed call, and one more, gave the expected samples."""
+        if self._outputs[0]:
+            self._compare("a timed call", self._outputs[0], 0)
+        with torch.cuda.stream(self._timer.stream):
+            self._unpark()
+            self._compare("the last call", sampled(self._calls[0]()), 0)
+        self._park()
+        return messages.Checked(self._leaked())
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._tensors: dict[str, torch.Tensor | None] = {}
+        if forget := getattr(self._function, "forget", None):
+            forget()
+
+    def _network_call(self, case: Case) -> Callable[[], Tensors]:
+        tensors, arguments = self._tensors, self._op.arguments(case)
+
+        def call() -> Tensors:
+            result = self._function(**tensors, **arguments)
+            return result if isinstance(result, tuple) else (result,)
+
+        return call
+
+    def _storages(self) -> dict[str, torch.UntypedStorage]:
+        return {name: t.untyped_storage() for name, t in self._tensors.items() if t is not None}
+
+    def _park(self) -> None:
+        """Give all memory back; tensors and parameters stay, without storage."""
+        torch.cuda.synchronize()
+        for storage in self._storages().values():
+            storage.resize_(0)
+        if drop := getattr(self._function, "drop_memory", None):
+            drop()
+        torch.cuda.empty_cache()
+
+    def _unpark(self) -> InputSnapshot:
+        """Give the inputs storage and their numbers; return what puts these back."""
+        case, dtype = self._cell
+        given = []
+        for name, tensor in self._tensors.items():
+            if tensor is None:
+                continue
+            fresh = inputs.make(self._op, case, dtype, self._seed, "cuda", only=name)[name]
+            tensor.untyped_storage().resize_(fresh.untyped_storage().nbytes())
+            with torch.no_grad():
+                tensor.copy_(fresh)
+            given.append(tensor)
+        return InputSnapshot(given if self._in_place else ())
+
+
+def sampled(outputs: Sequence[torch.Tensor]) -> Tensors:
+    """Return a copy of some entries of each output, evenly spaced, the same at each call."""
+    flat = (output.detach().reshape(-1) for output in outputs)
+    return tuple(each[:: max(1, each.numel() // SAMPLE)].clone() for each in flat)

@@ -1,0 +1,130 @@
+"""A training step taken apart on the CPU: each question gives rows of its table."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from harness.measure.dissect import __main__ as command
+from harness.measure.dissect import subjects
+from harness.measure.dissect.steps import Steps, attempted
+from harness.results import columns
+from network import alone, stack
+from network.parts import used
+
+ROOT = Path(__file__).parents[2]
+EAGER = ("torch_eager",)
+
+
+@pytest.fixture
+def steps():
+    return Steps("tiny", 2, 12, "float32", gpu=False)
+
+
+def written(tmp_path, name, rows):
+    command.write(tmp_path / "out.csv", columns.DISSECTED[name], rows)
+    frame = pd.read_csv(tmp_path / "out.csv", keep_default_na=False, na_values=[""])
+    assert tuple(frame) == columns.DISSECTED[name].header
+    return frame
+
+
+def test_a_profile_holds_every_part(steps, tmp_path):
+    found = written(tmp_path, "step_parts", subjects.step_parts(steps, EAGER, 1))
+    assert set(found["part"]) >= {*used(steps.config), "optimizer", "clip"}
+    assert (found["us"] > 0).all() and found["step_us"].nunique() == 1
+
+
+def test_parts_alone_run_as_often_as_in_a_step(steps, tmp_path):
+    rows = subjects.parts_alone(steps, 1, EAGER)
+    found = written(tmp_path, "parts_alone", rows).set_index("part")
+    # Two layers with two norms each, and the last one; seven products a layer.
+    assert found.loc["rms_norm", "calls"] == 5 and found.loc["linear", "calls"] == 14
+    assert (found["us"] > 0).all() and (found["status"] == "ok").all()
+
+
+def test_a_part_alone_gets_the_arguments_and_gradients_of_the_step(steps):
+    watched, uses = alone.watched(steps.fit("torch_eager"))
+    steps.step(watched)()
+    (use,) = uses["swiglu"].values()
+    gate, up = use.given
+    assert gate.shape == (2, 12, 96) and gate.requires_grad and gate.is_leaf and use.calls == 2
+    gradients = alone.step_of(watched.parts.swiglu, use)()
+    assert [x.shape for x in gradients] == [gate.shape, up.shape]
+    # Rows of different weights are uses of their own.
+    shapes = {use.given[1].shape for use in uses["linear"].values()}
+    assert shapes == {(64, 64), (32, 64), (96, 64), (64, 96)}
+
+
+def test_each_rung_of_the_ladder_takes_its_turn(steps, tmp_path, monkeypatch):
+    monkeypatch.setattr(subjects, "OURS", "mine")
+    eager = stack.load("torch_eager")
+    mine = stack.Stack("mine", eager.parts, ("rms_norm", "swiglu"))
+    fitted = eager.with_parts_of(mine, "rms_norm", "swiglu")
+    known = {"mine": mine}
+    monkeypatch.setattr(subjects.stack, "load", lambda name: known.get(name, eager))
+    monkeypatch.setattr(steps, "fit", lambda name: fitted if name == "mine" else eager)
+    rows = subjects.step_ladder(steps, "torch_eager", 3, seed=0)
+    found = written(tmp_path, "step_ladder", rows)
+    assert found.groupby("rung")["block"].apply(list).tolist() == [[0, 1, 2]] * 3
+    parts = found.drop_duplicates("rung").sort_values("rung")["part"].fillna("")
+    assert parts.tolist() == ["", "rms_norm", "swiglu"]
+
+
+def test_memory_ends_where_it_runs_out(tmp_path, monkeypatch):
+    plain = subjects._memory
+
+    def short(preset, length, *more):
+        if length > 16:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
+        return plain(preset, length, *more)
+
+    monkeypatch.setattr(subjects, "_memory", short)
+    rows = subjects.step_memory("tiny", (8, 16, 32, 64), EAGER, "float32", False, 1)
+    found = written(tmp_path, "step_memory", rows)
+    assert found["status"].tolist() == ["ok", "ok", "oom"]
+    assert found["us"].isna().tolist() == [False, False, True]
+
+
+def test_losses_of_all_seeds_and_of_a_stack_that_is_absent(tmp_path):
+    names = ("torch_eager", "flash_attn_2")
+    rows = subjects.loss_parity("tiny", 2, 12, 4, names, "float32", False, seeds=(0, 1))
+    found = written(tmp_path, "loss_parity", rows)
+    ok = found[found["status"] == "ok"]
+    assert ok.groupby("seed")["step"].apply(list).tolist() == [[0, 1, 2, 3]] * 2
+    assert (ok["loss"] > 4).all() and ok["loss"].nunique() == 8
+    assert found.loc[found["stack"] == "flash_attn_2", "status"].isin(["ok", "unavailable"]).all()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom"),
+        (ValueError("stack xformers: attention cannot"), "unsupported"),
+        (stack.Unavailable("stack liger: no module"), "unavailable"),
+        (RuntimeError("an illegal access"), "crashed"),
+    ],
+)
+def test_a_failure_is_a_row(error, expected):
+    def rows():
+        yield {"us": 1.0}
+        raise error
+
+    (row,) = attempted(rows, {"stack": "a"}, gpu=False)
+    assert row["status"] == expected and "us" not in row and row["reason"]
+
+
+@pytest.mark.no_gpu
+def test_the_command_runs_ours_through_the_interpreter(tmp_path):
+    out = tmp_path / "losses.csv"
+    words = ["loss_parity", "--preset", "tiny", "--batch", "1", "--length", "8", "--steps", "2"]
+    words += ["--dtype", "float32", "--stacks", "ours", "--out", str(out)]
+    call = [sys.executable, "-m", "harness.measure.dissect", *words]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = pd.read_csv(out)
+    assert (found["status"] == "ok").all()
+    losses = found[found["seed"] == 0].pivot(index="step", columns="stack", values="loss")
+    assert losses["ours"].tolist() == pytest.approx(losses["torch_eager"].tolist(), rel=1e-4)

@@ -1,0 +1,127 @@
+"""The worker of whole networks, on the CPU: it holds no inputs between its blocks."""
+
+import pytest
+import torch
+
+from harness import status as statuses
+from harness.measure import parked_worker, worker
+from harness.measure.messages import Checked
+from harness.measure.parked_worker import ParkedWorker, sampled
+from tests.support.cpu_worker import CELL
+
+
+@pytest.fixture
+def park(make, monkeypatch):
+    drawn = worker.inputs.make
+
+    def on_cpu(*given, only=""):
+        found = drawn(*given)
+        return {only: found[only]} if only else found
+
+    monkeypatch.setattr(worker.inputs, "make", on_cpu)
+
+    def build(function, **more):
+        make(function, **more)
+        return ParkedWorker("op", more.get("impl", "ours"), 5)
+
+    return build
+
+
+def inputs_of(made):
+    return [tensor for tensor in made._tensors.values() if tensor is not None]
+
+
+def test_inputs_have_memory_in_a_block_alone_and_the_same_numbers_in_each(park):
+    seen = []
+
+    def function(x, bias):
+        seen.append(x.clone())
+        return x + 1
+
+    made = park(function)
+    prepared = made.prepare(**CELL, pass_="forward")
+    assert prepared.remark.startswith("events: ") and prepared.peak_mem_bytes == 20
+    for turn in range(2):
+        assert [x.untyped_storage().nbytes() for x in inputs_of(made)] == [0]
+        made.block(3, turn)
+    assert made.check() == Checked(0)
+    assert made.energy(4.0).energy_uj == 8.0
+    assert [x.untyped_storage().nbytes() for x in inputs_of(made)] == [0]
+    assert len(seen) > 10 and all(torch.equal(x, seen[0]) for x in seen)
+    made.release()
+    assert not inputs_of(made)
+
+
+def test_a_call_in_place_begins_with_the_drawn_numbers(park):
+    begins = []
+
+    def function(x, bias):
+        begins.append(x.clone())
+        return x.mul_(2)
+
+    made = park(function, in_place=True)
+    made.prepare(**CELL, pass_="forward")
+    begins.clear()
+    made.block(3)
+    first, *timed = begins[:4]
+    assert all(torch.equal(x, first) for x in timed)
+    assert made.check() == Checked(0)
+
+
+@pytest.mark.parametrize("which", ["a timed call", "the last call"])
+def test_a_result_that_is_wrong_later_is_found(park, which):
+    calls = []
+
+    def function(x, bias):
+        calls.append(1)
+        late = len(calls) > (2 if which == "a timed call" else 10)
+        return x + (2 if late else 1)
+
+    made = park(function)
+    made.prepare(**CELL, pass_="forward")
+    made.block(3)
+    with pytest.raises(statuses.Inaccurate, match=which):
+        for _ in range(6):
+            calls.append(1)
+        made.check()
+
+
+def test_tensors_that_a_function_keeps_are_dropped(park):
+    class Kept:
+        dropped = forgotten = 0
+
+        def __call__(self, x, bias):
+            return x + 1
+
+        def drop_memory(self):
+            self.dropped += 1
+
+        def forget(self):
+            self.forgotten += 1
+
+    function = Kept()
+    made = park(function)
+    made.prepare(**CELL, pass_="forward")
+    made.block(3)
+    assert function.dropped == 2 and function.forgotten == 1
+    made.release()
+    assert function.forgotten == 2
+
+
+def test_a_library_that_declines_says_so(park):
+    def function(x, bias):
+        raise ValueError("no such shape")
+
+    with pytest.raises(statuses.Unsupported, match="no such shape"):
+        park(function, impl="rival").prepare(**CELL, pass_="forward")
+
+
+def test_a_sample_is_small_and_its_own_memory(monkeypatch):
+    monkeypatch.setattr(parked_worker, "SAMPLE", 4)
+    x = torch.arange(17.0).view(17, 1)
+    (few,) = sampled([x])
+    assert few.tolist() == [0, 4, 8, 12, 16]
+    x.zero_()
+    assert few[1] == 4
+    (scalar,) = sampled([torch.tensor(3.0)])
+    assert scalar.tolist() == [3]
