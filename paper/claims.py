@@ -1,12 +1,19 @@
 r"""Writes numbers.tex: what `\result{key}` prints, for each key of claims.yaml that rows support.
 
-A claim names a CSV file of the run (`source`), the rows (`where`: a value, or a list of values,
-for each column; `at_least`: the least value of each column; `largest`: keep the rows in which this
-column is largest), a `column`, how its values become one (`aggregate`) and a `format`. `per` names
-a column to divide by, row by row; `gap: true` takes how far each value lies from one. `within`
-names an aggregate that first reduces the rows of one cell to one value; `below` keeps the values
-below a number. If a claim does not name a column of `_data.USUAL`, the value there is meant. A
-key that no row supports is left out, with a comment.
+A claim has these keys:
+
+- `source`: a CSV file of the run.
+- `where`: which rows count; a value, or a list of values, for each column.
+- `at_least`: the least value of each column. `below` keeps the values below a number.
+- `largest`: keep the rows in which this column is largest.
+- `column`: the column whose values count. `per` names a column to divide by, row by row. With
+  `gap: true` the distance of each value from one counts.
+- `aggregate`: how the values become one. `within` names an aggregate that first reduces the rows of
+  one cell to one value.
+- `format`: how the number is written.
+
+If a claim does not name a column of `_data.USUAL`, the value there is meant. A key that no row
+supports is left out, with a comment.
 """
 
 from pathlib import Path

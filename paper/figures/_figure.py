@@ -118,12 +118,15 @@ def family(
 ) -> None:
     """Rate over size, a panel for each value of the columns `down` and `across`.
 
-    every: the summary of all families, for the colours. rows: those to draw. x: the size of each
-    row on a log2 axis, NaN where a case is not on the curve. rate: "gbps" or "tflops". fixed:
-    columns that must agree along a curve; the longest such curve of a panel is drawn. Cases that
-    are on no curve of at least three sizes are drawn below, one a line. sharey: as seaborn has it.
-    ratios: whether further panels show the time of each baseline over that of ours along the same
-    curves.
+    - every: the summary of all families, for the colours.
+    - rows: those to draw.
+    - x: the size of each row on a log2 axis, NaN where a case is not on the curve.
+    - rate: "gbps" or "tflops".
+    - fixed: columns that must agree along a curve; the longest such curve of a panel is drawn.
+      Cases that are on no curve of at least three sizes are drawn below, one a line.
+    - sharey: as seaborn has it.
+    - ratios: whether further panels show the time of each baseline over that of ours along the same
+      curves.
     """
     rows = _offered(rows[rows["set"] == "grid"])
     if rows.empty:

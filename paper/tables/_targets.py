@@ -1,7 +1,8 @@
 """The targets of targets.csv, and what each cell of ours and its fastest baseline reached.
 
-targets.csv says for each row which cells count (ops, pass, a pattern for the case, dtype, least
-traffic in MiB; an empty field takes all), the quantity, and two bounds on it.
+A row of targets.csv names the cells that count, the quantity, and two bounds on it. The cells are
+given by ops, pass, a pattern for the case, dtype and least traffic in MiB; an empty field takes
+all.
 """
 
 from pathlib import Path

@@ -33,8 +33,8 @@ def main(arguments):
         key=lambda group: (place[group[0][0]], group[0][1], natural(group[0][2])),
     )
     rows, last = [], None
-    for (_, op, direction), cells in groups:
-        rows.append(["" if op == last else _table.code(op), direction, *_figures(cells)])
+    for (_, op, pass_), cells in groups:
+        rows.append(["" if op == last else _table.code(op), pass_, *_figures(cells)])
         last = op
     found, training = (every[every["part"] == part] for part in (HEADLINE, TRAINING))
     memory = found[found["bound"] == "memory"]

@@ -6,7 +6,19 @@ Behind the text of a family stands what was measured of it, by pass, and then it
 from pathlib import Path
 
 import _table
-from _data import CELL, EVENTS, OURS, changed, compared, mean_ratio, natural, rank, run, summary
+from _data import (
+    CELL,
+    EVENTS,
+    OURS,
+    changed,
+    compared,
+    mean_ratio,
+    natural,
+    rank,
+    read,
+    run,
+    summary,
+)
 
 PAPER = Path(__file__).parents[1]
 # Up to this much to either side of one, a mean is called level.
@@ -18,7 +30,11 @@ VERDICTS = {"less time": "better", "more": "worse", "the same": "no difference"}
 
 def main(arguments):
     drawn = {path.stem for path in (PAPER / "figures").glob("[!_]*.py")}
-    families = list(rank(arguments.run))
+    # Whole networks have a section of their own.
+    networks = set(read(arguments.run, "network")["op"])
+    rows = summary(arguments.run)
+    apart = set(rows.loc[rows["op"].isin(networks), "family"])
+    families = [family for family in rank(arguments.run) if family not in apart]
     first = next((family for family in families if family in drawn), "others")
     verdicts, own = compared(arguments.run, every=True), summary(arguments.run)
     rings = RINGS if (own["timed_by"] == EVENTS).any() else ""
@@ -50,11 +66,11 @@ def main(arguments):
     _table.save(arguments.out, "\n".join([*lines, ""]))
 
 
-def _measured(direction, against, timed):
+def _measured(pass_, against, timed):
     """Tell how ours stands to the fastest baselines, eager PyTorch and the floor in a pass."""
-    against = against[against["pass"] == direction].sort_values("ratio")
+    against = against[against["pass"] == pass_].sort_values("ratio")
     fastest = against.drop_duplicates(CELL)
-    title, light = PASSES[direction], timed["pct_sol"]
+    title, light = PASSES[pass_], timed["pct_sol"]
     reached = (
         rf"Speed of light: \SI{{{light.median():.0f}}}{{\percent}} in the median cell, "
         rf"\SI{{{light.max():.0f}}}{{\percent}} in the best."

@@ -52,12 +52,12 @@ def _where(places):
     """Ops, passes with dtypes, and cells of all that one line says."""
     ops = ", ".join(_table.code(op) for op, _ in places)
     some = {(one[0], one[1]) for _, rows in places for one in rows[["pass", "dtype"]].to_numpy()}
-    passes = sorted({direction for direction, _ in some if direction}, key=natural)
+    passes = sorted({pass_ for pass_, _ in some if pass_}, key=natural)
     dtypes: dict[str, list[str]] = {}
-    for direction in passes:
-        named = " ".join(text for name, text in _table.SHORT.items() if (direction, name) in some)
-        dtypes.setdefault(named, []).append(direction)
-    parts = (f"{', '.join(directions)} {named}" for named, directions in dtypes.items())
+    for pass_ in passes:
+        named = " ".join(text for name, text in _table.SHORT.items() if (pass_, name) in some)
+        dtypes.setdefault(named, []).append(pass_)
+    parts = (f"{', '.join(names)} {named}" for named, names in dtypes.items())
     cells = sum(rows["cells"].sum() for _, rows in places)
     return ops, "; ".join(parts), str(cells) if cells else "--"
 

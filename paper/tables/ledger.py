@@ -41,8 +41,8 @@ def main(arguments):
         r" & {same bits} & {timed by}"
     ]
     lines = []
-    for (_, op, direction), rows in groups:
-        lines += _table.heading(head[0].count("&") + 1, f"{_table.code(op)} {direction}")
+    for (_, op, pass_), rows in groups:
+        lines += _table.heading(head[0].count("&") + 1, f"{_table.code(op)} {pass_}")
         for row in rows.sort_values("impl", key=lambda impls: impls.map(_ours_first)).itertuples():
             lines.append([_table.code(row.impl), *_values(row)])
     columns = r"lrrrr>{\raggedright\arraybackslash}p{52mm}ll"

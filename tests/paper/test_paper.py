@@ -349,9 +349,9 @@ def test_drawn_shapes_stand_beside_the_grid_and_in_no_number_of_it(full, tmp_pat
     text = script(PAPER / "tables" / "drawn.py", run, tmp_path / "drawn.tex").read_text()
     lines = [line.split(" & ") for line in text.splitlines() if line.endswith(r" \\")]
     keys = ["op", "case", "dtype", "pass"]
-    for op, direction in (("dot", "forward"), ("softmax", "backward")):
+    for op, pass_ in (("dot", "forward"), ("softmax", "backward")):
         sides = [
-            frame[(frame["op"] == op) & (frame["pass"] == direction)] for frame in (verdicts, drawn)
+            frame[(frame["op"] == op) & (frame["pass"] == pass_)] for frame in (verdicts, drawn)
         ]
         expected = []
         for side in sides:
@@ -360,7 +360,7 @@ def test_drawn_shapes_stand_beside_the_grid_and_in_no_number_of_it(full, tmp_pat
             counts.append(sum(least["verdict"] == "undecided"))
             mean = np.exp(np.log(least["ratio"].astype(float)).mean())
             expected += [str(len(least)), f"{mean:.3f}", "/".join(map(str, counts))]
-        found = [line for line in lines if line[1] == direction and line[2] == expected[0]]
+        found = [line for line in lines if line[1] == pass_ and line[2] == expected[0]]
         assert any([*line[2:7], line[7].removesuffix(r" \\")] == expected for line in found), op
     assert "On " in text.partition("\\begin")[0]
     for name in ("closest", "claims", "families", "targets", "slower_cells"):

@@ -1,0 +1,111 @@
+"""Networks: a table of each call and stack, and what the section may show of this run.
+
+The section is absent from the paper of a run without times of a network, and so is each figure
+without rows.
+"""
+
+import _table
+import numpy as np
+from _data import read, run
+from _parity import parity
+
+OPS = {
+    "model_forward": "Forward",
+    "model_train_step": "Training step",
+    "model_decode": "Prompt and decoding",
+}
+# The files on what is within a step, and the commands that say whether a run has rows of them.
+FILES = {
+    "step_parts": "whenstepparts",
+    "step_ladder": "whenstepladder",
+    "step_memory": "whenstepmemory",
+    "loss_parity": "whenlossparity",
+}
+HEADS = ("", "stack", "time", "tokens/s", "MFU", "peak", "energy", "eager / stack")
+UNITS = ("", "", "ms", "", r"\%", "GiB", "mJ/token", "")
+
+
+def main(arguments):
+    rows = read(arguments.run, "network")
+    losses = parity(read(arguments.run, "loss_parity"))
+    has = {command: _has(read(arguments.run, name)) for name, command in FILES.items()}
+    has = {"whennetwork": len(rows) > 0} | has
+    lines = [rf"\newcommand{{\{name}}}[1]{{{'#1' if yes else ''}}}" for name, yes in has.items()]
+    lines.append(rf"\newcommand{{\parityverdict}}{{{_verdict(losses)}}}")
+    lines.append(rf"\newcommand{{\networktable}}{{{_tabular(rows)}}}")
+    _table.save(arguments.out, "\n".join([*lines, ""]))
+
+
+def _verdict(losses):
+    """Which stacks stay in the band, and which leave it how often; nothing without a band."""
+    if losses is None:
+        return ""
+    outside = {stack: losses.outside(stack) for stack in sorted(losses.gaps)}
+    inside = [_table.code(stack) for stack, times in outside.items() if not times]
+    left = [
+        rf"{_table.code(stack)} in {times} of {len(losses.centre)} windows"
+        for stack, times in outside.items()
+        if times
+    ]
+    parts = [f"In the band throughout: {_table.listed(inside)}."] if inside else []
+    return " ".join([*parts, *([f"Out of it: {_table.listed(left)}."] if left else [])])
+
+
+def _has(rows):
+    return bool((rows["status"] == "ok").any())
+
+
+def _tabular(rows):
+    """The rows as a long table, an op after the other and a case after the other."""
+    lines = []
+    for op, title in OPS.items():
+        found = rows[(rows["op"] == op) & ~rows["stack"].str.contains("_with_")]
+        for _, cell in found.groupby(["preset", "batch", "length", "dtype"], sort=False):
+            first = cell.iloc[0]
+            case = f"{first['preset']}, {first['batch']} x {first['length']}, {first['dtype']}"
+            lines.append(rf"\multicolumn{{8}}{{l}}{{\emph{{{title}: {_table.escape(case)}}}}}\\")
+            order = sorted(cell.to_dict("records"), key=_by_time)
+            lines += [" & ".join(_fields(row)) + r"\\" for row in order]
+    if not lines:
+        return ""
+    heads = [" & ".join(words) + r"\\" for words in (HEADS, UNITS)]
+    table = [
+        r"\begin{longtable}{@{}llrrrrrr@{}}",
+        r"\caption{\networkcaption}\label{tab:network}\\",
+    ]
+    table += [r"\toprule", *heads, r"\midrule", r"\endfirsthead", r"\toprule", *heads]
+    table += [r"\midrule", r"\endhead", *lines, r"\bottomrule", r"\end{longtable}"]
+    return rf"{{{_table.SIZE}" + "\n" + "\n".join(table) + "}"
+
+
+def _by_time(row):
+    known = row["device_us"] > 0
+    return not known, row["device_us"] if known else 0, row["stack"]
+
+
+def _fields(row):
+    if not row["device_us"] > 0:
+        why = f"{row['status']}: {_table.reason(row['reason'], 60)}"
+        return ["", _table.code(row["stack"]), rf"\multicolumn{{6}}{{l}}{{{why}}}"]
+    return [
+        "",
+        _table.code(row["stack"]),
+        _number(row["device_us"] / 1e3, 3),
+        _number(row["tokens_per_s"], 3),
+        _number(100 * row["mfu"], 2),
+        _number(row["peak_mem_bytes"] / 2**30, 3),
+        _number(row["energy_mj_per_token"], 3),
+        _number(row["speedup_vs_eager"], 3),
+    ]
+
+
+def _number(value, digits):
+    """A number with so many digits; a dash for one that was not measured."""
+    if not np.isfinite(value):
+        return "--"
+    places = max(0, digits - 1 - int(np.floor(np.log10(abs(value))))) if value else 0
+    return rf"\num{{{value:.{places}f}}}"
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
