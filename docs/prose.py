@@ -2,11 +2,11 @@
 
     python docs/prose.py [FILE …]
 
-Without names it reads README.md, every Markdown file below docs/, and the docstrings and comments
-of the folders that `[tool.prose]` in pyproject.toml declares clean. A sentence has at most 30
-words and does not open with one of `OPENERS`, unless it asks (docs/style.md). Code, tables,
-headings, the comments of a page and the addresses of links are not read. Exit code 1 if a file has
-a fault.
+Without names it reads README.md, every Markdown file below docs/, the LaTeX below paper/, and the
+docstrings and comments of the folders that `[tool.prose]` in pyproject.toml declares clean. A
+sentence has at most 30 words and does not open with one of `OPENERS`, unless it asks
+(docs/style.md). Code, tables, headings, the comments of a page and the addresses of links are not
+read. Exit code 1 if a file has a fault.
 """
 
 import ast
@@ -29,6 +29,19 @@ _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)")
 # A sentence ends before a capital, a digit, an opening mark or code; "e.g. this" does not end one.
 _END = re.compile(r"""(?<=[.!?])["')*_\]]*\s+(?=["'(*_\[]*[A-Z0-9`Φσ])""")
+# LaTeX and what stands for it in Markdown, in the order of replacement; None leaves it out.
+_TEX = (
+    (re.compile(r"(?<!\\)%.*"), ""),
+    (re.compile(r"\\begin\{(tabular|equation\*|tikzpicture)\}.*?\\end\{\1\}", re.DOTALL), None),
+    (re.compile(r"\\\[.*?\\\]|\\tikzset\{.*?\n\}", re.DOTALL), None),
+    (re.compile(r"^\s*\\(begin|end|(sub)*section|(doc|use|re)\w+|set\w+)\b.*", re.MULTILINE), "#"),
+    (re.compile(r"^\s*\\(item|newcommand\{[^{}]*\}(\[\d\])?)", re.MULTILINE), "-"),
+    (re.compile(r"\\[cC]ref\{[^{}]*\}|\$[^$]*\$|\\(result|code|num)\{[^{}]*\}"), "Code"),
+    (re.compile(r"\\SI\{([^{}]|\{[^{}]*\})*\}\{[^{}]*\}"), "1"),
+    (re.compile(r"\\(cite\w*|label|ref|input|inc\w+|when\w+)(\[[^]]*\])?\{[^{}]*\}"), ""),
+    (re.compile(r"\\[a-zA-Z]+\*?(\[[^]]*\])?|[{}]|\\(?=[%&_])"), ""),
+    (re.compile(r"~|\\[, ]"), " "),
+)
 # Comments that speak to a tool.
 _DIRECTIVE = re.compile(r"^#\s*(noqa|fmt:|ruff:|type:|pragma|!)")
 
@@ -53,6 +66,13 @@ def blocks(text):
         elif not fenced and line.strip() and not _SKIPPED.match(line):
             start = start if lines else number
             lines.append(_ITEM.sub("", line) if not lines else line)
+
+
+def tex(text):
+    """Return the prose of LaTeX as Markdown; a formula, a number or a reference is one word."""
+    for pattern, word in _TEX:
+        text = pattern.sub(_blank if word is None else word, text)
+    return text
 
 
 def docstrings(text):
@@ -128,6 +148,11 @@ def pages(root=ROOT):
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
+def sections(root=ROOT):
+    """Return the LaTeX files of the paper."""
+    return sorted((root / "paper").rglob("*.tex"))
+
+
 def sources(root=ROOT):
     """Return the Python files of the folders that are declared clean."""
     declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
@@ -140,6 +165,7 @@ def check(paths, root=ROOT):
     faulty = 0
     for path in paths:
         text = path.read_text(encoding="utf-8")
+        text = tex(text) if path.suffix == ".tex" else text
         for line, reason, sentence in sorted(faults(text, code=path.suffix == ".py")):
             faulty += 1
             print(f"{path.relative_to(root)}:{line}: {reason}: {sentence}")
@@ -149,4 +175,5 @@ def check(paths, root=ROOT):
 
 
 if __name__ == "__main__":
-    sys.exit(check([Path(name).resolve() for name in sys.argv[1:]] or [*pages(), *sources()]))
+    everything = [*pages(), *sections(), *sources()]
+    sys.exit(check([Path(name).resolve() for name in sys.argv[1:]] or everything))

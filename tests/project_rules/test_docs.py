@@ -126,7 +126,22 @@ def test_the_check_names_the_page_and_the_line(tmp_path, capsys):
 
 
 def test_the_pages_and_the_code_of_clean_folders_are_plain(capsys):
-    assert prose.check([*prose.pages(), *prose.sources()]) == 0, capsys.readouterr().out
+    found = prose.check([*prose.pages(), *prose.sections(), *prose.sources()])
+    assert found == 0, capsys.readouterr().out
+
+
+def test_latex_is_read_as_its_sentences(tmp_path, capsys):
+    long = r"\textbf{A} word~and " + "more " * 27
+    (tmp_path / "a.tex").write_text(
+        "\\section{What is a section}\n% Of a comment\n"
+        rf"\whenresult{{key}}{{{long}$x + y$ \result{{a}} end.}} Short \citep{{who}}."
+        "\n\n\\begin{equation*}\nWhat = 1\n\\end{equation*}\n"
+        "Of \\SI{\\result{a}}{\\watt} nothing.\n"
+    )
+    assert prose.check([tmp_path / "a.tex"], tmp_path) == 1
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("a.tex:3: 33 words: A word and more")
+    assert second == "a.tex:8: opens with Of: Of 1 nothing."
 
 
 def test_all_pages_and_all_files_of_clean_folders_are_read():

@@ -1,7 +1,9 @@
 """Follow each guide to the letter in a copy of the tree, and run the tests there."""
 
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,10 +77,12 @@ def test_the_tests_that_look_at_all_files_pass_beside_it(squared):
         "tests/baselines/test_baselines.py",
         "tests/project_rules/test_workflow.py",
         "tests/project_rules/test_house.py",
+        "tests/project_rules/test_readme.py",
+        "tests/tilewright/test_docstrings.py",
+        "tests/ops/test_costs.py",
     ]
-    tests.append("tests/ops/test_costs.py")
     some = "baseline_offers or reference_impl or every_op_reaches or share_private"
-    some += " or finds_nothing or no_line"
+    some += " or finds_nothing or no_line or test_readme or test_docstrings"
     done = run(squared, "pytest", "-q", *tests, "-k", some, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout[-3000:]
     assert counts(done.stdout)["passed"] >= 6
@@ -95,11 +99,25 @@ def test_a_kernel_without_a_rival_passes_as_well(tmp_path):
     assert counts(done.stdout)["passed"] >= 3
 
 
-def test_a_kernel_that_was_added_is_verified(squared):
-    words = ("--op", "square", "--impl", "ours", "--dtypes", "float32", "--out", "v.json")
-    done = run(squared, "python", "-m", "harness.verify", *words)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"(\d+) of \1 cells ok; ok", done.stdout)
+def test_the_commands_of_the_page_build_and_verify_a_kernel_that_was_added(squared):
+    page = (ROOT / "docs/add-a-kernel.md").read_text()
+    commands = [
+        shlex.split(line, comments=True) for line in re.findall("^snakemake .*", page, re.M)
+    ]
+    built, verified, measured = commands
+    for words in (built, verified):
+        done = run(squared, *words)
+        assert done.returncode == 0, done.stderr
+    report = json.loads((squared / verified[-1]).read_text())
+    assert report["status"] == "ok"
+    assert {cell["status"] for cell in report["cells"]} == {"ok"}
+    # Without a GPU there is nothing to time, and no recorded run has the op.
+    done = run(squared, *measured)
+    assert done.returncode != 0
+    assert "tilewright: results/recorded/h200: has no times of square" in done.stderr
+    planned = run(squared, *measured, "measure=True", "run=plan", "-n")
+    assert planned.returncode == 0, planned.stderr
+    assert "Measure square" in planned.stdout + planned.stderr
 
 
 def test_a_baseline_that_was_added_is_a_skipped_row(tmp_path):

@@ -6,6 +6,7 @@ A dry run names each job by its message ("Verify softmax of ours"); these tests 
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,9 +27,9 @@ CONFIG = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
 TIMING, VERIFY = CONFIG["timing"], CONFIG["verify"]
 
 PROBLEM = """
-from ops._spec import Op, case
+from ops._spec import Op, make_case
 
-SHIFT = Op("shift", None, {}, None, (case(M=1),), (case(M=1),))
+SHIFT = Op("shift", None, {}, None, (make_case(M=1),), (make_case(M=1),))
 """
 KERNEL = """
 def shift(x):
@@ -67,8 +68,10 @@ def test_every_op_reaches_the_paper(tree, config):
     found = jobs(tree, "--configfile", config, *MEASURE)
     run = yaml.safe_load((ROOT / config).read_text())["run"]
     assert f"Typeset results/{run}/paper.pdf" in found
-    for op, family in discover.ops(ROOT).items():
-        assert {f"Build {family}", f"Verify {op} of ours", f"Measure {op}"} <= found
+    for op in source_tree.every_op(ROOT):
+        assert {f"Verify {op} of ours", f"Measure {op}"} <= found
+    built = {job for job in found if job.startswith("Build ")}
+    assert built == {f"Build {family}" for family in source_tree.ops(ROOT).values()}
 
 
 def test_without_a_gpu_the_recorded_run_is_replayed(tree):
@@ -76,13 +79,14 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
     assert not any(
         message.startswith("Measure ") and "ceilings" not in message for message in found
     )
-    assert {f"Replay {op} from results/recorded/h200" for op in discover.ops(ROOT)} <= found
+    assert {f"Replay {op} from results/recorded/h200" for op in source_tree.every_op(ROOT)} <= found
 
 
 def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(tree):
     found = {job for job in jobs(tree, *REPLAY) if job.startswith("Verify")}
-    ops = set(discover.ops(ROOT))
+    ops = set(source_tree.every_op(ROOT))
     eager = ops & source_tree.public_names(ROOT, "baselines/torch_eager.py")
+    eager |= set(source_tree.network_ops(ROOT))
     reference_impl = {f"Verify {op} of torch_eager" for op in eager}
     assert eager and found == {f"Verify {op} of ours" for op in ops} | reference_impl
     # Any other baseline is verified if it is asked for.
@@ -398,6 +402,12 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
         return mine.verify_priority(types.SimpleNamespace(op="softmax", impl=impl))
 
     assert priority("slow") == 0.5
+    rules = (ROOT / "workflow/rules/tune.smk").read_text()
+    # No share is above one, so what needs all cores never waits among verifications.
+    assert (tuned := int(re.search(r"rule autotune:.*?priority: (\d+)", rules, re.DOTALL)[1])) > 1
+    draw = (ROOT / "workflow/rules/drawn.smk").read_text()
+    assert "threads: workflow.cores" in draw
+    assert int(re.search(r"priority: (\d+)", draw)[1]) > tuned
     assert [priority(impl) for impl in ("absent", "broken", "new")] == [0.0] * 3
 
 
@@ -434,7 +444,7 @@ def test_the_message_of_a_failed_command_stands_at_the_end(tree):
     raw = "results/study/raw/dot.csv"
     done = snakemake(tree, raw, *REPLAY)
     assert done.returncode != 0
-    assert f"\ntilewright: {RECORDED}/raw/dot.csv: manifest.json does not list it; " in "\n".join(
+    assert f"\ntilewright: {RECORDED}: has no times of dot; measure and record it" in "\n".join(
         done.stderr.splitlines()[-6:]
     )
     assert "grep:" not in done.stderr
@@ -504,7 +514,7 @@ def test_a_folder_that_is_no_record_is_named_before_any_job(tree):
 def test_the_name_of_a_record_is_one_word_to_the_shell(tree, name):
     shutil.move(tree / RECORDED, tree / name)
     done = snakemake(tree, "results/study/raw/dot.csv", *REPLAY, f"recorded={name}")
-    assert f"tilewright: {name}/raw/dot.csv: manifest.json does not list it" in done.stderr
+    assert f"tilewright: {name}: has no times of dot; measure and record it" in done.stderr
     assert not (tree / "pwned").exists()
 
 
@@ -522,7 +532,7 @@ def test_the_name_of_a_folder_means_nothing_to_the_shell_or_to_snakemake(tmp_pat
         capture_output=True,
         text=True,
     )
-    assert "manifest.json does not list it" in done.stderr, done.stderr
+    assert "has no times of dot" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
