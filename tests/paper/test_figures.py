@@ -9,9 +9,8 @@ from matplotlib.patches import Polygon
 
 from harness.status import STATUSES
 
-FIGURE = runpy.run_path(
-    str(Path(__file__).resolve().parents[2] / "paper" / "figures" / "_figure.py")
-)
+PAPER = Path(__file__).resolve().parents[2] / "paper"
+FIGURE = runpy.run_path(str(PAPER / "figures" / "_figure.py"))
 
 
 def test_an_implementation_keeps_its_colour_in_a_run():
@@ -101,3 +100,35 @@ def test_a_legend_has_no_more_columns_than_fit():
     assert columns(["ours"] * 10) == 5
     assert columns(["ours"] * 19 + ["x" * 70]) < 5
     assert columns(["x" * 200] * 2) == 1
+
+
+def test_attention_over_the_length_has_plain_cells_and_shows_where_memory_ends(monkeypatch):
+    monkeypatch.syspath_prepend(str(PAPER / "figures"))
+    script = runpy.run_path(str(PAPER / "figures" / "attention_memory.py"))
+    same = {"family": "attention", "set": "grid", "dtype": "bfloat16", "pass": "forward"}
+    same |= {"flags": "", "impl": "ours", "status": "ok", "size_B": 4, "size_H": 16, "size_D": 128}
+    rows = pd.DataFrame(
+        [
+            {"size_S": 512},
+            {"size_S": 256, "size_B": 8},
+            {"size_S": 256, "size_B": 8, "impl": "sdpa_math", "status": "oom"},
+            # Another dtype, head, number of tokens, pass, grouped heads and a window.
+            {"size_S": 512, "dtype": "float16"},
+            {"size_S": 512, "size_D": 64},
+            {"size_S": 1024},
+            {"size_S": 512, "pass": "backward"},
+            {"size_S": 512, "size_K": 4},
+            {"size_S": 512, "size_W": 64},
+        ]
+    )
+    rows = rows.fillna(same).assign(**{k: v for k, v in same.items() if k not in rows})
+    found = script["_plain"](rows)
+    assert found.index.tolist() == [0, 1, 2]
+    figure, axes = plt.subplots()
+    styles = FIGURE["looks"](found["impl"])
+    script["_curves"](axes, found.assign(y=[2.0, 1.0, None]), ["sdpa_math", "ours"], styles)
+    curves = [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert curves == [[[256, 1], [512, 2]]]
+    (mark,) = [line for line in axes.lines if line.get_marker() == script["STATUSES"]["oom"].mark]
+    assert mark.get_xydata()[0].tolist() == [256, 0.95]
+    plt.close(figure)
