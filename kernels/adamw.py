@@ -17,33 +17,48 @@ the idea of multi-tensor apply in NVIDIA's Apex.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ._runtime.address_table import address_table, chunk_table
-from ._runtime.autograd import check_no_grad
-from ._runtime.checks import (
-    check_floating,
-    check_number,
-    shown,
-)
+from ._runtime.call_cache import cached_launch
+from ._runtime.checks import check_number, shown
 from ._runtime.configs import Configs
 from ._runtime.launch_guard import guarded
 from ._runtime.layout import ACCESS_BYTES
+from .adamw_details.lists import (
+    Lists,
+    as_list,
+    check_device,
+    check_lists,
+    check_scalar,
+    listed,
+)
+from .adamw_details.step_plan import Plans, StepPlan
 
 ACCUMULATES = {"adamw": "float32"}
 # The harness restores what a call has written over before it makes the next one.
 IN_PLACE = ("adamw",)
-# Elements of a chunk: many of them from LARGE elements on, where each multiprocessor has enough.
-LARGE, LONG_CHUNK, SHORT_CHUNK = 2**25, 2**15, 2**12
 # The numbers that `_scalars_kernel` writes: the factor of a gradient, 1 / (1 - beta1**t),
 # 1 / sqrt(1 - beta2**t), and one if the step counts, else zero.
 SCALARS = 4
+# The greatest decay of a moment.
+BELOW_ONE = math.nextafter(1, 0)
+# The plans of calls of the function; an optimizer has its own.
+PLANS = Plans()
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 # PyTorch adds this to the norm before it divides by it.
 CLIP_EPS = tl.constexpr(1e-6)
+
+
+class Rate(NamedTuple):
+    """The learning rate of a group, NaN if a tensor holds it, and its decay."""
+
+    lr: float
+    lr_tensor: torch.Tensor | None
+    weight_decay: float
 
 
 def adamw(
@@ -109,24 +124,30 @@ def adamw(
     """
     given = {"params": params, "grads": grads, "exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs}
     given |= {} if masters is None else {"masters": masters}
-    lists = {name: _listed(name, value) for name, value in given.items()}
-    _check_lists(lists)
-    rate, lr_tensor = _rate(lr, lists["params"])
-    _check_step(step, lists["params"])
-    decays = {"beta1": beta1, "beta2": beta2}
-    beta1, beta2 = (check_number(*each, 0, math.nextafter(1, 0)) for each in decays.items())
+    compiling = torch.compiler.is_compiling()
+    lists = Lists(*map(as_list, given.values()), *([[]] if masters is None else []))
+    # An empty list of masters is a fault, and no list of them is none.
+    is_empty = isinstance(masters, (list, tuple)) and not masters
+    plan = None if compiling or is_empty else PLANS.find([lists])
+    if plan is None:
+        lists = Lists(*(listed(*each) for each in given.items()), *lists[len(given) :])
+        check_lists(lists, masters is not None)
+    rate, lr_tensor = _rate(lr, lists.params)
+    _check_step(step, lists.params)
+    beta1 = check_number("beta1", beta1, 0, BELOW_ONE)
+    beta2 = check_number("beta2", beta2, 0, BELOW_ONE)
     eps = check_number("eps", eps, 0, math.inf)
     weight_decay = check_number("weight_decay", weight_decay, 0, math.inf)
     if max_norm is not None:
         max_norm = check_number("max_norm", max_norm, 0, math.inf)
-    if not lists["params"]:
-        raise ValueError(f"params: {shown(params)}, expected at least one tensor")
-    run = _traced_adamw if torch.compiler.is_compiling() else adamw_step
-    norm = run(
-        lists["params"], lists["grads"], lists["exp_avgs"], lists["exp_avg_sqs"],
-        lists.get("masters", []), step, lr_tensor,
-        rate, beta1, beta2, eps, weight_decay, max_norm,
-    )  # fmt: skip
+    if compiling:
+        norm = _traced_adamw(
+            *lists, step, lr_tensor, rate, beta1, beta2, eps, weight_decay, max_norm
+        )
+    else:
+        plan = plan or _planned(PLANS, [lists])
+        rates = [Rate(rate, lr_tensor, weight_decay)]
+        norm = _take(plan, [lists], rates, step, beta1, beta2, eps, max_norm)
     updated = tuple(value for name, value in given.items() if name != "grads")
     return updated if max_norm is None else (*updated, norm)
 
@@ -165,12 +186,13 @@ class AdamW(torch.optim.Optimizer):
             raise TypeError(f"moments: {shown(moments)}, expected torch.float32 or None")
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         beta1, beta2 = betas
-        self.beta1 = check_number("betas", beta1, 0, math.nextafter(1, 0))
-        self.beta2 = check_number("betas", beta2, 0, math.nextafter(1, 0))
+        self.beta1 = check_number("betas", beta1, 0, BELOW_ONE)
+        self.beta2 = check_number("betas", beta2, 0, BELOW_ONE)
         self.eps = check_number("eps", eps, 0, math.inf)
         self.clip, self.moments, self.masters = clip, moments, masters
         self.norm: torch.Tensor | None = None
         self._step: torch.Tensor | None = None
+        self._plans = Plans()
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -179,37 +201,54 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = [
-            (group, dtype, [p for p in group["params"] if p.grad is not None and p.dtype == dtype])
-            for group in self.param_groups
-            for dtype in TYPES
-        ]
-        groups = [each for each in groups if each[2]]
-        every = [p for _, _, params in groups for p in params]
-        if not every:
+        groups, rates = [], []
+        for group in self.param_groups:
+            for lists in self._lists(group):
+                groups.append(lists)
+                rates.append(Rate(*_rate(group["lr"], lists.params), float(group["weight_decay"])))
+        if not groups:
             return loss
-        for param in every:
-            self._begin(param)
-        grads = [p.grad for p in every]
-        self.norm, scalars = prepare(grads, self._step, self.beta1, self.beta2, self.clip)
-        for group, dtype, params in groups:
-            states = [self.state[p] for p in params]
-            lists = {
-                "params": params,
-                "grads": [p.grad for p in params],
-                "exp_avgs": [state["exp_avg"] for state in states],
-                "exp_avg_sqs": [state["exp_avg_sq"] for state in states],
-            }
-            if self.masters and dtype != torch.float32:
-                lists["masters"] = [state["master"] for state in states]
-            _check_lists(lists)
-            rate, lr_tensor = _rate(group["lr"], params)
-            update(
-                params, lists["grads"], lists["exp_avgs"], lists["exp_avg_sqs"],
-                lists.get("masters", []), scalars, lr_tensor,
-                rate, self.beta1, self.beta2, self.eps, float(group["weight_decay"]),
-            )  # fmt: skip
+        plan = self._plans.find(groups)
+        if plan is None:
+            for lists in groups:
+                check_lists(lists, has_masters=bool(lists.masters))
+                check_device("params", lists.params[0], groups[0].params[0])
+            plan = _planned(self._plans, groups)
+        max_norm = None if self.clip is None else check_number("clip", self.clip, 0, math.inf)
+        self.norm = _take(
+            plan, groups, rates, self._step, self.beta1, self.beta2, self.eps, max_norm
+        )
         return loss
+
+    def _lists(self, group):
+        """Yield the lists of the parameters of a group that have a gradient, for each dtype."""
+        every = [p for p in group["params"] if p.grad is not None]
+        dtypes = dict.fromkeys([p.dtype for p in every])
+        for dtype in dtypes:
+            params = every if len(dtypes) == 1 else [p for p in every if p.dtype == dtype]
+            has_masters = self.masters and dtype != torch.float32
+            states = self._states(params, has_masters)
+            yield Lists(
+                params,
+                [p.grad for p in params],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [state["master"] for state in states] if has_masters else [],
+            )
+
+    def _states(self, params, has_masters):
+        """Return the states of parameters, which have all that a step needs."""
+        states, needed = [self.state[p] for p in params], ["exp_avg", "exp_avg_sq"]
+        needed += ["master"] if has_masters else []
+        whole = (
+            self._step is not None
+            and all(state.get("step") is self._step for state in states)
+            and all(name in state for state in states for name in needed)
+        )
+        if not whole:
+            for param in params:
+                self._begin(param)
+        return states
 
     def _begin(self, param):
         """Make what the state of a parameter lacks; a loaded one has moments and a counter."""
@@ -237,109 +276,125 @@ class AdamW(torch.optim.Optimizer):
         self._step = None
 
 
-def adamw_step(
+def _planned(plans, groups):
+    """Return the plan of a step on lists that are checked, and keep it among the plans."""
+    for lists in groups:
+        readable(*lists)
+    plan = StepPlan(groups)
+    plans.add(groups, plan)
+    return plan
+
+
+def _take(plan, groups, rates, step, beta1, beta2, eps, max_norm):
+    """Take the step of a plan that serves the groups, and return the norm.
+
+    rates: one for each group. The norm is NaN without max_norm.
+    """
+    gradients, squares = plan.gradients(groups), None
+    if max_norm is not None:
+        squares = torch.empty(plan.sums, dtype=torch.float32, device=step.device)
+        for part in plan.squares:
+            squares_fwd(
+                gradients.tables[part.dtype], part.chunks, squares, part.first, part.tensors,
+                part.chunk, part.dtype, gradients.aligned[part.dtype],
+            )  # fmt: skip
+    most = math.inf if max_norm is None else max_norm
+    norm, scalars = scalars_fwd(squares, step, _log(beta1), _log(beta2), most)
+    for part, rate in zip(plan.updates, rates, strict=True):
+        if part is not None:
+            update_fwd(
+                part.table, gradients.tables[part.dtype], part.chunks, scalars, rate.lr_tensor,
+                rate.lr, rate.weight_decay, eps, beta1, 1 - beta1, beta2, 1 - beta2,
+                part.tensors, part.first, part.chunk, part.dtype, part.moment, part.has_masters,
+                part.aligned and gradients.aligned[part.dtype],
+            )  # fmt: skip
+    return norm
+
+
+def readable(
     params: list[torch.Tensor],
     grads: list[torch.Tensor],
     exp_avgs: list[torch.Tensor],
     exp_avg_sqs: list[torch.Tensor],
     masters: list[torch.Tensor],
-    step: torch.Tensor,
-    lr_tensor: torch.Tensor | None,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    max_norm: float | None,
-) -> torch.Tensor:
-    """Make the step of `adamw`, and return the norm, which is NaN without max_norm.
+) -> None:
+    """Start nothing: the guard refuses tensors that a kernel cannot read through their address."""
 
-    masters: empty if there are none. lr: not used if there is an lr_tensor.
-    """
-    norm, scalars = prepare(grads, step, beta1, beta2, max_norm)
-    update(
-        params, grads, exp_avgs, exp_avg_sqs, masters, scalars, lr_tensor,
-        lr, beta1, beta2, eps, weight_decay,
+
+def squares_fwd(
+    table: torch.Tensor,
+    chunks: torch.Tensor,
+    squares: torch.Tensor,
+    first: int,
+    tensors: int,
+    chunk: int,
+    dtype: torch.dtype,
+    aligned: bool,
+) -> None:
+    """Write the sums of the squares of all chunks of gradients to squares, from `first` on."""
+    config = SQUARES.pick(squares.device, itemsize=dtype.itemsize)
+    _squares_kernel[(chunks.shape[1],)](
+        grads_ptr=table, chunks_ptr=chunks, squares_ptr=squares, first=first, tensors=tensors,
+        CHUNK=chunk, GRAD=TYPES[dtype], ALIGNED=aligned, **config,
     )  # fmt: skip
-    return norm
 
 
-def prepare(
-    grads: list[torch.Tensor],
+def scalars_fwd(
+    squares: torch.Tensor | None,
     step: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    max_norm: float | None,
+    log_beta1: float,
+    log_beta2: float,
+    max_norm: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Count the step, and return the norm of all gradients and the scalars that `update` reads.
+    """Count the step; return the norm and the scalars that the update reads.
 
-    grads: of any dtypes. The norm is NaN without max_norm.
+    squares: the sums of squares of all gradients, or None; the norm then is NaN.
     """
-    device = step.device
-    scalars = torch.empty(SCALARS, dtype=torch.float32, device=device)
-    norm = torch.empty((), dtype=torch.float32, device=device)
-    groups = [[g for g in grads if g.dtype == dtype] for dtype in TYPES]
-    chunk = _chunk_of(grads)
-    groups = [group for group in groups if group] if max_norm is not None else []
-    counts = [sum(-(-g.numel() // chunk) for g in group) for group in groups]
-    squares = torch.empty(sum(counts), dtype=torch.float32, device=device)
-    first = 0
-    for group, count in zip(groups, counts, strict=True):
-        if count:
-            _sum_squares(group, squares, first, chunk)
-        first += count
+    scalars = torch.empty(SCALARS, dtype=torch.float32, device=step.device)
+    norm = torch.empty((), dtype=torch.float32, device=step.device)
     _scalars_kernel[(1,)](
         squares_ptr=squares, step_ptr=step, scalars_ptr=scalars, norm_ptr=norm,
-        count=sum(counts),
-        log_beta1=_log(beta1), log_beta2=_log(beta2),
-        max_norm=math.inf if max_norm is None else max_norm,
-        CLIPPED=max_norm is not None, BLOCK=4096, num_warps=8,
+        count=0 if squares is None else squares.shape[0],
+        log_beta1=log_beta1, log_beta2=log_beta2, max_norm=max_norm,
+        CLIPPED=squares is not None, BLOCK=4096, num_warps=8,
     )  # fmt: skip
     return norm, scalars
 
 
-def _sum_squares(grads, squares, first, chunk):
-    """Write the sums of the squares of chunks to squares, from `first` on; grads: of one dtype."""
-    lengths = [g.numel() for g in grads]
-    table, aligned = address_table([grads], lengths)
-    owners, begins = chunk_table(lengths, chunk, squares.device)
-    config = SQUARES.pick(squares.device, itemsize=grads[0].element_size())
-    _squares_kernel[(len(owners),)](
-        table_ptr=table, owners_ptr=owners, begins_ptr=begins, squares_ptr=squares, first=first,
-        tensors=len(grads), CHUNK=chunk, GRAD=TYPES[grads[0].dtype], ALIGNED=aligned, **config,
-    )  # fmt: skip
-
-
-def update(
-    params: list[torch.Tensor],
-    grads: list[torch.Tensor],
-    exp_avgs: list[torch.Tensor],
-    exp_avg_sqs: list[torch.Tensor],
-    masters: list[torch.Tensor],
+def update_fwd(
+    table: torch.Tensor,
+    grads: torch.Tensor,
+    chunks: torch.Tensor,
     scalars: torch.Tensor,
     lr_tensor: torch.Tensor | None,
     lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
     weight_decay: float,
+    eps: float,
+    kept1: float,
+    new1: float,
+    kept2: float,
+    new2: float,
+    tensors: int,
+    first: int,
+    chunk: int,
+    dtype: torch.dtype,
+    moment: torch.dtype,
+    has_masters: bool,
+    aligned: bool,
 ) -> None:
-    """Update lists of tensors as `adamw` has them, by the scalars that `prepare` made."""
-    lengths = [p.numel() for p in params]
-    chunk = _chunk_of(params)
-    owners, begins = chunk_table(lengths, chunk, scalars.device)
-    if not len(owners):
-        return
-    grads = [_as_laid_out(g, p) for g, p in zip(grads, params, strict=True)]
-    rows = [params, grads, exp_avgs, exp_avg_sqs, *([masters] if masters else [])]
-    table, aligned = address_table(rows, lengths)
-    config = UPDATE.pick(scalars.device, itemsize=params[0].element_size())
-    _update_kernel[(len(owners),)](
-        table_ptr=table, owners_ptr=owners, begins_ptr=begins, scalars_ptr=scalars,
+    """Update the tensors of a table by the scalars that `scalars_fwd` made.
+
+    lr: not used if there is an lr_tensor. first: the place of the first gradient in its table.
+    """
+    config = UPDATE.pick(
+        scalars.device, itemsize=dtype.itemsize, widened=moment.itemsize // dtype.itemsize
+    )
+    _update_kernel[(chunks.shape[1],)](
+        table_ptr=table, grads_ptr=grads, chunks_ptr=chunks, scalars_ptr=scalars,
         lr_ptr=lr_tensor, lr=lr, weight_decay=weight_decay, eps=eps,
-        kept1=beta1, new1=1 - beta1, kept2=beta2, new2=1 - beta2,
-        tensors=len(params), CHUNK=chunk, PARAM=TYPES[params[0].dtype],
-        MOMENT=TYPES[exp_avgs[0].dtype], HAS_MASTERS=bool(masters), ALIGNED=aligned, **config,
+        kept1=kept1, new1=new1, kept2=kept2, new2=new2,
+        tensors=tensors, first=first, CHUNK=chunk, PARAM=TYPES[dtype], MOMENT=TYPES[moment],
+        HAS_MASTERS=has_masters, ALIGNED=aligned, **config,
     )  # fmt: skip
 
 
@@ -363,10 +418,10 @@ def _traced_adamw(
     weight_decay: float,
     max_norm: float | None,
 ) -> torch.Tensor:
-    return adamw_step(
-        params, grads, exp_avgs, exp_avg_sqs, masters, step, lr_tensor,
-        lr, beta1, beta2, eps, weight_decay, max_norm,
-    ).clone()  # fmt: skip
+    groups = [Lists(params, grads, exp_avgs, exp_avg_sqs, masters)]
+    plan = PLANS.find(groups) or _planned(PLANS, groups)
+    rates = [Rate(lr, lr_tensor, weight_decay)]
+    return _take(plan, groups, rates, step, beta1, beta2, eps, max_norm).clone()
 
 
 @_traced_adamw.register_fake
@@ -374,146 +429,31 @@ def _(params, grads, exp_avgs, exp_avg_sqs, masters, step, *numbers):
     return step.new_empty(())
 
 
-def _listed(name, value):
-    """Return a tensor, or several, as a list; raise TypeError for anything else."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if not isinstance(value, (list, tuple)) or not all(
-        isinstance(each, torch.Tensor) for each in value
-    ):
-        raise TypeError(f"{name}: {shown(value)}, expected a tensor or a list of tensors")
-    return list(value)
-
-
-def _check_lists(lists):
-    """Raise TypeError or ValueError unless the lists fit each other as `adamw` takes them."""
-    params, compiling = lists["params"], torch.compiler.is_compiling()
-    for name, tensors in lists.items():
-        if len(tensors) != len(params):
-            raise ValueError(f"{name}: {len(tensors)} tensors, expected {len(params)} as params")
-        for place, tensor in enumerate(tensors):
-            label = name if len(tensors) == 1 else f"{name}[{place}]"
-            check_no_grad(**{label: tensor})
-            _check_dtype(name, label, tensor, lists)
-            param = params[place]
-            if tensor.shape != param.shape:
-                raise ValueError(
-                    f"{label}: shape {tuple(tensor.shape)}, expected {tuple(param.shape)} as the"
-                    " parameter has"
-                )
-            _check_device(label, tensor, params[0])
-            if name != "grads" and not compiling:
-                _check_written(label, tensor, param)
-    addresses = set() if compiling else {p.data_ptr() for p in params if p.numel()}
-    written = sum(p.numel() > 0 for p in params)
-    # A tensor of a build has no address.
-    if not compiling and 0 not in addresses and len(addresses) < written:
-        raise ValueError(f"params: {shown(params)}, expected no tensor twice")
-
-
-def _check_dtype(name, label, tensor, lists):
-    """Raise TypeError unless a tensor of the list `name` has a dtype that `adamw` takes there."""
-    if name == "params":
-        check_floating(**{label: tensor})
-    kind = lists["params"][0].dtype
-    if name in ("params", "grads"):
-        known = (kind,)
-    elif name == "masters":
-        known = (torch.float32,)
-    else:
-        known = torch.float32, kind
-    if tensor.dtype not in known:
-        wanted = " or ".join(map(str, dict.fromkeys(known)))
-        raise TypeError(f"{label}: {tensor.dtype}, expected {wanted}")
-    if name == "exp_avg_sqs" and tensor.dtype != lists["exp_avgs"][0].dtype:
-        raise TypeError(
-            f"{label}: {tensor.dtype}, expected {lists['exp_avgs'][0].dtype} as exp_avgs has"
-        )
-
-
-def _check_device(label, tensor, param):
-    if tensor.device != param.device:
-        raise ValueError(f"{label}: on {tensor.device}, expected {param.device} as params")
-
-
-def _check_written(label, tensor, param):
-    """Raise ValueError unless a tensor that is written lies without gaps, as its parameter does."""
-    if tensor.is_neg():
-        raise ValueError(f"{label}: a view with a lazy sign, expected plain memory to write")
-    if not _has_no_gaps(tensor) or (
-        tensor.stride() != param.stride() and not _both_plain(tensor, param)
-    ):
-        raise ValueError(
-            f"{label}: strides {tensor.stride()}, expected no gaps in memory and the strides"
-            f" {param.stride()} of the parameter"
-        )
-
-
-def _has_no_gaps(x):
-    """Return whether the entries of x are a run of memory, in any order."""
-    if x.is_contiguous():
-        return True
-    run = 1
-    for stride, size in sorted((s, n) for n, s in zip(x.shape, x.stride(), strict=True) if n != 1):
-        if stride != run:
-            return False
-        run *= size
-    return True
-
-
-def _both_plain(x, y):
-    return x.is_contiguous() and y.is_contiguous()
-
-
-def _as_laid_out(grad, param):
-    """Return the gradient in the order of the memory of its parameter, a copy if it must be."""
-    grad = grad.resolve_neg()
-    if grad.stride() == param.stride() or _both_plain(grad, param):
-        return grad
-    return torch.empty_like(param).copy_(grad)
-
-
 def _rate(lr, params):
     """Return the learning rate as a number, or NaN and the tensor that holds it."""
     if not isinstance(lr, torch.Tensor):
         return check_number("lr", lr, 0, math.inf), None
-    _check_scalar("lr", lr, params)
+    check_scalar("lr", lr, params)
     return math.nan, lr
 
 
 def _check_step(step, params):
     if not isinstance(step, torch.Tensor):
         raise TypeError(f"step: {shown(step)}, expected a tensor")
-    _check_scalar("step", step, params)
+    check_scalar("step", step, params)
     if not torch.compiler.is_compiling() and step.is_neg():
         raise ValueError("step: a view with a lazy sign, expected plain memory to write")
-
-
-def _check_scalar(name, tensor, params):
-    """Raise TypeError or ValueError unless a tensor is a float32 number on the device of params."""
-    check_no_grad(**{name: tensor})
-    if tensor.dtype != torch.float32:
-        raise TypeError(f"{name}: {tensor.dtype}, expected float32")
-    if tensor.dim():
-        raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected ()")
-    if params:
-        _check_device(name, tensor, params[0])
-
-
-def _chunk_of(tensors):
-    """Return the elements of a chunk for a list of tensors."""
-    return LONG_CHUNK if sum(x.numel() for x in tensors) >= LARGE else SHORT_CHUNK
 
 
 def _log(beta):
     return math.log(beta) if beta else -math.inf
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors", "first"])
 def _update_kernel(
-    table_ptr, owners_ptr, begins_ptr, scalars_ptr, lr_ptr,
+    table_ptr, grads_ptr, chunks_ptr, scalars_ptr, lr_ptr,
     lr, weight_decay, eps, kept1, new1, kept2, new2,
-    tensors, CHUNK: tl.constexpr, PARAM: tl.constexpr, MOMENT: tl.constexpr,
+    tensors, first, CHUNK: tl.constexpr, PARAM: tl.constexpr, MOMENT: tl.constexpr,
     HAS_MASTERS: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A step of AdamW for each element of a list of tensors, computed in float32.
@@ -521,27 +461,30 @@ def _update_kernel(
     Grid: one program for each chunk. A program owns CHUNK elements of one tensor. It reads those of
     param, grad, m, v and, if HAS_MASTERS, master, and writes all but grad. The lr_ptr may be None.
 
-    table: addresses, rows as `address_table` writes them, int64. owners [chunks]: the tensor of
-    each chunk. begins [tensors]: the first chunk of each tensor. ALIGNED: all addresses are
-    multiples of 16 bytes. BLOCK: a power of two that divides CHUNK.
+    table [kinds + 1, tensors], int64: the addresses of param, m, v and, if HAS_MASTERS, master, and
+    the lengths. grads: the addresses of the gradients, that of the first tensor at `first`. chunks
+    [2, programs], int32: the tensor of each chunk, and its number within the tensor. ALIGNED: all
+    addresses are multiples of 16 bytes. BLOCK: a power of two that divides CHUNK.
     """
-    if tl.load(scalars_ptr + 3) != 0.0:
+    # The data waits for two loads, one after the other: the place of the chunk, and the addresses.
+    is_taken = tl.load(scalars_ptr + 3) != 0.0
+    owner = tl.load(chunks_ptr + tl.program_id(0))
+    start = tl.load(chunks_ptr + tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * CHUNK
+    param_ptr = _pointer(table_ptr + owner, PARAM, ALIGNED)
+    grad_ptr = _pointer(grads_ptr + first + owner, PARAM, ALIGNED)
+    m_ptr = _pointer(table_ptr + tensors + owner, MOMENT, ALIGNED)
+    v_ptr = _pointer(table_ptr + 2 * tensors + owner, MOMENT, ALIGNED)
+    master_ptr = param_ptr
+    if HAS_MASTERS:
+        master_ptr = _pointer(table_ptr + 3 * tensors + owner, tl.float32, ALIGNED)
+    length = tl.load(table_ptr + (4 if HAS_MASTERS else 3) * tensors + owner)
+    stop = tl.minimum(start + CHUNK, length)
+    if is_taken:
         factor = tl.load(scalars_ptr)
         rate = lr if lr_ptr is None else tl.load(lr_ptr)
         step_size = rate * tl.load(scalars_ptr + 1)
         root_scale = tl.load(scalars_ptr + 2)
         decay = 1.0 - rate * weight_decay
-        owner = tl.load(owners_ptr + tl.program_id(0))
-        start = (tl.program_id(0) - tl.load(begins_ptr + owner)).to(tl.int64) * CHUNK
-        param_ptr = _row(table_ptr, 0, owner, tensors, PARAM, ALIGNED)
-        grad_ptr = _row(table_ptr, 1, owner, tensors, PARAM, ALIGNED)
-        m_ptr = _row(table_ptr, 2, owner, tensors, MOMENT, ALIGNED)
-        v_ptr = _row(table_ptr, 3, owner, tensors, MOMENT, ALIGNED)
-        master_ptr = param_ptr
-        if HAS_MASTERS:
-            master_ptr = _row(table_ptr, 4, owner, tensors, tl.float32, ALIGNED)
-        length = tl.load(table_ptr + (5 if HAS_MASTERS else 4) * tensors + owner)
-        stop = tl.minimum(start + CHUNK, length)
         for begin in range(start, stop, BLOCK):
             offs = begin + tl.arange(0, BLOCK)
             # A mask whose bound is no multiple of the vector width makes every access scalar.
@@ -564,45 +507,51 @@ def _update_block(
     param_ptrs, grad_ptrs, m_ptrs, v_ptrs, master_ptrs, mask, factor, step_size, root_scale, decay,
     eps, kept1, new1, kept2, new2, HAS_MASTERS: tl.constexpr,
 ):  # fmt: skip
-    """Update the elements at these pointers; master_ptrs are param_ptrs without HAS_MASTERS."""
+    """Update the elements at these pointers; master_ptrs are param_ptrs without HAS_MASTERS.
+
+    A moment is stored as soon as it is known. The assembler puts off the load of a parameter to
+    where it is used, but not beyond a store, so all loads are in flight together.
+    """
     p = tl.load(master_ptrs, mask=mask).to(tl.float32)
     g = tl.load(grad_ptrs, mask=mask).to(tl.float32) * factor
     m = tl.load(m_ptrs, mask=mask).to(tl.float32)
     v = tl.load(v_ptrs, mask=mask).to(tl.float32)
     m = kept1 * m + new1 * g
-    v = kept2 * v + new2 * g * g
-    p = decay * p - step_size * (m / (tl.sqrt(v) * root_scale + eps))
     tl.store(m_ptrs, m.to(m_ptrs.dtype.element_ty), mask=mask)
+    v = kept2 * v + new2 * g * g
     tl.store(v_ptrs, v.to(v_ptrs.dtype.element_ty), mask=mask)
+    p = decay * p - step_size * (m / (tl.sqrt(v) * root_scale + eps))
     tl.store(param_ptrs, p.to(param_ptrs.dtype.element_ty), mask=mask)
     if HAS_MASTERS:
         tl.store(master_ptrs, p, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tensors", "first"])
 def _squares_kernel(
-    table_ptr, owners_ptr, begins_ptr, squares_ptr, first,
+    grads_ptr, chunks_ptr, squares_ptr, first,
     tensors, CHUNK: tl.constexpr, GRAD: tl.constexpr, ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """squares[first + i] = the sum of the squares of chunk i, computed in float32.
 
     Grid: one program for each chunk. A program reads the CHUNK elements of a chunk, and writes one
-    float32. The arguments are those of `_update_kernel`; the table has the gradients alone.
+    float32. grads [2, tensors], int64: addresses and lengths. The other arguments are those of
+    `_update_kernel`.
     """
-    owner = tl.load(owners_ptr + tl.program_id(0))
-    start = (tl.program_id(0) - tl.load(begins_ptr + owner)).to(tl.int64) * CHUNK
-    grad_ptr = _row(table_ptr, 0, owner, tensors, GRAD, ALIGNED)
-    stop = tl.minimum(start + CHUNK, tl.load(table_ptr + tensors + owner))
+    owner = tl.load(chunks_ptr + tl.program_id(0))
+    start = tl.load(chunks_ptr + tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * CHUNK
+    grad_ptr = _pointer(grads_ptr + owner, GRAD, ALIGNED)
+    stop = tl.minimum(start + CHUNK, tl.load(grads_ptr + tensors + owner))
     acc = tl.zeros((BLOCK,), tl.float32)
-    for begin in range(start, stop, BLOCK):
-        offs = begin + tl.arange(0, BLOCK)
-        if begin + BLOCK <= stop:
-            g = tl.load(grad_ptr + offs).to(tl.float32)
-            acc += g * g
-        else:
-            g = tl.load(grad_ptr + offs, mask=offs < stop, other=0.0).to(tl.float32)
-            acc += g * g
+    # A loop without a branch, so that the compiler has the loads of several rounds in flight.
+    whole = stop - (stop - start) % BLOCK
+    for begin in range(start, whole, BLOCK):
+        g = tl.load(grad_ptr + begin + tl.arange(0, BLOCK)).to(tl.float32)
+        acc += g * g
+    if whole < stop:
+        offs = whole + tl.arange(0, BLOCK)
+        g = tl.load(grad_ptr + offs, mask=offs < stop, other=0.0).to(tl.float32)
+        acc += g * g
     tl.store(squares_ptr + first + tl.program_id(0), tl.sum(acc, 0))
 
 
@@ -638,12 +587,9 @@ def _scalars_kernel(
 
 
 @triton.jit
-def _row(
-    table_ptr, row: tl.constexpr, owner, tensors, DTYPE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-):  # fmt: skip
-    """Return the pointer to tensor `owner` in a row of the table of addresses."""
-    ptr = tl.load(table_ptr + row * tensors + owner).to(tl.pointer_type(DTYPE))
+def _pointer(place_ptr, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return the pointer that is stored as a number."""
+    ptr = tl.load(place_ptr).to(tl.pointer_type(DTYPE))
     if ALIGNED:
         ptr = tl.multiple_of(ptr, 16)
     return ptr
@@ -666,9 +612,10 @@ CONFIGS = tuple(
 )
 
 
-def _choose_update(itemsize):
-    # Eight elements a thread: one or two accesses of 16 bytes of each tensor.
-    return {"BLOCK": 1024, "num_warps": 4}
+def _choose_update(itemsize, widened):
+    # One access of 16 bytes a thread of the widest tensor; two if all are float32. More elements a
+    # thread than such an access has would make float32 go through shared memory beside 16 bits.
+    return {"BLOCK": 512 if widened > 1 else 1024, "num_warps": 4}
 
 
 def _choose_squares(itemsize):
@@ -676,12 +623,18 @@ def _choose_squares(itemsize):
     return {"BLOCK": 4096 // itemsize, "num_warps": 4}
 
 
+def _suits_update(candidate, itemsize, widened):
+    return _suits(candidate, itemsize * widened)
+
+
 def _suits(candidate, itemsize):
     item_bytes = candidate["BLOCK"] * itemsize // (32 * candidate["num_warps"])
     return ACCESS_BYTES <= item_bytes <= 4 * ACCESS_BYTES
 
 
-UPDATE = Configs(_update_kernel, CONFIGS, _choose_update, _suits)
+UPDATE = Configs(_update_kernel, CONFIGS, _choose_update, _suits_update)
 SQUARES = Configs(_squares_kernel, CONFIGS, _choose_squares, _suits)
-prepare = guarded(prepare)
-update = guarded(update)
+readable = guarded(readable)
+squares_fwd = cached_launch(squares_fwd)
+scalars_fwd = cached_launch(scalars_fwd)
+update_fwd = cached_launch(update_fwd)

@@ -1,9 +1,12 @@
 """Tables on the device by which one launch serves a list of tensors.
 
-A table of addresses changes with the memory of the tensors, so it is copied to the device anew if
-it is not known. The copy comes from pinned memory, and the host does not wait for it. A CUDA graph
-repeats the copy at each replay, so both ends of the copy are kept for good. A capture may not pin
-memory, so the calls before set some aside.
+A table is written once. Other addresses get a table of their own, so a launch that has not run yet,
+or a captured graph, still reads what it was given. The copy comes from pinned memory, and the host
+does not wait for it.
+
+A CUDA graph repeats a copy at each replay, so both ends of a captured copy are kept for good. So is
+a table that a graph reads and that was made before. A capture may not pin memory, so the calls
+before set some aside.
 """
 
 import itertools
@@ -11,100 +14,116 @@ from collections.abc import Sequence
 
 import torch
 
-from .layout import ACCESS_BYTES
+from . import internals
 
-# A program that has ever new addresses or lengths starts anew.
+# A program that has ever new lengths starts anew.
 MOST_KNOWN = 256
 # Blocks of pinned memory of one size that are set aside for captures.
 SPARE = 4
 
-_known: dict[tuple, torch.Tensor] = {}
-_chunks: dict[tuple, tuple[torch.Tensor, torch.Tensor]] = {}
+# By lengths, chunk and device the stream that a table was copied on, and the table.
+_chunks: dict[tuple, tuple[int, torch.Tensor]] = {}
 _spare: dict[int, list[torch.Tensor]] = {}
-_captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+_captured: list[tuple[torch.Tensor, ...]] = []
 
 
 def address_table(
-    rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]
-) -> tuple[torch.Tensor, bool]:
-    """Return a table of the addresses in rows, and whether all are multiples of 16 bytes.
+    addresses: Sequence[int], lengths: Sequence[int], device: torch.device
+) -> torch.Tensor:
+    """Return a table of addresses, row by row, and in its last row the lengths.
 
     Args:
-        rows: lists of tensors, all of one length and on one device.
-        lengths: the numbers that the last row of the table holds.
+        addresses: those of each tensor, of one kind of tensors after the other.
+        lengths: the elements of each tensor of a kind.
+        device: where the table lies.
 
     Returns:
-        int64 `[rows + 1, tensors]` on the device, and the flag.
+        int64 `[kinds + 1, tensors]`.
     """
-    device = rows[0][0].device
-    # A tensor of a build has no memory, but it may begin past an aligned address.
-    addresses = [
-        x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
-        for row in rows
-        for x in row
-    ]
-    aligned = not any(address % ACCESS_BYTES for address in addresses)
-    values = (*addresses, *lengths)
-    return _on_device(values, torch.int64, device).view(len(rows) + 1, -1), aligned
+    return on_device((*addresses, *lengths), torch.int64, device).view(-1, len(lengths))
 
 
-def chunk_table(
-    lengths: Sequence[int], chunk: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tensor of each chunk, and the first chunk of each tensor.
+def chunk_table(lengths: Sequence[int], chunk: int, device: torch.device) -> torch.Tensor:
+    """Return the tensor of each chunk, and the number of the chunk within its tensor.
 
     Args:
         lengths: the elements of each tensor.
         chunk: the elements of a chunk; the last one of a tensor may have fewer.
-        device: where the tables lie.
+        device: where the table lies.
 
     Returns:
-        int32 `[chunks]` and int32 `[tensors]`.
+        int32 `[2, chunks]`.
     """
+    stream = stream_of(device)
     key = tuple(lengths), chunk, device
-    if key not in _chunks or _capturing(device):
+    made_on, table = _chunks.get(key, (None, None))
+    if capturing(device) and table is not None:
+        keep(table)
+    elif table is None or stream != made_on:
         counts = [-(-length // chunk) for length in lengths]
         owners = [owner for owner, count in enumerate(counts) for _ in range(count)]
-        begins = [
-            end - count for end, count in zip(itertools.accumulate(counts), counts, strict=True)
-        ]
-        made = tuple(_on_device(tuple(each), torch.int32, device) for each in (owners, begins))
-        if _capturing(device):
-            return made
-        if len(_chunks) >= MOST_KNOWN:
-            _chunks.clear()
-        _chunks[key] = made
-    return _chunks[key]
+        numbers = itertools.chain.from_iterable(map(range, counts))
+        table = on_device((*owners, *numbers), torch.int32, device).view(2, len(owners))
+        if not capturing(device):
+            if len(_chunks) >= MOST_KNOWN:
+                _chunks.clear()
+            _chunks[key] = stream, table
+    return table
 
 
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def on_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a new table of these numbers, for launches on the current stream.
 
-
-def _on_device(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return these numbers on the device, for launches on the current stream."""
-    if device.type != "cuda":
+    RuntimeError while a CUDA graph is captured, if no call before had as many numbers.
+    """
+    if not _on_gpu(device):
         return torch.tensor(values, dtype=dtype, device=device)
-    capturing = torch.cuda.is_current_stream_capturing()
-    key = values, dtype, device, torch.cuda.current_stream(device).cuda_stream
-    if not capturing and key in _known:
-        return _known[key]
-    spare = _spare.setdefault(len(values) * dtype.itemsize, [])
-    while not capturing and len(spare) < SPARE:
-        spare.append(torch.empty(len(values) * dtype.itemsize, dtype=torch.uint8).pin_memory())
-    if not spare:
-        raise RuntimeError(
-            f"{len(values)} addresses: first seen while a CUDA graph is captured; expected a call"
-            " with as many tensors before the capture"
-        )
-    pinned = spare.pop().view(dtype)
+    size = len(values) * dtype.itemsize
+    spare = _spare.setdefault(size, [])
+    is_captured = capturing(device)
+    if is_captured:
+        if not spare:
+            raise RuntimeError(
+                f"{len(values)} addresses: first seen while a CUDA graph is captured; expected a"
+                " call with as many tensors before the capture"
+            )
+        pinned = spare.pop()
+    else:
+        spare += [_pinned(size) for _ in range(SPARE - len(spare))]
+        # PyTorch hands a block out again once its copy is done.
+        pinned = _pinned(size)
+    pinned = pinned.view(dtype)
     pinned.copy_(torch.tensor(values, dtype=dtype))
     table = torch.empty(len(values), dtype=dtype, device=device)
     table.copy_(pinned, non_blocking=True)
-    if capturing:
-        _captured.append((pinned, table))
-        return table
-    if len(_known) >= MOST_KNOWN:
-        _known.clear()
-    _known[key] = table
+    if is_captured:
+        keep(pinned, table)
     return table
+
+
+def keep(*tensors: torch.Tensor) -> None:
+    """Keep tensors for good, since a captured graph reads them."""
+    _captured.append(tensors)
+
+
+def capturing(device: torch.device) -> bool:
+    """Return whether the current stream of a device is captured in a CUDA graph."""
+    if not _on_gpu(device):
+        return False
+    if device.index in (None, internals.current_device()()):
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(device: torch.device) -> int:
+    """Return the handle of the current stream of a tensor's device; a table is valid on one."""
+    return internals.raw_stream()(device.index) if _on_gpu(device) else 0
+
+
+def _on_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.machine import nvml
-from kernels import adamw as family
 from kernels.adamw import AdamW, adamw
+from kernels.adamw_details import step_plan
 from tests.support.examples import many
 from tests.support.values import randn
 
@@ -95,7 +95,7 @@ def test_tensors_of_several_chunks(size):
 
 
 def test_long_chunks(monkeypatch):
-    monkeypatch.setattr(family, "LARGE", 1000)
+    monkeypatch.setattr(step_plan, "LARGE", 1000)
     agrees(made([(40000,), (3, 5)]), 2, 1.0)
 
 

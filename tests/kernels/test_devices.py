@@ -38,7 +38,7 @@ def second_gpu(monkeypatch):
     monkeypatch.setattr(_device, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(_launch_guard, "check_in_memory", lambda name, tensor, kind: None)
-    monkeypatch.setattr(_address_table, "_on_device", table)
+    monkeypatch.setattr(_address_table, "on_device", table)
     return gpu
 
 

@@ -1,5 +1,7 @@
 """Check that a private part of PyTorch or Triton is not used if it is gone or has changed."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -110,3 +112,52 @@ def test_hooks_count_as_set_where_pytorch_does_not_tell(monkeypatch):
         assert internals.saved_tensors_are_seen()
     monkeypatch.delattr(torch._C._autograd, name)
     assert internals.saved_tensors_are_seen()
+
+
+NUMBERS = torch.zeros(2, 3, dtype=torch.complex64)
+# What `alike` must notice of a tensor, and one that is as the other is.
+DIFFERENT = {
+    "dtype": (torch.zeros(3), torch.zeros(3, dtype=torch.int32)),
+    "shape": (torch.zeros(2, 3), torch.zeros(6)),
+    "strides": (torch.zeros(2, 3), torch.zeros(3, 2).T),
+    "device": (torch.zeros(3), torch.zeros(3, device="meta")),
+    "sign": (NUMBERS.imag, NUMBERS.conj().imag),
+    "gradient": (torch.zeros(3), torch.zeros(3, requires_grad=True)),
+    "class": (torch.zeros(3), torch.nn.Parameter(torch.zeros(3), requires_grad=False)),
+    "layout": (torch.zeros(3), torch.zeros(3).to_sparse()),
+    "no tensor": (torch.zeros(3), 0.0),
+}
+
+
+class Guards:
+    """A class in the place of that of PyTorch, which notices nothing."""
+
+    def __init__(self, *tensors, dynamic_dims_sizes, dynamic_dims_strides):
+        pass
+
+    def check(self, *tensors):
+        return True
+
+
+@pytest.mark.parametrize("way", ["guards", "public", "replaced"])
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_tensors_that_differ_in_more_than_their_memory_are_told_apart(monkeypatch, way, what):
+    if way == "replaced":
+        monkeypatch.setattr(torch._C._dynamo.guards, "TensorGuards", Guards)
+    elif way == "public":
+        monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    else:
+        assert internals._tells_tensors_apart(torch._C._dynamo.guards.TensorGuards)
+    one, other = DIFFERENT[what]
+    plain = torch.ones(4)
+    is_as = internals.alike((one, plain))
+    assert is_as(one, plain) and is_as(one, torch.zeros(4))
+    assert not is_as(other, plain)
+
+
+def test_looking_at_tensors_keeps_none_alive():
+    x = torch.zeros(3)
+    alive = weakref.ref(x)
+    is_as = internals.alike((x,))
+    del x
+    assert alive() is None and is_as(torch.ones(3))
