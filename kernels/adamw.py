@@ -461,10 +461,12 @@ def _update_kernel(
     Grid: one program for each chunk. A program owns CHUNK elements of one tensor. It reads those of
     param, grad, m, v and, if HAS_MASTERS, master, and writes all but grad. The lr_ptr may be None.
 
-    table [kinds + 1, tensors], int64: the addresses of param, m, v and, if HAS_MASTERS, master, and
-    the lengths. grads: the addresses of the gradients, that of the first tensor at `first`. chunks
-    [2, programs], int32: the tensor of each chunk, and its number within the tensor. ALIGNED: all
-    addresses are multiples of 16 bytes. BLOCK: a power of two that divides CHUNK.
+    - table [kinds + 1, tensors], int64: the addresses of param, m, v and, if HAS_MASTERS, master.
+      The last row has the lengths.
+    - grads: the addresses of the gradients, that of the first tensor at `first`.
+    - chunks [2, programs], int32: the tensor of each chunk, and its number within the tensor.
+    - ALIGNED: all addresses are multiples of 16 bytes.
+    - BLOCK: a power of two that divides CHUNK.
     """
     # The data waits for two loads, one after the other: the place of the chunk, and the addresses.
     is_taken = tl.load(scalars_ptr + 3) != 0.0

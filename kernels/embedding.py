@@ -151,7 +151,8 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
             )  # fmt: skip
     config = SUMS.pick(dy.device, c=min(c, WIDE), itemsize=dy.element_size())
     tiles = (c - 1) // config["BLOCK_C"] + 1
-    parts = torch.empty((chunks, c), dtype=torch.float32, device=dy.device)
+    # A plan takes no allocation without memory.
+    parts = torch.empty((max(chunks, 1), c), dtype=torch.float32, device=dy.device)
     shared = {
         "keys_ptr": keys, "dy_ptr": dy, "parts_ptr": parts, "stride_dy": dy.stride(0),
         "V": rows, "C": c, "CHUNK": CHUNK, "AT_ONCE": AT_ONCE, "BLOCK_C": config["BLOCK_C"],

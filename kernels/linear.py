@@ -25,6 +25,7 @@ import triton.language as tl
 from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import (
+    FLOATING,
     MOST_ITEMS,
     check_floating,
     check_one_of,
@@ -39,7 +40,7 @@ from ._runtime.launch_guard import guarded
 from ._runtime.layout import ACCESS_BYTES, as_read, as_rows_2d
 from ._triton.math import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, reciprocal
 from ._triton.memory import load_f32, store_as
-from .matmul import product
+from .matmul import matmul, product
 from .matmul_details.epilogue import ACTIVATIONS, LEAKY_SLOPE, activated
 
 ACCUMULATES = {"linear": "float32"}
@@ -93,7 +94,12 @@ def linear(
     """
     given = {"bias": bias, "up": up, "up_bias": up_bias}
     given |= {"main_grad": main_grad, "up_main_grad": up_main_grad}
-    _check(x, weight, activation, {name: t for name, t in given.items() if t is not None})
+    given = {name: t for name, t in given.items() if t is not None}
+    if not given.keys() - {"bias"} and not needs_grad(x, weight, bias):
+        out = _quick(x, weight, bias, activation)
+        if out is not None:
+            return out
+    _check(x, weight, activation, given)
     if needs_grad(x, weight, bias, up, up_bias):
         return _Linear.apply(x, weight, bias, up, up_bias, activation, main_grad, up_main_grad)
     return linear_fwd(x, weight, bias, up, up_bias, activation, False)[0]
@@ -103,7 +109,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, up, up_bias, activation, main_grad, up_main_grad):
         keep = up is not None or activation not in ("none", *FROM_RESULT)
-        out, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
+        out = z = u = None
+        if not keep:
+            out = _quick(x, weight, bias, activation)
+        if out is None:
+            out, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
         slope_from = z if keep else out if activation != "none" else None
         ctx.save_for_backward(x, weight, up, slope_from, u)
         ctx.activation = activation
@@ -116,12 +126,15 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight, up, slope_from, u = ctx.saved_tensors
         wants_x, wants_w, wants_b, wants_up, wants_up_b, *_ = ctx.needs_input_grad
-        dz, du, dbias, dup_bias = linear_grad_fwd(
-            dy, slope_from, u, ctx.activation, wants_b, wants_up_b
-        )
+        dz, du, dbias, dup_bias = as_rows_2d(as_read(dy)), None, None, None
+        if slope_from is not None or wants_b:
+            made, du, dbias, dup_bias = linear_grad_fwd(
+                dz, slope_from, u, ctx.activation, wants_b, wants_up_b
+            )
+            dz = dz if made is None else made
         dx = dweight = dup = None
         if wants_x:
-            dx = product(dz, weight)[0]
+            dx = _product(dz, weight)
             if up is not None:
                 dx = product(du, up, residual=dx)[0]
             dx = dx.view(x.shape)
@@ -140,8 +153,31 @@ def _weight_grad(dz, x, weight, main_grad):
         product(dz.T, rows, into=main_grad)
         return None
     if weight.stride(0) == 1 and weight.shape[1] > 1 and weight.stride(1) > 1:
-        return product(rows.T, dz)[0].T
-    return product(dz.T, rows)[0]
+        return _product(rows.T, dz).T
+    return _product(dz.T, rows)
+
+
+def _product(a, b):
+    """Return a b, by a known call of `matmul` if it is no part of a traced graph."""
+    return product(a, b)[0] if torch.compiler.is_compiling() else matmul(a, b)
+
+
+def _quick(x, weight, bias, activation):
+    """Return the result of a layer without a gate that keeps nothing, or None.
+
+    A short call has no time for checks with names. None leaves it to them to find a fault, and to
+    the product with all of its options to compute what `matmul` cannot.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        if x.dtype not in FLOATING or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+            return None
+        rows = x if x.dim() == 2 else as_rows_2d(x)
+        out = matmul(rows, weight.T, bias, activation)
+        return out if rows is x else out.view(*x.shape[:-1], weight.shape[0])
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
 
 
 def linear_fwd(
@@ -171,18 +207,18 @@ def linear_grad_fwd(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Return dz and du `[M, N]`, and the sums of their columns `[N]` if wanted.
 
-    dy: `[..., N]`. slope_from: z, or the result of an activation of FROM_RESULT. It is None if
-    there is no activation, and dz then is dy. u: the factor of the gate, or None, as du then is.
+    dy: `[M, N]`, contiguous in N. slope_from: z, or the result of an activation of FROM_RESULT. It
+    is None if there is no activation. Then dz is dy, and None is returned in its place. u: the
+    factor of the gate, or None, as du then is.
     """
-    dy = as_rows_2d(dy)
     m, n = dy.shape
-    dz = dy if slope_from is None else torch.empty((m, n), dtype=dy.dtype, device=dy.device)
+    dz = None if slope_from is None else torch.empty((m, n), dtype=dy.dtype, device=dy.device)
     du = None if u is None else torch.empty((m, n), dtype=dy.dtype, device=dy.device)
     sums = [
         torch.empty(n, dtype=dy.dtype, device=dy.device) if wanted else None
         for wanted in (wants_bias, wants_up_bias)
     ]
-    if n == 0 or (slope_from is None and not wants_bias):
+    if n == 0:
         return dz, du, *sums
     config = SLOPES.pick(dy.device, n=min(n, WIDE), itemsize=dy.element_size())
     tiles = (n - 1) // config["BLOCK_N"] + 1
@@ -194,7 +230,7 @@ def linear_grad_fwd(
         for each in sums
     ]
     _slope_kernel[(parts * tiles,)](
-        dy_ptr=dy, slope_ptr=slope_from, u_ptr=u, dz_ptr=None if slope_from is None else dz,
+        dy_ptr=dy, slope_ptr=slope_from, u_ptr=u, dz_ptr=dz,
         du_ptr=du, sums_ptr=partial[0], up_sums_ptr=partial[1], stride_dy=dy.stride(0),
         M=m, N=n, rows=rows, tiles=tiles, ACTIVATION=activation,
         PRECISE=dy.dtype == torch.float32, **config,

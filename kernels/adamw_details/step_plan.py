@@ -1,4 +1,4 @@
-"""What a step of AdamW needs to know of its tensors, kept as long as they stay as they are.
+"""The plan of a step of AdamW, which holds as long as the tensors stay as they are.
 
 The launches of a step read addresses and lengths from tables on the device. Those follow from the
 lists of tensors, as do the dtypes and the chunks. A step with known lists compares addresses and
@@ -30,10 +30,11 @@ _ADDRESS = torch.Tensor.data_ptr
 class Part:
     """One launch over tensors of one dtype, of the update or of the sums of squares.
 
-    table: int64 `[kinds + 1, tensors]`, None for the sums, which read that of the gradients.
-    chunks: int32 `[2, chunks]`. first: the place of the first gradient among those of its dtype, or
-    of the first sum among all. moment: the dtype of the moments. aligned: whether all tensors that
-    the table names begin at multiples of 16 bytes.
+    - table: int64 `[kinds + 1, tensors]`; None for the sums, which read that of the gradients.
+    - chunks: int32 `[2, chunks]`.
+    - first: the place of the first gradient among those of its dtype, or of the first sum.
+    - moment: the dtype of the moments.
+    - aligned: whether all tensors that the table names begin at multiples of 16 bytes.
     """
 
     dtype: torch.dtype

@@ -1,7 +1,7 @@
 """Check that a step of AdamW does with known lists what it does with new ones, and nothing stale.
 
 Launches are recorded and not made. The tables that they are handed must name the tensors of the
-step, whatever happened to these since the last one. What a launch computes is in test_adamw.py.
+step, whatever happened to these since the last one. Results are checked in test_adamw.py.
 """
 
 import contextlib

@@ -23,12 +23,16 @@ from harness.machine import nvml
 from harness.project import registry
 from harness.project.implementations import OURS
 from harness.study import jobs
+from kernels import embedding as _embedding
 from kernels._runtime import call_cache as _call_cache
 from kernels._runtime import call_trace as _call_trace
 from kernels._runtime.call_cache import CachedLauncher, uncached
 from kernels._runtime.call_trace import asked_again
 from kernels._triton.arrival_counter import MOST_COUNTERS
+from kernels.adamw import AdamW
 from kernels.cross_entropy_details import row as _cross_entropy
+from kernels.embedding import embedding
+from kernels.linear import linear
 from tests.support import kernel_files
 from tests.support.fake_gpu import compiled, plain
 from tests.support.fake_host import Host
@@ -80,6 +84,8 @@ def host(monkeypatch):
             monkeypatch.setattr(module, "arrival_counters", asked_again(lambda device: counters))
     # The targets of a loss are not checked on a GPU.
     monkeypatch.setattr(_cross_entropy, "check", lambda *arguments: None)
+    # Nor are the ids of an embedding.
+    monkeypatch.setattr(_embedding, "_check", lambda *arguments: None)
     forget()
     yield Host(monkeypatch)
     forget()
@@ -142,6 +148,48 @@ def test_every_call_whose_time_is_a_target_is_cached(host, op, case, pass_):
     host.asked.clear()
     call()
     assert not host.asked, "not cached"
+
+
+def layer(activation):
+    """Return a forward and a backward pass of a layer, whose product needs no descriptor."""
+    x, weight, bias = (torch.ones(*n, requires_grad=True) for n in ((2, 3, 8), (5, 8), (5,)))
+    seed = torch.ones(2, 3, 5)
+    return lambda: torch.autograd.grad(linear(x, weight, bias, activation), (x, weight, bias), seed)
+
+
+def embedded(tokens):
+    ids, weight = torch.arange(tokens) % 7, torch.ones(7, 8, requires_grad=True)
+    seed = torch.ones(tokens, 8)
+    return lambda: torch.autograd.grad(embedding(ids, weight), weight, seed)
+
+
+def optimizer_step():
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (8, 9, 7)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    return AdamW([{"params": params[:1]}, {"params": params[1:]}], clip=1.0).step
+
+
+CALLED = {
+    "layer": lambda: layer("none"),
+    "layer with relu": lambda: layer("relu"),
+    "layer with gelu": lambda: layer("gelu"),
+    "embedding of few tokens": lambda: embedded(5),
+    "embedding of chunks of tokens": lambda: embedded(130),
+    "step": optimizer_step,
+}
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("name", CALLED)
+def test_all_launches_of_a_training_step_are_cached(host, name):
+    call = CALLED[name]()
+    for _ in range(2):
+        call()
+    host.asked.clear()
+    host.begun.clear()
+    call()
+    assert host.begun and not host.asked
 
 
 @pytest.mark.no_gpu

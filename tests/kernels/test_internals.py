@@ -115,7 +115,7 @@ def test_hooks_count_as_set_where_pytorch_does_not_tell(monkeypatch):
 
 
 NUMBERS = torch.zeros(2, 3, dtype=torch.complex64)
-# What `alike` must notice of a tensor, and one that is as the other is.
+# Pairs of tensors that `alike` must tell apart.
 DIFFERENT = {
     "dtype": (torch.zeros(3), torch.zeros(3, dtype=torch.int32)),
     "shape": (torch.zeros(2, 3), torch.zeros(6)),
