@@ -9,6 +9,9 @@ A single program computes from the norm and the step what all elements share: th
 gradients and the corrections of the moments. It also counts the step, on the device, so the host
 never waits and a CUDA graph holds whole steps. All arithmetic is in float32.
 
+All that follows from the lists lies in a plan (`adamw_details/step_plan.py`), which serves as long
+as the tensors stay where they are.
+
 Sources: Kingma and Ba, "Adam: a method for stochastic optimization" (2015); Loshchilov and Hutter,
 "Decoupled weight decay regularization" (2019). Clipping by the norm is that of Pascanu, Mikolov and
 Bengio, "On the difficulty of training recurrent neural networks" (2013). The table of addresses is
