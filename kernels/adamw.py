@@ -268,6 +268,15 @@ class AdamW(torch.optim.Optimizer):
         if self.masters and param.dtype != torch.float32 and "master" not in state:
             state["master"] = param.detach().float()
 
+    def __getstate__(self):
+        """Return what a copy or a file holds: all but the plans, which know addresses."""
+        own = ("beta1", "beta2", "eps", "clip", "moments", "masters", "norm", "_step")
+        return super().__getstate__() | {name: getattr(self, name) for name in own}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._plans = Plans()
+
     def load_state_dict(self, state_dict):
         """Load a state with the dtypes that it has; PyTorch would give it those of the weights."""
         super().load_state_dict(state_dict)

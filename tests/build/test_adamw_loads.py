@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# Loads of 16 bytes a thread in a round: parameter, gradient and both moments, in float32 each twice.
-# Masters take the place of parameters, and a gradient then has 8 bytes.
+# Loads of 16 bytes a thread in a round: parameter, gradient and both moments, each twice if they
+# are float32. Masters take the place of parameters, and a gradient then has 8 bytes.
 LOADS = {"bfloat16": 4, "float32": 8, "bfloat16 masters": 3}
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -279,6 +280,19 @@ def test_a_saved_optimizer_goes_on_where_it_was():
     loaded.step()
     assert loaded.state[second[0]]["step"].item() == 3
     assert all(map(torch.equal, second, through))
+
+
+@pytest.mark.parametrize("way", ["copied", "pickled"])
+def test_a_copy_of_an_optimizer_goes_on_by_itself(way):
+    params = parameters(torch.bfloat16)
+    optimizer = AdamW(groups(params), clip=1.0, moments=torch.float32, masters=True)
+    descend(optimizer, params, 2)
+    both = params, optimizer
+    others, other = copy.deepcopy(both) if way == "copied" else pickle.loads(pickle.dumps(both))
+    descend(optimizer, params, 2)
+    descend(other, others, 2)
+    assert all(map(torch.equal, params, others)) and torch.equal(optimizer.norm, other.norm)
+    assert other.state[others[0]]["step"].item() == 4
 
 
 @pytest.mark.gpu
