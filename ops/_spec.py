@@ -204,6 +204,8 @@ class Op:
     - sweep: the cases that are timed, with shapes of named models. They are verified on a GPU too.
     - adapted: (function) -> the function as the harness calls an implementation, for an op whose
       users hand over other things than tensors by name, such as lists of them.
+    - prepared: the inputs of which a user makes something of the library's own once for many calls,
+      such as the lists of a block mask. No time and no memory of a call counts it.
     - drawn: (generator) -> a case from the range of shapes that are met in practice. Each run draws
       a few and times them too. No kernel may know them.
     - cost: (case, pass_, itemsize) -> Cost; `pass_` is one of the passes.
@@ -233,6 +235,7 @@ class Op:
     properties: Callable | None = None
     drawn: Callable[[random.Random], Case] | None = None
     adapted: Callable[[Callable], Callable] | None = None
+    prepared: tuple[str, ...] = ()
 
     def dtypes_of(self, case: Case) -> tuple[str, ...]:
         return tuple(d for d in self.dtypes if not case.dtypes or d in case.dtypes)

@@ -17,6 +17,7 @@ from harness import status
 from harness.cli import UserError
 from harness.project import source_tree
 from harness.project.implementations import OURS, is_ours
+from harness.project.prepared import prepared
 from harness.project.source_tree import NETWORK
 from ops._spec import Op
 
@@ -118,7 +119,25 @@ def function(op_name: str, impl: str) -> Callable:
         found = getattr(module, op_name)
     except AttributeError:
         raise UserError(f"{module.__name__}: has no function {op_name}; write it") from None
+    if declared_op.prepared:
+        found = prepared(found, _makers(module, declared_op))
     return declared_op.adapted(found) if declared_op.adapted else found
+
+
+def _makers(module: ModuleType, declared_op: Op) -> dict[str, Callable]:
+    """What an implementation makes of the inputs that the op lets it prepare, by input.
+
+    A file with such an op has `PREPARES`: by op the name of a function for each of these inputs. It
+    takes the arguments of a call and returns what the function is called with in place of the
+    input. UserError where it prepares an input that the op does not name.
+    """
+    named = getattr(module, "PREPARES", {}).get(declared_op.name, {})
+    if others := sorted(set(named) - set(declared_op.prepared)):
+        raise UserError(
+            f"{module.__name__}: prepares {others} of {declared_op.name}, whose op lets it prepare"
+            f" {list(declared_op.prepared)}"
+        )
+    return {name: getattr(module, maker) for name, maker in named.items()}
 
 
 def _stack(op_name: str, impl: str) -> Callable:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels._runtime.checks import shown
+from kernels.block_sparse_attention import BlockMask
 from tests.support.op_calls import OPS, call_of
 
 NUMBER = torch.ones(())
@@ -26,6 +27,7 @@ WRONG = {
     int | tuple[int, ...]: (TypeError, (None, True, 1.5, "x", (1.5,), (2, None), NUMBER)),
     torch.Tensor | Sequence[torch.Tensor]: (TypeError, (None, 3.0, [1.0, 2.0], "x")),
     torch.Tensor | Sequence[torch.Tensor] | None: (TypeError, (3.0, [1.0, 2.0], "x")),
+    torch.Tensor | BlockMask: (TypeError, (None, 3.0, [True], "x")),
     float | torch.Tensor: (TypeError, (None, True, [1.0], "x", 1j)),
     str: (TypeError, (None, 3, ["mean"])),
     torch.dtype: (TypeError, (None, "int64", torch.int16, int)),
@@ -76,6 +78,7 @@ def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
     [
         ("adamw", 6),
         ("attention", 7),
+        ("block_sparse_attention", 4),
         ("rotary", 2),
         ("bucketize", 2),
         ("cross_entropy", 8),

@@ -1,0 +1,183 @@
+"""Device functions that walk the lists of a block mask.
+
+A list is ascending, so the blocks that the diagonal or the end of the sequence cuts stand together
+at an end of it. `entries_below` finds where. All other blocks are walked without a mask of entries.
+A block is walked in tiles. One loop runs over the tiles of all blocks, so the loads of the next
+block begin while the last tile of this one is computed.
+"""
+
+import triton
+import triton.language as tl
+
+from ..attention_details.backward import _load_rows, _transposed_dot, _weights
+from ..attention_details.scores import LIFT, TINY, load_tile, masked_scores, power
+
+# Entries of a list that are compared at once.
+AT_ONCE = tl.constexpr(128)
+
+
+@triton.jit
+def entries_below(indices_ptr, first, last, limit):
+    """Where the entries of a list that are at least `limit` begin, from first to last."""
+    found = first
+    for start in range(first, last, AT_ONCE):
+        at = start + tl.arange(0, AT_ONCE)
+        index = tl.load(indices_ptr + at, mask=at < last, other=limit)
+        found += tl.sum((index < limit).to(tl.int32), 0)
+    return found
+
+
+@triton.jit
+def key_entries(
+    indices_ptr, first, last, start_m, SK, right,
+    CAUSAL: tl.constexpr, CUT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """The entries of a row's list that a tile of rows from start_m on walks: whole, last.
+
+    All its rows see all keys of the entries from first to whole. Those from whole to last need a
+    mask, and no row sees later ones. CUT: whether any block can be cut.
+    """
+    whole = last
+    if CUT:
+        limit = SK // BLOCK
+        if CAUSAL:
+            limit = tl.minimum(limit, tl.maximum(0, start_m + 1 + right) // BLOCK)
+            seen = tl.cdiv(tl.maximum(0, start_m + BLOCK_M + right), BLOCK)
+            last = entries_below(indices_ptr, first, last, seen)
+        whole = entries_below(indices_ptr, first, last, limit)
+    return whole, last
+
+
+@triton.jit
+def row_entries(
+    indices_ptr, first, last, start_n, SQ, right,
+    CAUSAL: tl.constexpr, CUT: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The entries of a column's list that a tile of keys from start_n on walks: begin, whole, cut.
+
+    All rows of the entries from whole to cut see all its keys. Those from begin to whole and from
+    cut to last need a mask, and no row of earlier ones sees any.
+    """
+    begin = first
+    whole = first
+    cut = last
+    if CUT:
+        if CAUSAL:
+            unseen = tl.maximum(0, start_n - right) // BLOCK
+            begin = entries_below(indices_ptr, first, last, unseen)
+            full = tl.cdiv(tl.maximum(0, start_n + BLOCK_N - 1 - right), BLOCK)
+            whole = entries_below(indices_ptr, begin, last, full)
+        cut = entries_below(indices_ptr, whole, last, SQ // BLOCK)
+    return begin, whole, cut
+
+
+@triton.jit
+def attend_entries(
+    acc, l, m, q, k_ptrs, v_ptrs, indices_ptr, offs_m, wide, first, last,
+    stride_ks, stride_vs, SQ, SK, right, scale,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Take the keys of the entries from first to last into acc, l and m, as `attend_keys` does."""
+    NATURAL: tl.constexpr = q.dtype == tl.float32
+    PARTS: tl.constexpr = BLOCK // BLOCK_N
+    offs_n = tl.arange(0, BLOCK_N)
+    for at in range(first * PARTS, last * PARTS):
+        start = tl.load(indices_ptr + at // PARTS) * BLOCK + at % PARTS * BLOCK_N
+        inside = start + offs_n < SK
+        k_tile = k_ptrs + start.to(tl.int64) * stride_ks
+        k = load_tile(k_tile, inside[:, None], wide[None, :], MASKED, PADDED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        scores = masked_scores(
+            scores, None, offs_m[:, None], (start + offs_n)[None, :], 0, 0,
+            SQ, SK, 0, right, scale, False, CAUSAL, MASKED, NATURAL,
+        )  # fmt: skip
+        m_new = tl.maximum(m, tl.max(scores, 1) * scale)
+        # A row that has only seen minus infinity must not subtract it from itself.
+        base = tl.where(m_new == -float("inf"), 0.0, m_new)
+        p = power(scores * scale, base[:, None], NATURAL)
+        shrink = power(m, base, NATURAL)
+        l = l * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        v_tile = v_ptrs + start.to(tl.int64) * stride_vs
+        v = load_tile(v_tile, inside[:, None], wide[None, :], MASKED, PADDED)
+        if v.dtype == tl.float32:
+            # The parts of small factors would be lost, as in `attend_keys`.
+            lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
+            acc += tl.dot(p, v * lift, input_precision=PRECISION) / lift
+        else:
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        m = m_new
+    return acc, l, m
+
+
+@triton.jit
+def dq_of_entries(
+    acc, q, dout, delta, m, log_l, k_ptrs, v_ptrs, indices_ptr, offs_m, wide, first, last,
+    stride_ks, stride_vs, SQ, SK, right, scale,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """acc with the keys of the entries: dq, not yet scaled, or without delta rowsum(P dP)."""
+    NATURAL: tl.constexpr = q.dtype == tl.float32
+    PARTS: tl.constexpr = BLOCK // BLOCK_N
+    offs_n = tl.arange(0, BLOCK_N)
+    for at in range(first * PARTS, last * PARTS):
+        start = tl.load(indices_ptr + at // PARTS) * BLOCK + at % PARTS * BLOCK_N
+        inside = start + offs_n < SK
+        k_tile = k_ptrs + start.to(tl.int64) * stride_ks
+        v_tile = v_ptrs + start.to(tl.int64) * stride_vs
+        k = load_tile(k_tile, inside[:, None], wide[None, :], MASKED, PADDED)
+        v = load_tile(v_tile, inside[:, None], wide[None, :], MASKED, PADDED)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        scores = masked_scores(
+            scores, None, offs_m[:, None], (start + offs_n)[None, :], 0, 0,
+            SQ, SK, 0, right, scale, False, CAUSAL, MASKED, NATURAL,
+        )  # fmt: skip
+        p = _weights(scores, scale, m, log_l, NATURAL)
+        dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
+        if delta is None:
+            acc += tl.sum(p * dp, 1)
+        else:
+            ds = p * (dp - delta)
+            acc = tl.dot(ds.to(k.dtype), k, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def dkdv_of_entries(
+    dk, dv, k, v, q_ptrs, dout_ptrs, stats_ptr, delta_ptr, indices_ptr, offs_n, wide, first, last,
+    stride_qs, stride_dos, SQ, SK, right, scale, head, rows,
+    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dk, not yet scaled, and dv with the rows of the entries from first to last.
+
+    The scores are transposed, [BLOCK_N, BLOCK_M], as in `attention_details/backward.py`.
+    """
+    NATURAL: tl.constexpr = k.dtype == tl.float32
+    PARTS: tl.constexpr = BLOCK // BLOCK_M
+    for at in range(first * PARTS, last * PARTS):
+        start = tl.load(indices_ptr + at // PARTS) * BLOCK + at % PARTS * BLOCK_M
+        offs_m = start + tl.arange(0, BLOCK_M)
+        inside = offs_m < SQ
+        q_tile = q_ptrs + start.to(tl.int64) * stride_qs
+        dout_tile = dout_ptrs + start.to(tl.int64) * stride_dos
+        q = load_tile(q_tile, inside[:, None], wide[None, :], MASKED, PADDED)
+        dout = load_tile(dout_tile, inside[:, None], wide[None, :], MASKED, PADDED)
+        place = head * SQ + offs_m
+        # A row that is outside has weights of zero.
+        m = _load_rows(stats_ptr + place, inside, float("inf"), MASKED, True)
+        log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, MASKED, NATURAL)
+        delta = _load_rows(delta_ptr + place, inside, 0.0, MASKED, True)
+        scores = _transposed_dot(q, k, PRECISION)  # [BLOCK_N, BLOCK_M]
+        scores = masked_scores(
+            scores, None, offs_m[None, :], offs_n[:, None], 0, 0,
+            SQ, SK, 0, right, scale, False, CAUSAL, MASKED, NATURAL,
+        )  # fmt: skip
+        p = _weights(scores, scale, m[None, :], log_l[None, :], NATURAL)
+        dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
+        dp = _transposed_dot(dout, v, PRECISION)
+        ds = p * (dp - delta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
+    return dk, dv
