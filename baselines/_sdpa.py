@@ -21,6 +21,11 @@ def attention(q, k, v, mask, causal, window, backend):
         )
 
 
+def block_sparse_attention(q, k, v, seen, backend):
+    """Attention over the pairs that are seen: those of `seen_pairs`."""
+    return attention(q, k, v, seen, False, None, backend)
+
+
 def decode_attention(q, k, v, lengths, backend):
     if lengths is None:
         return attention(q, k, v, None, q.shape[2] > 1, None, backend)

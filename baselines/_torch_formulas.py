@@ -145,6 +145,25 @@ def seen_by(q, k, lengths):
     return (torch.arange(s, device=q.device) <= last[..., None])[:, None]
 
 
+def block_sparse_attention(q, k, v, seen):
+    """Attention with its scores in memory, over the pairs that are seen: those of `seen_pairs`."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)
+    return weights.masked_fill(~seen, 0.0) @ v
+
+
+def seen_pairs(q, k, v, block_mask, block_size, causal=False):
+    """Which pairs of a row and a key are kept and seen: [B or 1, H or 1, S, T]."""
+    s, t = q.shape[2], k.shape[2]
+    seen = block_mask.repeat_interleave(block_size, -2)[..., :s, :]
+    seen = seen.repeat_interleave(block_size, -1)[..., :t]
+    seen = seen.tril(t - s) if causal else seen.contiguous()
+    return seen[(None,) * (4 - seen.dim())]
+
+
 def adamw(
     params, grads, exp_avgs, exp_avg_sqs, step, masters=None, *,
     lr, beta1, beta2, eps, weight_decay, max_norm=None, fused=False,

@@ -1,15 +1,16 @@
-"""PyTorch's flex_attention, compiled, with a block mask where the attention is causal."""
+"""PyTorch's flex_attention, compiled, with a block mask if the attention is causal or sparse."""
 
 import functools
 
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
 # As PyTorch's compiler, which makes it.
 AUTOTUNES = "all"
+PREPARES = {"block_sparse_attention": {"block_mask": "_lists"}}
 
 if not torch.cuda.is_available():
     # Compiled for a CPU it takes ten seconds a shape and has no backward pass.
@@ -35,3 +36,34 @@ def attention(q, k, v, mask=None, causal=False, window=None):
         raise ValueError("a mask is written as a function of the score there, not as a tensor")
     blocks = _causal_mask(q.shape[-2], k.shape[-2], window, q.device) if causal else None
     return _attend(q, k, v, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _lists(q, k, v, block_mask, block_size, causal=False):
+    """Its lists of a mask: blocks that the diagonal or an end cuts, and blocks without a cut."""
+    (s, t), (i, j) = (q.shape[2], k.shape[2]), block_mask.shape[-2:]
+    ends = block_size * torch.arange(1, max(i, j) + 1, device=q.device)
+    whole = (ends[:i, None] <= s) & (ends[None, :j] <= t)
+    some = torch.ones_like(whole)
+    if causal:
+        whole = whole & (ends[None, :j] - 1 <= ends[:i, None] - block_size + t - s)
+        some = ends[None, :j] - block_size <= ends[:i, None] - 1 + t - s
+    kept = block_mask[(None,) * (4 - block_mask.dim())]
+
+    def is_seen(batch, head, query, key):
+        return query + (t - s) >= key if causal else (query < s) & (key < t)
+
+    counts, indices = [], []
+    for part in (kept & some & ~whole, kept & whole):
+        counts.append(part.sum(-1, dtype=torch.int32))
+        order = torch.argsort(part.to(torch.uint8), dim=-1, descending=True, stable=True)
+        indices.append(order.to(torch.int32).contiguous())
+    return BlockMask.from_kv_blocks(
+        *(counts[0], indices[0], counts[1], indices[1]),
+        BLOCK_SIZE=block_size,
+        mask_mod=is_seen,
+        seq_lengths=(s, t),
+    )
+
+
+def block_sparse_attention(q, k, v, block_mask, block_size, causal=False):
+    return _attend(q, k, v, block_mask=block_mask, enable_gqa=q.shape[1] != k.shape[1])

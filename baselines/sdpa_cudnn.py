@@ -2,9 +2,12 @@
 
 from torch.nn.attention import SDPBackend
 
-from baselines import _sdpa
+from baselines import _sdpa, _torch_formulas
 
 LIBRARY = "torch"
+# A user expands the mask of blocks once.
+PREPARES = {"block_sparse_attention": {"block_mask": "_seen_pairs"}}
+_seen_pairs = _torch_formulas.seen_pairs
 
 
 def attention(q, k, v, mask=None, causal=False, window=None):
@@ -13,3 +16,7 @@ def attention(q, k, v, mask=None, causal=False, window=None):
 
 def decode_attention(q, k, v, lengths=None):
     return _sdpa.decode_attention(q, k, v, lengths, SDPBackend.CUDNN_ATTENTION)
+
+
+def block_sparse_attention(q, k, v, block_mask, block_size, causal=False):
+    return _sdpa.block_sparse_attention(q, k, v, block_mask, SDPBackend.CUDNN_ATTENTION)

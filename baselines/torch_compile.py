@@ -5,6 +5,8 @@ from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
 IN_PLACE = ("adamw",)
+# A user expands the mask of blocks once.
+PREPARES = {"block_sparse_attention": {"block_mask": "_seen_pairs"}}
 # The compiler times candidates of element-wise kernels and of some reductions at the first call
 # with a shape (torch/_inductor/runtime/triton_heuristics.py). Inductor's cache keeps the choices.
 AUTOTUNES = "all"
@@ -38,3 +40,9 @@ bucketize = compiled(formulas.bucketize)
 embedding = compiled(formulas.embedding)
 linear = compiled(formulas.linear)
 adamw = compiled(formulas.adamw)
+_seen_pairs = formulas.seen_pairs
+_attend_seen = compiled(formulas.block_sparse_attention)
+
+
+def block_sparse_attention(q, k, v, block_mask, block_size, causal=False):
+    return _attend_seen(q, k, v, block_mask)

@@ -10,6 +10,8 @@ from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
 IN_PLACE = ("adamw",)
+# A user expands the mask of blocks once.
+PREPARES = {"block_sparse_attention": {"block_mask": "_seen_pairs"}}
 MODE = "max-autotune-no-cudagraphs"
 # The compiler times candidates at the first call with a shape (torch/_inductor/select_algorithm.py
 # and runtime/triton_heuristics.py). Inductor's cache keeps the choices.
@@ -47,3 +49,9 @@ bucketize = compiled(formulas.bucketize, MODE)
 embedding = compiled(formulas.embedding, MODE)
 linear = compiled(formulas.linear, MODE)
 adamw = compiled(formulas.adamw, MODE)
+_seen_pairs = formulas.seen_pairs
+_attend_seen = compiled(formulas.block_sparse_attention, MODE)
+
+
+def block_sparse_attention(q, k, v, block_mask, block_size, causal=False):
+    return _attend_seen(q, k, v, block_mask)

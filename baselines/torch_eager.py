@@ -4,6 +4,8 @@ from baselines import _torch_formulas as formulas
 
 LIBRARY = "torch"
 IN_PLACE = ("adamw",)
+# A user expands the mask of blocks once.
+PREPARES = {"block_sparse_attention": {"block_mask": "_seen_pairs"}}
 # aten/src/ATen/AccumulateType.h; of products, the notes on numerical accuracy in its documentation.
 ACCUMULATES = {
     "softmax": "float32",
@@ -43,3 +45,8 @@ bucketize = formulas.bucketize
 embedding = formulas.embedding
 linear = formulas.linear
 adamw = formulas.adamw
+_seen_pairs = formulas.seen_pairs
+
+
+def block_sparse_attention(q, k, v, block_mask, block_size, causal=False):
+    return formulas.block_sparse_attention(q, k, v, block_mask)

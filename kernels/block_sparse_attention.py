@@ -308,9 +308,7 @@ MORE_CONFIGS = (tile(128, 128, 8, 2), tile(64, 128, 4, 2), tile(128, 64, 8, 4))
 def _choose(d, itemsize, block, shared):
     best = NARROW if d <= 64 else WIDE if d <= 128 else CONFIGS[0]
     ranked = (best, *CONFIGS) if itemsize == 2 else SMALL
-    return first_to_fit(
-        fitting(ranked, block), ("BLOCK_M", "BLOCK_N"), 1, d, itemsize, shared
-    )
+    return first_to_fit(fitting(ranked, block), ("BLOCK_M", "BLOCK_N"), 1, d, itemsize, shared)
 
 
 def _suits(candidate, block, **key):

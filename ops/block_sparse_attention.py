@@ -184,11 +184,13 @@ BLOCK_SPARSE_ATTENTION = Op(
         make_case("half", B=2, H=1, I=3, J=3, S=40, D=64, layout="expanded"),
         make_case("quarter", B=1, H=2, I=5, J=5, S=70, D=40),
         make_case("half", B=1, H=1, I=2, J=2, S=64, D=256),
-        make_case("half", B=1, H=1, I=3, J=3, S=140, D=64, values="large",
-                  dtypes=("float32", "bfloat16")),
+        make_case(
+            "half", B=1, H=1, I=3, J=3, S=140, D=64, values="large", dtypes=("float32", "bfloat16")
+        ),
         make_case("half", B=1, H=1, I=3, J=3, S=140, D=64, values="equal"),
-        make_case("half", B=1, H=1, I=3, J=3, S=140, D=64, values="spike",
-                  dtypes=("float32", "bfloat16")),
+        make_case(
+            "half", B=1, H=1, I=3, J=3, S=140, D=64, values="spike", dtypes=("float32", "bfloat16")
+        ),
         make_case("half", B=1, H=1, I=3, J=3, S=40, D=64, values="denormal"),
     ),
     sweep=tuple(_sweep()),

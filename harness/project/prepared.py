@@ -52,5 +52,5 @@ def _kinds(arguments: dict) -> list[tuple]:
     """All that a maker may know besides the entries of its tensor."""
     return [
         (name, value.shape, value.dtype, value.device) if hasattr(value, "shape") else (name, value)
-        for name, value in arguments.items()
+        for name, value in sorted(arguments.items())
     ]

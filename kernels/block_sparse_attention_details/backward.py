@@ -236,33 +236,33 @@ def block_sparse_bwd(
     return dq, dk, dv
 
 
-# Those of attention, and narrower ones for blocks of 64.
+# Those of attention, and such as suit blocks of 64.
 DQ_CONFIGS = (tile(128, 64, 8, 2), tile(64, 64, 4, 2), tile(128, 32, 8, 2), tile(64, 32, 4, 2))
-DKDV_CONFIGS = (tile(64, 128, 8, 2), tile(64, 64, 4, 2), tile(32, 64, 8, 2), tile(32, 64, 4, 2))
-MORE = (tile(128, 64, 8, 3), tile(64, 128, 8, 3), tile(64, 64, 4, 3))
+DKDV_CONFIGS = (tile(64, 128, 8, 2), tile(64, 64, 8, 2), tile(32, 64, 8, 2), tile(32, 64, 4, 2))
+NARROW_DKDV = tile(64, 64, 4, 2)
+MORE_DQ = (tile(128, 64, 8, 3), tile(64, 64, 4, 3))
+MORE_DKDV = (tile(64, 128, 8, 3), tile(64, 64, 4, 3))
 
 
 def _choose_dq(d, itemsize, block, shared):
     # Two tiles stay, q and the gradient of out, beside the stages of k and v.
     ranked = (*DQ_CONFIGS, *SMALL) if itemsize == 2 else SMALL
-    return first_to_fit(
-        fitting(ranked, block), ("BLOCK_M", "BLOCK_N"), 2, d, itemsize, shared
-    )
+    return first_to_fit(fitting(ranked, block), ("BLOCK_M", "BLOCK_N"), 2, d, itemsize, shared)
 
 
 def _choose_dkdv(d, itemsize, block, shared):
-    # Wider heads spill with more rows or keys.
-    ranked = (*DKDV_CONFIGS[2 * (d > 128) :], *SMALL) if itemsize == 2 else SMALL
-    return first_to_fit(
-        fitting(ranked, block), ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared
-    )
+    # Wide heads spill with more rows or keys, narrow ones do not with fewer warps.
+    widest, *others = DKDV_CONFIGS
+    ranked = (widest, NARROW_DKDV, *others) if d <= 64 else DKDV_CONFIGS[2 * (d > 128) :]
+    ranked = (*ranked, *SMALL) if itemsize == 2 else SMALL
+    return first_to_fit(fitting(ranked, block), ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared)
 
 
 def _suits(candidate, block, **key):
     return bool(fitting((candidate,), block))
 
 
-DQ = Configs(_dq_kernel, (*DQ_CONFIGS, *SMALL, *MORE), _choose_dq, _suits)
-DKDV = Configs(_dkdv_kernel, (*DKDV_CONFIGS, *SMALL, *MORE), _choose_dkdv, _suits)
+DQ = Configs(_dq_kernel, (*DQ_CONFIGS, *SMALL, *MORE_DQ), _choose_dq, _suits)
+DKDV = Configs(_dkdv_kernel, (*DKDV_CONFIGS, NARROW_DKDV, *SMALL, *MORE_DKDV), _choose_dkdv, _suits)
 
 block_sparse_bwd = cached_launch(block_sparse_bwd)

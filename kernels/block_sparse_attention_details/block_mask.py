@@ -34,7 +34,7 @@ class BlockMask:
       ends at entry i + 1.
     - row_indices: int32: the lists of all rows, each the columns of its kept blocks.
     - row_order: `[B or 1, H or 1, M]`, int32: the rows, those with the longest lists first.
-    - column_offsets, column_indices, column_order: the same of columns and the rows of their blocks.
+    - column_offsets, column_indices, column_order: the same of columns, whose lists hold rows.
     """
 
     block_size: int
@@ -52,9 +52,7 @@ class BlockMask:
         return self.row_offsets.device
 
     @classmethod
-    def from_dense(
-        cls, block_mask: torch.Tensor, *, block_size: int = DEFAULT_SIZE
-    ) -> "BlockMask":
+    def from_dense(cls, block_mask: torch.Tensor, *, block_size: int = DEFAULT_SIZE) -> "BlockMask":
         """Return the lists of a dense mask, made on its device without a wait of the host.
 
         Args:
@@ -211,9 +209,7 @@ def check_mask(block_mask: torch.Tensor) -> None:
     dims = block_mask.dim()
     check_that(2 <= dims <= 4, f"block_mask: {dims} dimensions, expected 2 to 4: [B, H, M, N]")
     blocks = block_mask.numel()
-    check_that(
-        blocks <= MOST_ITEMS, f"block_mask: {blocks} blocks, expected {MOST_ITEMS} or fewer"
-    )
+    check_that(blocks <= MOST_ITEMS, f"block_mask: {blocks} blocks, expected {MOST_ITEMS} or fewer")
 
 
 def check_block_size(block_size: object) -> int:
@@ -255,9 +251,7 @@ def _listed(mask: torch.Tensor, block_size: int, kept: int | None) -> BlockMask:
     return BlockMask(block_size, tuple(mask.shape), *_lists(full, kept), *_lists(full.mT, kept))
 
 
-def _lists(
-    full: torch.Tensor, kept: int | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _lists(full: torch.Tensor, kept: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The offsets, indices and order of the rows of a mask [B, H, M, N]."""
     counts = full.sum(-1, dtype=torch.int32)
     ends = counts.flatten().cumsum(0, dtype=torch.int32).view(counts.shape)

@@ -6,16 +6,12 @@ import torch
 
 from .._runtime.configs import Config
 from .._runtime.device import float32_dot
-from ..attention_details.launch import padded, tile
-
-# A tile that every block holds.
-LEAST = tile(16, 16, 4, 1)
+from ..attention_details.launch import padded
 
 
 def fitting(ranked: Sequence[Config], block: int) -> list[Config]:
-    """The configurations whose tiles fill a block without rest; LEAST if there is none."""
-    found = [c for c in ranked if c["BLOCK_M"] <= block and c["BLOCK_N"] <= block]
-    return found or [LEAST]
+    """The configurations whose tiles fill a block without rest; all sizes are powers of two."""
+    return [c for c in ranked if c["BLOCK_M"] <= block and c["BLOCK_N"] <= block]
 
 
 def options_of(

@@ -82,8 +82,11 @@ def attend_entries(
     NATURAL: tl.constexpr = q.dtype == tl.float32
     PARTS: tl.constexpr = BLOCK // BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
+    index = tl.load(indices_ptr + first, mask=first < last, other=0)
     for at in range(first * PARTS, last * PARTS):
-        start = tl.load(indices_ptr + at // PARTS) * BLOCK + at % PARTS * BLOCK_N
+        start = index * BLOCK + at % PARTS * BLOCK_N
+        following = (at + 1) // PARTS
+        index = tl.load(indices_ptr + following, mask=following < last, other=0)
         inside = start + offs_n < SK
         k_tile = k_ptrs + start.to(tl.int64) * stride_ks
         k = load_tile(k_tile, inside[:, None], wide[None, :], MASKED, PADDED)
@@ -122,8 +125,11 @@ def dq_of_entries(
     NATURAL: tl.constexpr = q.dtype == tl.float32
     PARTS: tl.constexpr = BLOCK // BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
+    index = tl.load(indices_ptr + first, mask=first < last, other=0)
     for at in range(first * PARTS, last * PARTS):
-        start = tl.load(indices_ptr + at // PARTS) * BLOCK + at % PARTS * BLOCK_N
+        start = index * BLOCK + at % PARTS * BLOCK_N
+        following = (at + 1) // PARTS
+        index = tl.load(indices_ptr + following, mask=following < last, other=0)
         inside = start + offs_n < SK
         k_tile = k_ptrs + start.to(tl.int64) * stride_ks
         v_tile = v_ptrs + start.to(tl.int64) * stride_vs
@@ -157,8 +163,11 @@ def dkdv_of_entries(
     """
     NATURAL: tl.constexpr = k.dtype == tl.float32
     PARTS: tl.constexpr = BLOCK // BLOCK_M
+    index = tl.load(indices_ptr + first, mask=first < last, other=0)
     for at in range(first * PARTS, last * PARTS):
-        start = tl.load(indices_ptr + at // PARTS) * BLOCK + at % PARTS * BLOCK_M
+        start = index * BLOCK + at % PARTS * BLOCK_M
+        following = (at + 1) // PARTS
+        index = tl.load(indices_ptr + following, mask=following < last, other=0)
         offs_m = start + tl.arange(0, BLOCK_M)
         inside = offs_m < SQ
         q_tile = q_ptrs + start.to(tl.int64) * stride_qs

@@ -10,6 +10,7 @@ on PyTorch and Triton alone.
 from .kernels.activation import cosh, gelu, leaky_relu, relu, tanh
 from .kernels.adamw import AdamW, adamw
 from .kernels.attention import attention
+from .kernels.block_sparse_attention import BlockMask, block_sparse_attention
 from .kernels.cross_entropy import cross_entropy
 from .kernels.decode_attention import decode_attention
 from .kernels.embedding import embedding
@@ -28,9 +29,11 @@ from .kernels.vector import add, dot, maximum, minimum, mul, scale
 
 __all__ = [
     "AdamW",
+    "BlockMask",
     "adamw",
     "add",
     "attention",
+    "block_sparse_attention",
     "bucketize",
     "cosh",
     "cross_entropy",

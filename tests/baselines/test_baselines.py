@@ -145,11 +145,16 @@ def test_a_baseline_tunes_itself_for_ops_that_it_offers():
     assert all(set(named[stem]) <= set(OFFERS[stem]) for stem in named)
 
 
-@pytest.mark.parametrize("name", ["WIDE", "SETTINGS"])
+@pytest.mark.parametrize("name", ["WIDE", "SETTINGS", "PREPARES"])
 def test_a_baseline_declares_how_it_is_called_of_ops_that_it_offers(name):
     told = {s: source_tree.literal(ROOT, f"baselines/{s}.py", name, {}) for s in OFFERS}
     assert any(told.values())
     assert all(set(told[stem]) <= set(OFFERS[stem]) for stem in OFFERS)
+    if name == "PREPARES":
+        for stem, op, inputs in ((s, *pair) for s, one in told.items() for pair in one.items()):
+            made = source_tree.parsed(ROOT, f"baselines/{stem}.py")
+            assert set(inputs) <= set(registry.op(op)[0].prepared), stem
+            assert all(maker in ast.unparse(made) for maker in inputs.values()), stem
     if name == "WIDE":
         for op, names in [pair for one in told.values() for pair in one.items()]:
             assert set(names) <= {*registry.op(op)[0].inputs, "out"}, op
