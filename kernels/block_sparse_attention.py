@@ -149,31 +149,28 @@ class _BlockSparseAttention(torch.autograd.Function):
 
 def _mask(block_mask, block_size, q, k):
     """The lists of the mask; TypeError or ValueError where it does not belong to q and k."""
-    if isinstance(block_mask, BlockMask):
-        mask = block_mask
-        if block_size is not None:
-            check_block_size(block_size)
-            size = mask.block_size
-            fits = f"block_size: {block_size}, expected {size} as block_mask has, or None"
-            check_that(block_size == size, fits)
+    size = None if block_size is None else check_block_size(block_size)
+    listed = isinstance(block_mask, BlockMask)
+    if listed:
+        fits = f"block_size: {size}, expected {block_mask.block_size} as block_mask has, or None"
+        check_that(size in (None, block_mask.block_size), fits)
+        size = block_mask.block_size
     elif isinstance(block_mask, torch.Tensor):
         check_mask(block_mask)
-        mask = None
-        block_size = DEFAULT_SIZE if block_size is None else check_block_size(block_size)
+        size = DEFAULT_SIZE if size is None else size
     else:
         raise TypeError(f"block_mask: {shown(block_mask)}, expected a bool tensor or a BlockMask")
     device = block_mask.device
     check_that(device == q.device, f"block_mask: on {device}, expected {q.device} as q is")
-    size = block_size if mask is None else mask.block_size
+    (b, h), m, n = q.shape[:2], triton.cdiv(q.shape[2], size), triton.cdiv(k.shape[2], size)
     shape = tuple(block_mask.shape)
-    full = *q.shape[:2], triton.cdiv(q.shape[2], size), triton.cdiv(k.shape[2], size)
-    fits = shape[-2:] == full[2:] and all(
-        found in (1, most) for found, most in zip(shape[-3::-1], full[1::-1], strict=False)
+    fits = shape[-2:] == (m, n) and all(
+        found == 1 or found == most
+        for found, most in zip(reversed(shape[:-2]), (h, b), strict=False)
     )
-    check_that(
-        fits, f"block_mask: shape {shape}, expected {full} or 1 in place of the first two sizes"
-    )
-    return BlockMask.from_dense(block_mask, block_size=size) if mask is None else mask
+    wanted = f"expected ({b}, {h}, {m}, {n}), or 1 in place of the first two"
+    check_that(fits, f"block_mask: shape {shape}, {wanted}")
+    return block_mask if listed else BlockMask.from_dense(block_mask, block_size=size)
 
 
 def _prepared_mask(q, k, v, block_mask, *, block_size, **options):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .._runtime.checks import MOST_ITEMS, check_integer, check_tensor, check_that, shown
+from .._runtime.checks import MOST_ITEMS, check_integer, check_tensor, check_that
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 DEFAULT_SIZE = 128
@@ -215,9 +215,9 @@ def check_mask(block_mask: torch.Tensor) -> None:
 def check_block_size(block_size: object) -> int:
     """Return the size; TypeError or ValueError unless it is one of BLOCK_SIZES."""
     check_integer("block_size", block_size)
-    check_that(
-        block_size in BLOCK_SIZES, f"block_size: {shown(block_size)}, expected one of {BLOCK_SIZES}"
-    )
+    # A traced graph cannot word a message about a number that is symbolic.
+    if block_size not in BLOCK_SIZES:
+        raise ValueError(f"block_size: {block_size}, expected one of {BLOCK_SIZES}")
     return block_size
 
 

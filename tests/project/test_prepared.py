@@ -1,4 +1,4 @@
-"""An input that a library prepares: made once for a tensor, anew after a change, never kept longer."""
+"""An input that a library prepares: made once for a tensor, and anew after a change."""
 
 import gc
 import types
