@@ -48,7 +48,7 @@ from .block_sparse_attention_details.walk import attend_entries, key_entries
 __all__ = ["DKDV", "DQ", "BlockMask", "block_sparse_attention"]
 
 ACCUMULATES = {"block_sparse_attention": "float32"}
-# What the harness makes of an input before it takes times, as a training loop does.
+# The harness makes the lists before it takes times, as a training loop does.
 PREPARES = {"block_sparse_attention": {"block_mask": "_prepared_mask"}}
 
 
@@ -190,13 +190,14 @@ def _forward_kernel(
 
     Grid: blocks * BLOCK / BLOCK_M * B * H programs, tiles of one head side by side, those with the
     longest lists first. A program owns BLOCK_M rows of one head. It reads them in q, walks the kept
-    blocks of their list, and writes them in out, lse and stats. lse and stats may be None; stats is
-    as in `attention.py`.
+    blocks of their list, and writes them in out, lse and stats. The latter two may be None. The
+    rows of stats are those of `attention.py`.
 
     offsets, indices, order: those of rows of a BlockMask, with `blocks` rows a head. stride_lb,
-    stride_lh: heads of the mask from a batch, and a head, to the next. right: SK - SQ. rows:
-    B * H * SQ. CUT: whether the diagonal or SK cuts a block. BLOCK: a multiple of BLOCK_M and of
-    BLOCK_N. GROUP: query heads of one key head. BLOCK_D: a power of two, at least D.
+    stride_lh: heads of the mask from a batch, and a head, to the next. The number `right` is
+    SK - SQ, and `rows` is B * H * SQ. CUT: whether the diagonal or SK cuts a block. BLOCK: a
+    multiple of BLOCK_M and of BLOCK_N. GROUP: query heads of one key head. BLOCK_D: a power of two,
+    at least D.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale = factor_of(scale, NATURAL)

@@ -1,11 +1,12 @@
 """Calls a function with inputs that its library has prepared once, as its users do.
 
-What is made of a tensor is kept as long as the tensor lives. It is made anew if the tensor was
-written since, which its version tells, or if another argument has changed its kind. The time of the
-first call with a tensor holds the making, and no later time does.
+The prepared object of a tensor is kept as long as the tensor lives. It is made anew if the tensor
+was written since, which its version tells, or if another argument has changed its kind. The time of
+the first call with a tensor holds the making, and no later time does.
 """
 
 import functools
+import importlib
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
@@ -19,16 +20,15 @@ def prepared(function: Callable, makers: Mapping[str, Callable]) -> Callable:
     """
     if not makers:
         return function
+    # By name: parents import this module, and none imports torch.
+    is_compiling = importlib.import_module("torch.compiler").is_dynamo_compiling
     names = tuple(inspect.signature(function).parameters)
     kept: dict[tuple[str, int], tuple] = {}
 
     @functools.wraps(function)
     def call(*given, **arguments):
-        # Late: parents import this module, and none imports torch.
-        from torch.compiler import is_dynamo_compiling
-
         arguments |= dict(zip(names, given, strict=False))
-        if is_dynamo_compiling():
+        if is_compiling():
             return function(**arguments)
         made = {name: _made(kept, name, maker, arguments) for name, maker in makers.items()}
         return function(**arguments | made)

@@ -125,7 +125,7 @@ def function(op_name: str, impl: str) -> Callable:
 
 
 def _makers(module: ModuleType, declared_op: Op) -> dict[str, Callable]:
-    """What an implementation makes of the inputs that the op lets it prepare, by input.
+    """The makers of an implementation, by input, for the inputs that the op lets it prepare.
 
     A file with such an op has `PREPARES`: by op the name of a function for each of these inputs. It
     takes the arguments of a call and returns what the function is called with in place of the

@@ -26,7 +26,7 @@ class BlockMask:
 
     Make one with `from_dense`, `block_diagonal`, `local`, `strided` or `butterfly`. In the last
     four a block of rows i stands at p = i + N - M, M and N being the numbers of blocks of rows and
-    of keys: the last block of rows stands at the last block of keys.
+    of keys. So the last block of rows stands at the last block of keys.
 
     - block_size: rows and keys of a block.
     - shape: that of the dense mask, `[M, N]`, `[H or 1, M, N]` or `[B or 1, H or 1, M, N]`.
@@ -48,7 +48,7 @@ class BlockMask:
 
     @property
     def device(self) -> torch.device:
-        """Where the lists lie."""
+        """The device on which the lists lie."""
         return self.row_offsets.device
 
     @classmethod
@@ -194,7 +194,7 @@ class BlockMask:
         entries = torch.arange(room, device=self.device, dtype=torch.int32)
         ends = self.row_offsets[..., 1:].flatten()
         row = torch.searchsorted(ends, entries, right=True)
-        # What lies behind the last list goes to a place that is cut off.
+        # Entries behind the last list go to a place that is cut off.
         last = batches * heads * m * n
         place = torch.where(row < batches * heads * m, row * n + self.row_indices, last)
         dense = torch.zeros(last + 1, dtype=torch.bool, device=self.device)

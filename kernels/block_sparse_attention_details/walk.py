@@ -18,7 +18,7 @@ AT_ONCE = tl.constexpr(128)
 
 @triton.jit
 def entries_below(indices_ptr, first, last, limit):
-    """Where the entries of a list that are at least `limit` begin, from first to last."""
+    """The place, from first to last, at which a list reaches `limit`."""
     found = first
     for start in range(first, last, AT_ONCE):
         at = start + tl.arange(0, AT_ONCE)

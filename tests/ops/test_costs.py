@@ -166,7 +166,7 @@ LINES = [
         2560 + 640 + 5120,
         358400,
     ),
-    # One of two heads: 1 x 2 x 20 x 8 = 320 items. Of squares of 16 and 4 the diagonal is kept.
+    # One of two heads: 1 x 2 x 20 x 8 = 320 items. The diagonal is kept: squares of 16 and 4.
     (
         "block_sparse_attention",
         "forward",

@@ -14,7 +14,7 @@ from ops._spec import Op
 
 
 class Made:
-    """What a maker made: of which entries, and with which option."""
+    """An object that a maker made, with the entries and the option that it was given."""
 
     def __init__(self, entries, option):
         self.entries, self.option = entries, option
