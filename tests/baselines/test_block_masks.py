@@ -40,7 +40,7 @@ def test_the_lists_of_flex_attention_hold_every_seen_pair_and_mask_what_is_cut(f
                 for query, key in itertools.product(rows, keys):
                     found[0, h, query, key] = bool(is_seen(0, h, query, key))
     assert torch.equal(found, seen) and lists.seq_lengths == (s, t)
-    # What is kept and seen in whole needs no mask, which takes time.
+    # Squares that are seen in whole need no mask, which takes time.
     assert lists.full_kv_num_blocks.sum() > 0
 
 

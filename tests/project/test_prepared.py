@@ -72,7 +72,7 @@ def test_it_lives_no_longer_than_its_tensor(called):
     assert len(references) == 50 and not any(reference() for reference in references)
 
 
-def test_what_is_no_tensor_is_handed_on(called):
+def test_a_value_that_is_no_tensor_is_handed_on(called):
     function, made = called
     assert function(torch.ones(2), "a word") == "a word" and function(None, None) is None
     assert not made
