@@ -363,7 +363,8 @@ def _launch(walk: Walk, epilogue: dict) -> None:
     few = m <= FEW_ROWS and walk.count == 1
     sms = key["sms"]
     described = described and not few and (up is None or _moving(up) == _moving(b))
-    if described and hopper.suits(walk, config := HOPPER.pick(device, **key)):
+    added = epilogue["ACCUMULATE"]
+    if described and hopper.suits(walk, config := HOPPER.pick(device, **key), added):
         hopper.launch_product(walk, epilogue | factors, config, sms)
     elif described:
         config = DESCRIPTOR.pick(device, **key)

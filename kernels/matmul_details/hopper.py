@@ -13,7 +13,7 @@ A tile leaves in parts, through slots of shared memory, by bulk stores; a buffer
 additions. Copies put zeros in the place of rows and columns that do not exist, and stores leave
 them out, so every size is right.
 
-Forms that were not run on a GPU so far wait behind `unproven` (docs/lab/matmul.md).
+Forms that no GPU has shown right are those of `UNSHOWN`, and are not taken.
 """
 
 import functools
@@ -37,9 +37,12 @@ from .._runtime.device import is_hopper, sm_count
 from .._runtime.layout import ACCESS_BYTES
 from .epilogue import activated, affine
 
-# Whether forms are taken that no GPU has shown right: a residual, a gate, kept pre-activations,
-# results of another dtype, batches, items of 8 bits.
-unproven = False
+# Forms that no GPU has shown right. Models show that they neither hang nor race
+# (tests/kernels/test_matmul_hopper_threads.py). A form leaves the set when it passes
+# tests/gpu/test_gpu_matmul_hopper.py.
+UNSHOWN = frozenset(
+    ("residual", "gated", "kept", "float32 result", "added", "batched", "scales", "8 bits")
+)
 # The least share of the multiprocessors that tiles of 128x256 occupy.
 FILLED = 0.5
 # Multiplying groups of four warps, and registers of their threads.
@@ -191,18 +194,22 @@ def _halves(x):
 
 @gluon.jit
 def _leave(
-    x, desc, stage, place, turn, WHICH: gl.constexpr, TURNS: gl.constexpr, ADDED: gl.constexpr
-):
+    x, desc, stage, place, TURN: gl.constexpr, WHICH: gl.constexpr, TURNS: gl.constexpr,
+    ADDED: gl.constexpr,
+):  # fmt: skip
     """Store columns of a tile as soon as a slot of the group is free.
 
-    turn: how many blocks of the tile left before; TURNS: how many leave in all.
+    TURN: how many blocks of the tile left before; TURNS: how many leave in all.
     """
     outer, inner, row, column = place
     OWN: gl.constexpr = stage.shape[0] // GROUPS
     # Each tile begins with the first slot, so no more slots than blocks are used in turn.
     USED: gl.constexpr = OWN if OWN < TURNS else TURNS
-    slot = stage.index(WHICH * OWN + turn % USED)
-    tma.store_wait(USED - 1)
+    slot = stage.index(WHICH * OWN + TURN % USED)
+    # Stores since the one that last read the slot, in this tile or in the one before. A tile may
+    # end with any slot, so the first ones of the next tile may have less than USED between.
+    LAST: gl.constexpr = TURNS - 1 - (TURNS - 1 - TURN) % USED
+    tma.store_wait(USED - 1 if TURN >= USED else TURNS - 1 - LAST + TURN)
     _matrix(slot).store(x.to(desc.dtype))
     fence_async_shared()
     if len(desc.block_type.shape) == 4:  # noqa: SIM108  Triton takes one type of a choice
@@ -217,12 +224,12 @@ def _leave(
 
 @gluon.jit
 def _finish(
-    x, y, descs, rings, epilogue, place, residual_first, part, PARTS: gl.constexpr,
+    x, y, descs, rings, epilogue, place, residual_first, PART: gl.constexpr, PARTS: gl.constexpr,
     WHICH: gl.constexpr, META: gl.constexpr,
 ):  # fmt: skip
     """Finish columns of a tile and let them leave, in parts as wide as a slot.
 
-    x: float32 accumulators; y: those of up, or None. part: which of the PARTS of the tile begins
+    x: float32 accumulators; y: those of up, or None. PART: which of the PARTS of the tile begins
     with the first column.
     """
     out_desc, pre_desc, up_pre_desc = descs[4], descs[5], descs[6]
@@ -238,10 +245,10 @@ def _finish(
             left_y, right_y = _halves(y)
         HALF: gl.constexpr = x.shape[1] // LEAVING // 2
         _finish(
-            left, left_y, descs, rings, epilogue, place, residual_first, part, PARTS, WHICH, META
+            left, left_y, descs, rings, epilogue, place, residual_first, PART, PARTS, WHICH, META
         )  # fmt: skip
         _finish(
-            right, right_y, descs, rings, epilogue, place, residual_first, part + HALF, PARTS,
+            right, right_y, descs, rings, epilogue, place, residual_first, PART + HALF, PARTS,
             WHICH, META,
         )  # fmt: skip
     else:
@@ -250,7 +257,7 @@ def _finish(
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
         EACH: gl.constexpr = 1 + (pre_desc is not None) + (up_pre_desc is not None)
         TURNS: gl.constexpr = PARTS * EACH
-        column = first + part * LEAVING
+        column = first + PART * LEAVING
         here = outer, inner, row, column
         offs_n = column + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
         offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
@@ -264,7 +271,7 @@ def _finish(
             strides[5], offs_m, offs_n, M, N, SCALED,
         )  # fmt: skip
         if pre_desc is not None:
-            _leave(x, pre_desc, rings[3], here, part * EACH, WHICH, TURNS, False)
+            _leave(x, pre_desc, rings[3], here, PART * EACH, WHICH, TURNS, False)
         x = activated(x, ACTIVATION, PRECISE)
         if y is not None:
             y = affine(
@@ -272,11 +279,11 @@ def _finish(
                 strides[5], offs_m, offs_n, M, N, SCALED,
             )  # fmt: skip
             if up_pre_desc is not None:
-                _leave(y, up_pre_desc, rings[3], here, part * EACH + 1, WHICH, TURNS, False)
+                _leave(y, up_pre_desc, rings[3], here, PART * EACH + 1, WHICH, TURNS, False)
             x *= y
         if descs[3] is not None:
-            x += _matrix(rings[2].index(residual_first + part)).load(LAYOUT).to(gl.float32)
-        _leave(x, out_desc, rings[3], here, part * EACH + EACH - 1, WHICH, TURNS, ADDED)
+            x += _matrix(rings[2].index(residual_first + PART)).load(LAYOUT).to(gl.float32)
+        _leave(x, out_desc, rings[3], here, PART * EACH + EACH - 1, WHICH, TURNS, ADDED)
 
 
 @gluon.jit
@@ -292,7 +299,7 @@ def multiply_loop(
     COLUMNS: gl.constexpr = BLOCK_N if descs[2] is None else BLOCK_N // 2
     LEAVING: gl.constexpr = descs[4].block_type.shape[-1]
     # An instruction takes 32 bytes of K.
-    INNER: gl.constexpr = 256 // descs[0].dtype.primitive_bitwidth
+    INNER: gl.constexpr = 32 * ROWS * META[2] // descs[0].block_type.nbytes
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, INNER])
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUT)
     full, free = barriers
@@ -401,7 +408,7 @@ def matmul_hopper_kernel(
         LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE[1:], b_desc.dtype)
         both = b_ring._reinterpret(b_desc.dtype, SHAPE, LAYOUT)
     if residual_desc is not None:
-        BYTES: gl.constexpr = BLOCK_N * BLOCK_K * b_desc.dtype.primitive_bitwidth // 8
+        BYTES: gl.constexpr = b_ring.shape[0] // SLOTS * b_desc.block_type.nbytes
         ROOM: gl.constexpr = BYTES // residual_desc.block_type.nbytes
         BLOCKS: gl.constexpr = [SLOTS * ROOM] + residual_desc.block_type.shape  # noqa: RUF005
         residual_ring = b_ring._reinterpret(residual_desc.dtype, BLOCKS, residual_desc.layout)
@@ -462,17 +469,33 @@ def choose(
 HOPPER = Configs(matmul_hopper_kernel, CONFIGS, choose, family="matmul")
 
 
-def suits(walk, config) -> bool:
+def forms(walk, added) -> set[str]:
+    """Return how a launch goes beyond the plain product, by the names of `UNSHOWN`.
+
+    added: whether the result is added to a buffer.
+    """
+    a, out = walk.operands["a"].matrix, walk.operands["out"].matrix
+    parts = {
+        "residual": "residual", "up": "gated", "pre": "kept", "a_scale": "scales",
+        "b_scale": "scales",
+    }  # fmt: skip
+    found = {form for name, form in parts.items() if walk.operands[name] is not None}
+    known = {
+        "batched": walk.count > 1, "8 bits": a.element_size() == 1, "added": added,
+        "float32 result": out.dtype == torch.float32 and not added,
+    }  # fmt: skip
+    return found | {form for form, present in known.items() if present}
+
+
+def suits(walk, config, added) -> bool:
     """Return whether the kernel takes the operands of a launch with a configuration."""
     a, out, residual = (walk.operands[name] for name in ("a", "out", "residual"))
     if not is_hopper(a.matrix.device) or a.matrix.dtype == torch.int8:
         return False
-    names = "residual", "up", "pre", "a_scale", "b_scale"
-    further = any(walk.operands[name] for name in names) or walk.count > 1
     (m, n), sms = out.matrix.shape, sm_count(a.matrix.device)
     # Fewer tiles are to be measured.
     few = -(-m // 128) * -(-n // 256) * walk.count < FILLED * sms
-    if (few or further or out.matrix.dtype != a.matrix.dtype) and not unproven:
+    if few or forms(walk, added) & UNSHOWN:
         return False
     if residual is None:
         return True

@@ -1,4 +1,8 @@
-"""Explore the barriers and slots of the product on Hopper in every order of its warps."""
+"""Explore the barriers and slots of the product on Hopper in every order of its warps.
+
+Of all parts of an epilogue the residual alone has slots and barriers. A batch changes which tiles
+there are, and a gate what a slot holds; `test_matmul_hopper_threads.py` runs those.
+"""
 
 from dataclasses import replace
 
@@ -7,19 +11,24 @@ import pytest
 from tests.support.hopper_orders import FaultError, explore
 from tests.support.product_trace import NEEDED, SLOTS, traced
 
-# Numbers: tiles, steps of a tile, programs, and whether there is a residual.
+# Numbers: tiles, steps of a tile, programs, whether there is a residual, and slots.
 SHAPES = [
-    (2, SLOTS + 1, 1, False),
-    (4, 3, 2, False),
-    (9, 1, 1, False),
-    (2, 3, 1, True),
-    (6, 1, 1, True),
+    (2, SLOTS + 1, 1, False, SLOTS),
+    (4, 3, 2, False, SLOTS),
+    (9, 1, 1, False, SLOTS),
+    (2, 3, 1, True, SLOTS),
+    (6, 1, 1, True, SLOTS),
+    (3, 4, 1, True, 3),
+    (4, 1, 1, True, 3),
+    (1, 1, 1, True, SLOTS),
+    (2, 7, 1, True, 6),
 ]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_order_of_warps_and_copies_hangs_or_multiplies_what_is_not_there(shape):
-    assert explore(traced(*shape), NEEDED) > 1000
+    # One tile of one step has the fewest.
+    assert explore(traced(*shape), NEEDED) > (1000 if shape[0] > 1 else 100)
 
 
 def without(group, what, barrier="", every=1, residual=False):

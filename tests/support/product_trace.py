@@ -40,8 +40,8 @@ class _Bars:
 class _Ring:
     """Slots; `each` blocks of the ring are one slot."""
 
-    def __init__(self, each):
-        self.each, self.shape = each, (each * SLOTS, 64, 64)
+    def __init__(self, each, slots):
+        self.each, self.shape = each, (each * slots, 64, 64)
 
     def index(self, number):
         return _Slot(("x", int(number) // self.each))
@@ -54,12 +54,14 @@ class _Slot(tuple):
         return self
 
 
-def traced(tiles: int, steps_k: int, programs: int, residual: bool) -> list[list[Step]]:
-    """Return the steps of the three groups of program 0."""
-    return [_group(which, tiles, steps_k, programs, residual) for which in range(GROUPS + 1)]
+def traced(
+    tiles: int, steps_k: int, programs: int, residual: bool, slots: int = SLOTS
+) -> list[list[Step]]:
+    """Return the steps of the three groups of program 0, with a ring of `slots`."""
+    return [_group(which, tiles, steps_k, programs, residual, slots) for which in range(GROUPS + 1)]
 
 
-def _group(which, tiles, steps_k, programs, residual):
+def _group(which, tiles, steps_k, programs, residual, slots):
     done, told, filled, products = [], [], [], []
     each = steps_k + GROUPS * residual
 
@@ -113,11 +115,11 @@ def _group(which, tiles, steps_k, programs, residual):
         dtype=SimpleNamespace(primitive_bitwidth=16),
     )
     descs = block, block, None, block if residual else None, block, None, None
-    rings = _Ring(GROUPS), _Ring(1), _Ring(4), _Ring(1), _Ring(1)
+    rings = [_Ring(each, slots) for each in (GROUPS, 1, 4, 1, 1)]
     bars = _Bars("x full"), _Bars("x free")
     epilogue = None, None, 1.0, None, None, 128, 256, (0,) * 6
     sizes = tiles, 1, steps_k, 1, tiles
-    meta = 128, 256, 64, SLOTS, 8, False, (False, True), (0, 0, 0), False, "none", False, False
+    meta = 128, 256, 64, slots, 8, False, (False, True), (0, 0, 0), False, "none", False, False
     made = {name: value.fn for name, value in vars(hopper).items() if hasattr(value, "fn")}
     stands = {
         "gl": language, "mbarrier": barrier, "tma": mock.Mock(), "warpgroup_mma": multiply,

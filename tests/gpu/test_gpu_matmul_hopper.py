@@ -1,0 +1,39 @@
+"""Check each form of the Hopper product on the GPU, in a process with a time limit of its own.
+
+`hopper.UNSHOWN` names the forms that wait for these tests.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.product_forms import FORMS
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+# For the start of Python, the compilation of the kernel and its run, in seconds.
+LIMIT = 120
+
+
+def succeeds(*case):
+    command = [sys.executable, "-m", "tests.support.product_on_gpu", json.dumps(case)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+    reason="needs the tensor cores of Hopper",
+)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_form_is_that_of_float64_and_twice_the_same(form):
+    index = FORMS.index(form)
+    # Several tiles a program, a last one that is not full, and K shorter than the ring or longer.
+    sizes = [(2100, 2648, 488), (2100, 2648, 64)][index % 2]
+    succeeds(form, sizes, (bool(index % 2), bool(index // 2 % 2)), "bfloat16")

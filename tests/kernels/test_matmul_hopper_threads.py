@@ -1,0 +1,60 @@
+"""Run each form of the Hopper product on threads against float64, by way of the public function."""
+
+from unittest import mock
+
+import pytest
+
+from kernels import matmul
+from kernels._runtime.call_cache import uncached
+from kernels._runtime.device import assume_device
+from kernels.matmul_details import hopper
+from tests.support.product_forms import FORMS, called, compare
+from tests.support.product_threads import product_on_threads
+
+# Tiles small enough for threads; the ring and the slots of the parts that leave are as on a GPU.
+CONFIGS = [
+    hopper._config(8, 256, 16, 8, 4, 2),
+    hopper._config(8, 128, 16, 2, 3, 2),
+    hopper._config(16, 64, 32, 8, 4, 1),
+    hopper._config(8, 256, 16, 8, 3, 4),
+]
+
+
+def on_threads(config, programs, *form, **broken):
+    with (
+        mock.patch.multiple(hopper, FILLED=0, UNSHOWN=frozenset(), is_hopper=lambda device: True),
+        mock.patch.object(hopper.Configs, "pick", lambda *_, **__: config),
+        mock.patch.object(matmul, "FEW_ROWS", 0), assume_device(sm_count=programs),
+        product_on_threads(**broken) as launches, uncached(),
+    ):  # fmt: skip
+        found = called(*form)
+    assert launches == [1]
+    return found
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_each_form_is_that_of_float64(form):
+    index = FORMS.index(form)
+    # Few tiles a program and many, one step of K and more than the ring has slots, all layouts.
+    config, programs = CONFIGS[index % len(CONFIGS)], (2, 20)[index // 4 % 2]
+    k, turned = (8, 88, 40)[index % 3], (bool(index % 2), bool(index // 2 % 2))
+    compare(*on_threads(config, programs, *form, (13, 200, k), turned))
+
+
+BROKEN = {
+    "a block is overwritten before it has left": lambda run: {"store_wait": lambda left: None},
+    "a store before the fence": lambda run: {"fence_async_shared": lambda: None},
+}
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_found(what):
+    with pytest.raises(AssertionError):
+        compare(
+            *on_threads(
+                CONFIGS[0], 2, "same", False, False, False, False, (13, 200, 40), (False, False),
+                broken=BROKEN[what],
+            )
+        )  # fmt: skip

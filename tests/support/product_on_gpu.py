@@ -1,0 +1,37 @@
+"""Run one form of the Hopper product on the GPU, against float64; a process of its own may hang.
+
+`python -m tests.support.product_on_gpu FORM`; FORM is JSON: a form of `product_forms.FORMS`, the
+sizes, whether a and b are stored by columns, and a dtype.
+"""
+
+import json
+import sys
+from unittest import mock
+
+import torch
+
+from kernels.matmul_details import hopper
+from tests.support.product_forms import called, compare
+
+
+def main(form, sizes, turned, dtype):
+    launched, launch = [], hopper.launch_product
+
+    def noted(*arguments):
+        launched.append(1)
+        launch(*arguments)
+
+    with (
+        mock.patch.multiple(hopper, FILLED=0, UNSHOWN=frozenset(), launch_product=noted),
+        torch.inference_mode(),
+    ):
+        found, truths = called(*form, sizes, turned, getattr(torch, dtype))
+        again, _ = called(*form, sizes, turned, getattr(torch, dtype))
+    torch.cuda.synchronize()
+    compare(found, truths)
+    assert launched, "the form took another kernel"
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+if __name__ == "__main__":
+    main(*json.loads(sys.argv[1]))
