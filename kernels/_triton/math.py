@@ -71,3 +71,34 @@ def normal(x, PRECISE: tl.constexpr):
         series = 0.127414796 + t * series
         beyond = t * series * bell
         return tl.where(x < 0, beyond, 1 - beyond), bell
+
+
+@triton.jit
+def gelu_of(x, PRECISE: tl.constexpr, BRIEF: tl.constexpr):
+    """Return x Φ(x). BRIEF: the error shows in no bfloat16 result, if x is at least -4.
+
+    Short: max(x, 0) - y Φ(-y), y = |x|, and Φ(-y) = 2^p(y). p is a polynomial, fitted to the
+    relative error of Φ(-y): 2.4e-4 up to 4 and 6.1e-3 up to 13.5; BRIEF, 1.3e-3 and 0.13. That is
+    one exponential, no reciprocal and no choice. The result below -4 is smaller than 1.3e-4.
+    """
+    if PRECISE:
+        return x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))
+    else:
+        # Φ(-16) is zero in float32. So gelu of infinity is not infinity less infinity times zero,
+        # and that of minus infinity is NaN as in PyTorch.
+        y = tl.abs(tl.minimum(x, 16.0, propagate_nan=tl.PropagateNan.ALL))
+        if BRIEF:
+            p = 0.00263814093 + y * -7.90628546e-05
+            p = -0.0338463895 + y * p
+            p = -0.490134627 + y * p
+            p = -1.13297713 + y * p
+            below = tl.exp2(-1.00170743 + y * p)
+        else:
+            p = 3.08788331e-05 + y * -6.25874748e-07
+            p = -0.000631250849 + y * p
+            p = 0.00711286487 + y * p
+            p = -0.0507352762 + y * p
+            p = -0.461930692 + y * p
+            p = -1.14986503 + y * p
+            below = tl.exp2(-1.0000875 + y * p)
+        return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - y * below

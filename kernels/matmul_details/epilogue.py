@@ -7,7 +7,7 @@ out = activation(pre) (gated: times scale up_acc + up_bias) + residual
 import triton
 import triton.language as tl
 
-from .._triton.math import LOG2E, gelu_gate, normal, reciprocal, tanh_of
+from .._triton.math import LOG2E, gelu_gate, gelu_of, reciprocal, tanh_of
 
 ACTIVATIONS = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "tanh")
 LEAKY_SLOPE = tl.constexpr(0.01)
@@ -38,14 +38,14 @@ def affine(
 
 
 @triton.jit
-def activated(x, ACTIVATION: tl.constexpr, PRECISE: tl.constexpr):
-    """Return the activation of x, float32. PRECISE: as in `_triton/math.py`."""
+def activated(x, ACTIVATION: tl.constexpr, PRECISE: tl.constexpr, BRIEF: tl.constexpr = False):
+    """Return the activation of x, float32. PRECISE, BRIEF: as in `_triton/math.py`."""
     if ACTIVATION == "relu":
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == "leaky_relu":
-        x = tl.where(x > 0, x, x * LEAKY_SLOPE)
+        x = tl.maximum(x, x * LEAKY_SLOPE, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == "gelu":
-        x = x * normal(x, PRECISE)[0]
+        x = gelu_of(x, PRECISE, BRIEF)
     elif ACTIVATION == "gelu_tanh":
         x = x * gelu_gate(x, PRECISE)
     elif ACTIVATION == "silu":

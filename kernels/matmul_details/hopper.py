@@ -206,10 +206,8 @@ def _leave(
     # Each tile begins with the first slot, so no more slots than blocks are used in turn.
     USED: gl.constexpr = OWN if OWN < TURNS else TURNS
     slot = stage.index(WHICH * OWN + TURN % USED)
-    # Stores since the one that last read the slot, in this tile or in the one before. A tile may
-    # end with any slot, so the first ones of the next tile may have less than USED between.
-    LAST: gl.constexpr = TURNS - 1 - (TURNS - 1 - TURN) % USED
-    tma.store_wait(USED - 1 if TURN >= USED else TURNS - 1 - LAST + TURN)
+    # A tile may end with any slot, so the first blocks of the next one wait for all stores of it.
+    tma.store_wait(TURN if TURN < USED else USED - 1)
     _matrix(slot).store(x.to(desc.dtype))
     fence_async_shared()
     if len(desc.block_type.shape) == 4:  # noqa: SIM108  Triton takes one type of a choice
@@ -223,21 +221,76 @@ def _leave(
 
 
 @gluon.jit
-def _finish(
-    x, y, descs, rings, epilogue, place, residual_first, PART: gl.constexpr, PARTS: gl.constexpr,
-    WHICH: gl.constexpr, META: gl.constexpr,
-):  # fmt: skip
-    """Finish columns of a tile and let them leave, in parts as wide as a slot.
+def _by_parts(ptr, first, N, PARTS: gl.constexpr, LEAVING: gl.constexpr):
+    """The numbers of the columns that begin at first, a tensor for each part of a tile."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
+    found = ()
+    for part in gl.static_range(PARTS):
+        columns = first + part * LEAVING + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
+        found = found + (gl.load(ptr + columns, mask=columns < N, other=0.0),)  # noqa: RUF005
+    return found
 
-    x: float32 accumulators; y: those of up, or None. PART: which of the PARTS of the tile begins
-    with the first column.
+
+@gluon.jit
+def _finish_part(
+    x, y, descs, rings, epilogue, biases, place, residual_first, PART: gl.constexpr,
+    PARTS: gl.constexpr, WHICH: gl.constexpr, META: gl.constexpr,
+):  # fmt: skip
+    """Finish the columns of one of the PARTS of a tile, and let them leave.
+
+    x: float32 accumulators; y: those of up, or None.
     """
     out_desc, pre_desc, up_pre_desc = descs[4], descs[5], descs[6]
     LEAVING: gl.constexpr = out_desc.block_type.shape[-1]
     SCALED: gl.constexpr = META[8]
-    ACTIVATION: gl.constexpr = META[9]
-    PRECISE: gl.constexpr = META[10]
-    ADDED: gl.constexpr = META[11]
+    scale, rows_ptr, columns_ptr, M, N, strides = epilogue[2:]
+    outer, inner, row, first = place
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
+    EACH: gl.constexpr = 1 + (pre_desc is not None) + (up_pre_desc is not None)
+    TURNS: gl.constexpr = PARTS * EACH
+    column = first + PART * LEAVING
+    here = outer, inner, row, column
+    offs_n = column + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
+    offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
+    if META[5]:
+        if rows_ptr is not None:
+            rows_ptr += outer.to(gl.int64) * strides[0] + inner.to(gl.int64) * strides[1]
+        if columns_ptr is not None:
+            columns_ptr += outer.to(gl.int64) * strides[3] + inner.to(gl.int64) * strides[4]
+    x = affine(
+        gl.convert_layout(x, LAYOUT), None, scale, rows_ptr, columns_ptr, strides[2], strides[5],
+        offs_m, offs_n, M, N, SCALED,
+    )  # fmt: skip
+    if biases[0] is not None:
+        x += biases[0][PART].to(gl.float32)[None, :]
+    if pre_desc is not None:
+        _leave(x, pre_desc, rings[3], here, PART * EACH, WHICH, TURNS, False)
+    x = activated(x, META[9], META[10], out_desc.dtype == gl.bfloat16)
+    if y is not None:
+        y = affine(
+            gl.convert_layout(y, LAYOUT), None, scale, rows_ptr, columns_ptr, strides[2],
+            strides[5], offs_m, offs_n, M, N, SCALED,
+        )  # fmt: skip
+        if biases[1] is not None:
+            y += biases[1][PART].to(gl.float32)[None, :]
+        if up_pre_desc is not None:
+            _leave(y, up_pre_desc, rings[3], here, PART * EACH + 1, WHICH, TURNS, False)
+        x *= y
+    if descs[3] is not None:
+        x += _matrix(rings[2].index(residual_first + PART)).load(LAYOUT).to(gl.float32)
+    _leave(x, out_desc, rings[3], here, PART * EACH + EACH - 1, WHICH, TURNS, META[11])
+
+
+@gluon.jit
+def _finish(
+    x, y, descs, rings, epilogue, biases, place, residual_first, PART: gl.constexpr,
+    PARTS: gl.constexpr, WHICH: gl.constexpr, META: gl.constexpr,
+):  # fmt: skip
+    """Finish columns of a tile and let them leave, in parts as wide as a slot.
+
+    PART: which of the PARTS of the tile begins with the first column of x.
+    """
+    LEAVING: gl.constexpr = descs[4].block_type.shape[-1]
     if x.shape[1] > LEAVING:
         left, right = _halves(x)
         left_y, right_y = y, y
@@ -245,45 +298,19 @@ def _finish(
             left_y, right_y = _halves(y)
         HALF: gl.constexpr = x.shape[1] // LEAVING // 2
         _finish(
-            left, left_y, descs, rings, epilogue, place, residual_first, PART, PARTS, WHICH, META
-        )  # fmt: skip
-        _finish(
-            right, right_y, descs, rings, epilogue, place, residual_first, PART + HALF, PARTS,
+            left, left_y, descs, rings, epilogue, biases, place, residual_first, PART, PARTS,
             WHICH, META,
         )  # fmt: skip
-    else:
-        bias_ptr, up_bias_ptr, scale, rows_ptr, columns_ptr, M, N, strides = epilogue
-        outer, inner, row, first = place
-        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
-        EACH: gl.constexpr = 1 + (pre_desc is not None) + (up_pre_desc is not None)
-        TURNS: gl.constexpr = PARTS * EACH
-        column = first + PART * LEAVING
-        here = outer, inner, row, column
-        offs_n = column + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
-        offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
-        if META[5]:
-            if rows_ptr is not None:
-                rows_ptr += outer.to(gl.int64) * strides[0] + inner.to(gl.int64) * strides[1]
-            if columns_ptr is not None:
-                columns_ptr += outer.to(gl.int64) * strides[3] + inner.to(gl.int64) * strides[4]
-        x = affine(
-            gl.convert_layout(x, LAYOUT), bias_ptr, scale, rows_ptr, columns_ptr, strides[2],
-            strides[5], offs_m, offs_n, M, N, SCALED,
+        _finish(
+            right, right_y, descs, rings, epilogue, biases, place, residual_first, PART + HALF,
+            PARTS, WHICH, META,
         )  # fmt: skip
-        if pre_desc is not None:
-            _leave(x, pre_desc, rings[3], here, PART * EACH, WHICH, TURNS, False)
-        x = activated(x, ACTIVATION, PRECISE)
-        if y is not None:
-            y = affine(
-                gl.convert_layout(y, LAYOUT), up_bias_ptr, scale, rows_ptr, columns_ptr, strides[2],
-                strides[5], offs_m, offs_n, M, N, SCALED,
-            )  # fmt: skip
-            if up_pre_desc is not None:
-                _leave(y, up_pre_desc, rings[3], here, PART * EACH + 1, WHICH, TURNS, False)
-            x *= y
-        if descs[3] is not None:
-            x += _matrix(rings[2].index(residual_first + PART)).load(LAYOUT).to(gl.float32)
-        _leave(x, out_desc, rings[3], here, PART * EACH + EACH - 1, WHICH, TURNS, ADDED)
+    # Columns past the end are left out. The branch also keeps the assembler from computing all
+    # parts before the first one leaves.
+    elif place[3] + PART * LEAVING < epilogue[6]:
+        _finish_part(
+            x, y, descs, rings, epilogue, biases, place, residual_first, PART, PARTS, WHICH, META
+        )  # fmt: skip
 
 
 @gluon.jit
@@ -308,6 +335,12 @@ def multiply_loop(
         acc = _multiply(rings, full, step, zeros, False, WHICH, META)
         outer, inner, tile_m, tile_n = _tile(number, sizes, META)
         place = outer, inner, tile_m * BLOCK_M + WHICH * ROWS, tile_n * COLUMNS
+        # Biases travel beneath the products of the tile, so the epilogue does not wait for them.
+        bias, up_bias = None, None
+        if epilogue[0] is not None:
+            bias = _by_parts(epilogue[0], place[3], epilogue[6], COLUMNS // LEAVING, LEAVING)
+        if epilogue[1] is not None:
+            up_bias = _by_parts(epilogue[1], place[3], epilogue[6], COLUMNS // LEAVING, LEAVING)
         acc = warpgroup_mma_wait(1, (acc,))
         for _ in range(1, steps_k):
             step += 1
@@ -330,7 +363,8 @@ def multiply_loop(
         else:
             x, y = _halves(acc)
         _finish(
-            x, y, descs, rings, epilogue, place, residual_first, 0, COLUMNS // LEAVING, WHICH, META
+            x, y, descs, rings, epilogue, (bias, up_bias), place, residual_first, 0,
+            COLUMNS // LEAVING, WHICH, META,
         )  # fmt: skip
         if descs[3] is not None:
             mbarrier.arrive(free.index((step + WHICH) % SLOTS), count=1)

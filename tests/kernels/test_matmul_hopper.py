@@ -13,8 +13,8 @@ from kernels.matmul_details import hopper
 
 ROOT = Path(__file__).parents[2]
 PARTS = [
-    ("bias", "gelu"), ("bias", "silu"), ("bias", "tanh"), ("residual",), ("gated", "silu"),
-    ("bias", "gelu", "kept", "residual"), ("float32",), ("added",), ("batched",),
+    ("bias",), ("bias", "leaky_relu"), ("bias", "gelu"), ("bias", "tanh"), ("residual",),
+    ("gated", "silu"), ("bias", "gelu", "kept", "residual"), ("float32",), ("added",), ("batched",),
     ("batched", "bias", "gated", "silu", "kept", "residual"),
 ]  # fmt: skip
 FIRST, *OTHERS = (dict(config) for config in hopper.CONFIGS)
@@ -54,3 +54,18 @@ def test_a_binary_multiplies_with_one_product_under_way_and_does_not_spill(rows,
     kept = ("kept" in parts) * (1 + ("gated" in parts))
     assert row["added"] == GROUPS * blocks * ("added" in parts)
     assert row["instructions"]["tma"] + row["added"] == copied + GROUPS * blocks * (1 + kept)
+
+
+# Machine instructions of an epilogue for an entry of a tile; docs/lab/matmul.md has what they cost.
+MOST = {(): 1.6, ("bias",): 3.6, ("bias", "leaky_relu"): 5.7, ("bias", "gelu"): 12.5}
+
+
+@pytest.mark.parametrize("parts", MOST)
+def test_an_epilogue_is_short_and_waits_for_no_load(rows, parts):
+    index = CASES.index((False, False, parts, FIRST))
+    counts = rows[index]["epilogue"]
+    entries = FIRST["BLOCK_M"] * FIRST["BLOCK_N"] // GROUPS // 128
+    assert sum(counts.values()) <= MOST[parts] * entries
+    # Biases travel beneath the products.
+    assert not counts.get("LDG")
+    assert counts.get("MUFU", 0) == entries * ("gelu" in parts)

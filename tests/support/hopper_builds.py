@@ -7,6 +7,7 @@ are stored by columns, the parts of the epilogue, and a configuration.
 import json
 import re
 import sys
+from collections import Counter
 
 import torch
 
@@ -40,7 +41,7 @@ def row(a_turned, b_turned, parts, config):
     for group in made.values():
         for name, x in group.items():
             group[name] = x if x is None else x.expand(*whole, SIZE, SIZE)
-    activation = next((p for p in parts if p in ("gelu", "silu", "tanh")), "none")
+    activation = next((p for p in parts if p in ("leaky_relu", "gelu", "silu", "tanh")), "none")
     bias = given("bias", torch.empty(SIZE, dtype=torch.bfloat16, device="meta"))
     strides = (f"stride_{each}" for each in ("x0", "x1", "xm", "y0", "y1", "yn"))
     epilogue = dict.fromkeys(strides, 0) | {
@@ -57,7 +58,20 @@ def row(a_turned, b_turned, parts, config):
     texts = compiler.compile(launch, "90").asm
     sass, added = texts["sass"], len(re.findall(r"cp\.reduce\.async\.bulk\.tensor", texts["ptx"]))
     waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass)
-    return found | {"waits": waits, "added": added, "products": len(re.findall(r"\bHGMMA\.", sass))}
+    return found | {
+        "waits": waits, "added": added, "products": len(re.findall(r"\bHGMMA\.", sass)),
+        "epilogue": _epilogue(sass),
+    }  # fmt: skip
+
+
+def _epilogue(sass: str) -> dict[str, int]:
+    """Return how often each machine instruction stands in the epilogue of a multiplying group.
+
+    It lies between the wait for all products of a tile and the last store.
+    """
+    text = sass.split("WARPGROUP.DEPBAR.LE gsb0, 0x0")[1].split("HGMMA")[0]
+    text = text[: text.rindex("UTMACMDFLUSH")]
+    return Counter(re.findall(r"\t(?:@!?U?P\w+ )?([A-Z][A-Z0-9]*)", text))
 
 
 if __name__ == "__main__":

@@ -158,9 +158,9 @@ def _split(x):
 def _triton() -> SimpleNamespace:
     """Stand for `triton.language` in the epilogue."""
     return SimpleNamespace(
-        float32=torch.float32, int64=torch.int64, int32=torch.int32, constexpr=lambda x: x,
-        load=_load, exp2=torch.exp2, where=torch.where, abs=torch.abs, rsqrt=torch.rsqrt,
-        erf=torch.erf, maximum=lambda x, y, propagate_nan: x.clamp_min(y),
+        float32=torch.float32, int64=torch.int64, load=_load, exp2=torch.exp2, where=torch.where, abs=torch.abs, rsqrt=torch.rsqrt,
+        erf=torch.erf, maximum=lambda x, y, propagate_nan: torch.maximum(x, torch.as_tensor(y)),
+        minimum=lambda x, y, propagate_nan: torch.minimum(x, torch.as_tensor(y)),
         PropagateNan=SimpleNamespace(ALL=None),
     )  # fmt: skip
 
@@ -174,6 +174,16 @@ def _bodies(module: ModuleType) -> dict[str, object]:
         elif hasattr(each, "fn"):
             found[name] = each.fn
     return found
+
+
+@contextlib.contextmanager
+def in_torch(*modules: ModuleType) -> Iterator[None]:
+    """Within the body device functions of modules are Python that computes with PyTorch."""
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            for name, value in (_bodies(module) | {"tl": _triton()}).items():
+                stack.enter_context(mock.patch.object(module, name, value))
+        yield
 
 
 class _Kernel:
@@ -206,6 +216,7 @@ def _one(run: Run, arguments: dict[str, object], broken: Callable | None) -> Non
     language.split, language.permute = _split, lambda x, order: x.permute(order)
     # A group is one thread.
     language.load, language.thread_barrier = _load, lambda: None
+    language.bfloat16 = torch.bfloat16
     language.NVMMASharedLayout = SimpleNamespace(get_default_for=lambda *_: None)
     barrier = SimpleNamespace(
         init=lambda bar, count: bar.init(count), wait=lambda bar, parity: bar.wait(parity),
@@ -224,9 +235,7 @@ def _one(run: Run, arguments: dict[str, object], broken: Callable | None) -> Non
     } | missing  # fmt: skip
     with contextlib.ExitStack() as stack:
         shared = [name for name, x in vars(epilogue).items() if vars(hopper).get(name) is x]
-        for module in (formulas, epilogue):
-            for name, value in (_bodies(module) | {"tl": _triton()}).items():
-                stack.enter_context(mock.patch.object(module, name, value))
+        stack.enter_context(in_torch(formulas, epilogue))
         bodies = _bodies(hopper)
         # Functions that it imports are those of the patched module.
         bodies |= {name: vars(epilogue)[name] for name in shared if name in bodies}
