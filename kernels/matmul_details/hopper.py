@@ -35,7 +35,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from .._runtime.configs import Configs
 from .._runtime.device import is_hopper, sm_count
 from .._runtime.layout import ACCESS_BYTES
-from .epilogue import activated, affine
+from .epilogue import activated
 
 # Forms that no GPU has shown right. Models show that they neither hang nor race
 # (tests/kernels/test_matmul_hopper_threads.py). A form leaves the set when it passes
@@ -221,58 +221,87 @@ def _leave(
 
 
 @gluon.jit
-def _by_parts(ptr, first, N, PARTS: gl.constexpr, LEAVING: gl.constexpr):
-    """The numbers of the columns that begin at first, a tensor for each part of a tile."""
+def _of_batch(ptr, place, step_outer, step_inner, META: gl.constexpr):
+    """The address of the numbers of a tile's batch."""
+    if META[5]:
+        ptr += gl.cast(place[0], gl.int64) * step_outer + gl.cast(place[1], gl.int64) * step_inner
+    return ptr
+
+
+@gluon.jit
+def _columns(ptr, first, stride, N, LEAVING: gl.constexpr):
+    """The numbers of LEAVING columns that begin at first; zero for columns past the end."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
+    columns = first + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
+    return gl.load(ptr + columns.to(gl.int64) * stride, mask=columns < N, other=0.0)
+
+
+@gluon.jit
+def _by_parts(ptr, first, stride, N, PARTS: gl.constexpr, LEAVING: gl.constexpr):
+    """The numbers of a tile's columns, a tensor for each part."""
     found = ()
     for part in gl.static_range(PARTS):
-        columns = first + part * LEAVING + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
-        found = found + (gl.load(ptr + columns, mask=columns < N, other=0.0),)  # noqa: RUF005
+        found = found + (_columns(ptr, first + part * LEAVING, stride, N, LEAVING),)  # noqa: RUF005
     return found
 
 
 @gluon.jit
+def _rows(ptr, first, stride, M, ROWS: gl.constexpr, LEAVING: gl.constexpr):
+    """The numbers of ROWS rows that begin at first; zero for rows past the end."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
+    rows = first + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    return gl.load(ptr + rows.to(gl.int64) * stride, mask=rows < M, other=0.0)
+
+
+@gluon.jit
+def _affine(
+    x, bias, rows, columns, epilogue, place, PART: gl.constexpr, LEAVING: gl.constexpr,
+    META: gl.constexpr,
+):  # fmt: skip
+    """scale rows columns x + bias, of one part of a tile; bias, rows and columns may be None.
+
+    Factors of columns that were not loaded beneath the products are loaded here.
+    """
+    scale, columns_ptr, N, strides = epilogue[2], epilogue[4], epilogue[6], epilogue[7]
+    if META[8]:
+        x = x * scale
+    if rows is not None:
+        x = x * rows[:, None]
+    if columns is not None:
+        x = x * columns[PART][None, :]
+    elif columns_ptr is not None:
+        ptr = _of_batch(columns_ptr, place, strides[3], strides[4], META)
+        x = x * _columns(ptr, place[3] + PART * LEAVING, strides[5], N, LEAVING)[None, :]
+    if bias is not None:
+        x = x + bias[PART].to(gl.float32)[None, :]
+    return x
+
+
+@gluon.jit
 def _finish_part(
-    x, y, descs, rings, epilogue, biases, place, residual_first, PART: gl.constexpr,
+    x, y, descs, rings, epilogue, loaded, place, residual_first, PART: gl.constexpr,
     PARTS: gl.constexpr, WHICH: gl.constexpr, META: gl.constexpr,
 ):  # fmt: skip
     """Finish the columns of one of the PARTS of a tile, and let them leave.
 
-    x: float32 accumulators; y: those of up, or None.
+    x: float32 accumulators; y: those of up, or None. loaded: bias, bias of up, factors of rows and
+    of columns.
     """
     out_desc, pre_desc, up_pre_desc = descs[4], descs[5], descs[6]
+    bias, up_bias, rows, columns = loaded
     LEAVING: gl.constexpr = out_desc.block_type.shape[-1]
-    SCALED: gl.constexpr = META[8]
-    scale, rows_ptr, columns_ptr, M, N, strides = epilogue[2:]
-    outer, inner, row, first = place
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, LEAVING, 16])
     EACH: gl.constexpr = 1 + (pre_desc is not None) + (up_pre_desc is not None)
     TURNS: gl.constexpr = PARTS * EACH
-    column = first + PART * LEAVING
-    here = outer, inner, row, column
-    offs_n = column + gl.arange(0, LEAVING, gl.SliceLayout(0, LAYOUT))
-    offs_m = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT))
-    if META[5]:
-        if rows_ptr is not None:
-            rows_ptr += outer.to(gl.int64) * strides[0] + inner.to(gl.int64) * strides[1]
-        if columns_ptr is not None:
-            columns_ptr += outer.to(gl.int64) * strides[3] + inner.to(gl.int64) * strides[4]
-    x = affine(
-        gl.convert_layout(x, LAYOUT), None, scale, rows_ptr, columns_ptr, strides[2], strides[5],
-        offs_m, offs_n, M, N, SCALED,
-    )  # fmt: skip
-    if biases[0] is not None:
-        x += biases[0][PART].to(gl.float32)[None, :]
+    here = place[0], place[1], place[2], place[3] + PART * LEAVING
+    x = gl.convert_layout(x, LAYOUT)
+    x = _affine(x, bias, rows, columns, epilogue, place, PART, LEAVING, META)
     if pre_desc is not None:
         _leave(x, pre_desc, rings[3], here, PART * EACH, WHICH, TURNS, False)
     x = activated(x, META[9], META[10], out_desc.dtype == gl.bfloat16)
     if y is not None:
-        y = affine(
-            gl.convert_layout(y, LAYOUT), None, scale, rows_ptr, columns_ptr, strides[2],
-            strides[5], offs_m, offs_n, M, N, SCALED,
-        )  # fmt: skip
-        if biases[1] is not None:
-            y += biases[1][PART].to(gl.float32)[None, :]
+        y = gl.convert_layout(y, LAYOUT)
+        y = _affine(y, up_bias, rows, columns, epilogue, place, PART, LEAVING, META)
         if up_pre_desc is not None:
             _leave(y, up_pre_desc, rings[3], here, PART * EACH + 1, WHICH, TURNS, False)
         x *= y
@@ -283,7 +312,7 @@ def _finish_part(
 
 @gluon.jit
 def _finish(
-    x, y, descs, rings, epilogue, biases, place, residual_first, PART: gl.constexpr,
+    x, y, descs, rings, epilogue, loaded, place, residual_first, PART: gl.constexpr,
     PARTS: gl.constexpr, WHICH: gl.constexpr, META: gl.constexpr,
 ):  # fmt: skip
     """Finish columns of a tile and let them leave, in parts as wide as a slot.
@@ -298,18 +327,18 @@ def _finish(
             left_y, right_y = _halves(y)
         HALF: gl.constexpr = x.shape[1] // LEAVING // 2
         _finish(
-            left, left_y, descs, rings, epilogue, biases, place, residual_first, PART, PARTS,
+            left, left_y, descs, rings, epilogue, loaded, place, residual_first, PART, PARTS,
             WHICH, META,
         )  # fmt: skip
         _finish(
-            right, right_y, descs, rings, epilogue, biases, place, residual_first, PART + HALF,
+            right, right_y, descs, rings, epilogue, loaded, place, residual_first, PART + HALF,
             PARTS, WHICH, META,
         )  # fmt: skip
     # Columns past the end are left out. The branch also keeps the assembler from computing all
     # parts before the first one leaves.
     elif place[3] + PART * LEAVING < epilogue[6]:
         _finish_part(
-            x, y, descs, rings, epilogue, biases, place, residual_first, PART, PARTS, WHICH, META
+            x, y, descs, rings, epilogue, loaded, place, residual_first, PART, PARTS, WHICH, META
         )  # fmt: skip
 
 
@@ -325,6 +354,9 @@ def multiply_loop(
     ROWS: gl.constexpr = BLOCK_M // GROUPS
     COLUMNS: gl.constexpr = BLOCK_N if descs[2] is None else BLOCK_N // 2
     LEAVING: gl.constexpr = descs[4].block_type.shape[-1]
+    PARTS: gl.constexpr = COLUMNS // LEAVING
+    bias_ptr, up_bias_ptr = epilogue[:2]
+    rows_ptr, columns_ptr, M, N, strides = epilogue[3:]
     # An instruction takes 32 bytes of K.
     INNER: gl.constexpr = 32 * ROWS * META[2] // descs[0].block_type.nbytes
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, INNER])
@@ -335,12 +367,19 @@ def multiply_loop(
         acc = _multiply(rings, full, step, zeros, False, WHICH, META)
         outer, inner, tile_m, tile_n = _tile(number, sizes, META)
         place = outer, inner, tile_m * BLOCK_M + WHICH * ROWS, tile_n * COLUMNS
-        # Biases travel beneath the products of the tile, so the epilogue does not wait for them.
-        bias, up_bias = None, None
-        if epilogue[0] is not None:
-            bias = _by_parts(epilogue[0], place[3], epilogue[6], COLUMNS // LEAVING, LEAVING)
-        if epilogue[1] is not None:
-            up_bias = _by_parts(epilogue[1], place[3], epilogue[6], COLUMNS // LEAVING, LEAVING)
+        # What the epilogue needs travels beneath the products of the tile. Factors of columns do so
+        # without biases only: the registers do not hold both.
+        bias, up_bias, rows, columns = None, None, None, None
+        if bias_ptr is not None:
+            bias = _by_parts(bias_ptr, place[3], 1, N, PARTS, LEAVING)
+        if up_bias_ptr is not None:
+            up_bias = _by_parts(up_bias_ptr, place[3], 1, N, PARTS, LEAVING)
+        if rows_ptr is not None:
+            ptr = _of_batch(rows_ptr, place, strides[0], strides[1], META)
+            rows = _rows(ptr, place[2], strides[2], M, ROWS, LEAVING)
+        if columns_ptr is not None and bias_ptr is None and up_bias_ptr is None:
+            ptr = _of_batch(columns_ptr, place, strides[3], strides[4], META)
+            columns = _by_parts(ptr, place[3], strides[5], N, PARTS, LEAVING)
         acc = warpgroup_mma_wait(1, (acc,))
         for _ in range(1, steps_k):
             step += 1
@@ -363,8 +402,8 @@ def multiply_loop(
         else:
             x, y = _halves(acc)
         _finish(
-            x, y, descs, rings, epilogue, (bias, up_bias), place, residual_first, 0,
-            COLUMNS // LEAVING, WHICH, META,
+            x, y, descs, rings, epilogue, (bias, up_bias, rows, columns), place, residual_first, 0,
+            PARTS, WHICH, META,
         )  # fmt: skip
         if descs[3] is not None:
             mbarrier.arrive(free.index((step + WHICH) % SLOTS), count=1)

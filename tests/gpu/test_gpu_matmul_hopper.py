@@ -1,6 +1,7 @@
 """Check each form of the Hopper product on the GPU, in a process with a time limit of its own.
 
-`hopper.UNSHOWN` names the forms that wait for these tests.
+`hopper.UNSHOWN` names the forms that wait for these tests. They are independent, so `-n 8` runs
+eight of them beside each other.
 """
 
 import json
@@ -11,9 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.product_forms import FORMS
+from tests.support.product_forms import FLOAT8_FORMS, FORMS
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
+        reason="needs the tensor cores of Hopper",
+    ),
+]
 ROOT = Path(__file__).parents[2]
 # For the start of Python, the compilation of the kernel and its run, in seconds.
 LIMIT = 120
@@ -27,13 +34,14 @@ def succeeds(*case):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.skipif(
-    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9,
-    reason="needs the tensor cores of Hopper",
-)
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_form_is_that_of_float64_and_twice_the_same(form):
     index = FORMS.index(form)
     # Several tiles a program, a last one that is not full, and K shorter than the ring or longer.
     sizes = [(2100, 2648, 488), (2100, 2648, 64)][index % 2]
     succeeds(form, sizes, (bool(index % 2), bool(index // 2 % 2)), "bfloat16")
+
+
+@pytest.mark.parametrize("form", FLOAT8_FORMS, ids=str)
+def test_a_form_of_float8_is_that_of_float64_and_twice_the_same(form):
+    succeeds(form, (2100, 2648, 1040), (False, True), "float8_e4m3fn")

@@ -21,6 +21,9 @@ FIRST, *OTHERS = (dict(config) for config in hopper.CONFIGS)
 CASES = [(*turned, (), FIRST) for turned in itertools.product((False, True), repeat=2)]
 CASES += [(False, False, parts, FIRST) for parts in PARTS]
 CASES += [(True, True, ("gated", "residual"), FIRST)]
+# Tensor cores take items of 8 bits in runs along K only: b by columns.
+WIDE = FIRST | {"BLOCK_K": 2 * FIRST["BLOCK_K"]}
+CASES += [(False, True, ("float8", "scales", *rest), WIDE) for rest in ((), ("bias", "gelu"))]
 CASES += [(False, True, (), config) for config in OTHERS]
 GROUPS = hopper.GROUPS.value
 
@@ -42,8 +45,9 @@ def test_a_binary_multiplies_with_one_product_under_way_and_does_not_spill(rows,
     row, (_, _, parts, config) = rows[index], CASES[index]
     assert (row["status"], row["reason"], row["fits"]) == ("ok", "", True)
     assert row["spill_stores"] == row["spill_loads"] == 0
-    # The first product of a tile and that of the loop, in steps of 16 of K and of 64 rows.
-    steps = config["BLOCK_K"] // 16 * (config["BLOCK_M"] // GROUPS // 64)
+    # The first product of a tile and that of the loop, in steps of 32 bytes of K and of 64 rows.
+    inner = 32 if "float8" in parts else 16
+    steps = config["BLOCK_K"] // inner * (config["BLOCK_M"] // GROUPS // 64)
     assert row["products"] == row["instructions"]["wgmma"] == 2 * GROUPS * steps
     # The assembler adds a wait for all products if it cannot see that operands were waited for.
     # The only such waits are at the end of a tile.

@@ -20,6 +20,7 @@ SIZE = 4096
 def row(a_turned, b_turned, parts, config):
     batch = (8, 1) if "batched" in parts else ()
     dtype = torch.float32 if {"float32", "added"} & {*parts} else torch.bfloat16
+    factor = torch.float8_e4m3fn if "float8" in parts else torch.bfloat16
 
     def empty(turned=False, over=batch, dtype=torch.bfloat16):
         made = torch.empty((*over, SIZE, SIZE), dtype=dtype, device="meta")
@@ -32,11 +33,14 @@ def row(a_turned, b_turned, parts, config):
     whole = torch.broadcast_shapes(batch, of_b)
     made = {
         "by_row": {
-            "a": empty(a_turned), "residual": given("residual", empty(over=whole)),
+            "a": empty(a_turned, dtype=factor), "residual": given("residual", empty(over=whole)),
             "out": empty(over=whole, dtype=dtype), "pre": given("kept", empty(over=whole)),
             "up_pre": given("kept", given("gated", empty(over=whole))),
         },
-        "by_column": {"b": empty(b_turned, of_b), "up": given("gated", empty(b_turned, of_b))},
+        "by_column": {
+            "b": empty(b_turned, of_b, factor),
+            "up": given("gated", empty(b_turned, of_b, factor)),
+        },
     }  # fmt: skip
     for group in made.values():
         for name, x in group.items():
@@ -44,9 +48,10 @@ def row(a_turned, b_turned, parts, config):
     activation = next((p for p in parts if p in ("leaky_relu", "gelu", "silu", "tanh")), "none")
     bias = given("bias", torch.empty(SIZE, dtype=torch.bfloat16, device="meta"))
     strides = (f"stride_{each}" for each in ("x0", "x1", "xm", "y0", "y1", "yn"))
-    epilogue = dict.fromkeys(strides, 0) | {
+    scales = given("scales", torch.empty(SIZE, device="meta"))
+    epilogue = dict.fromkeys(strides, 1 if "scales" in parts else 0) | {
         "bias_ptr": bias, "up_bias_ptr": bias if "gated" in parts else None, "scale": 1.0,
-        "a_scale_ptr": None, "b_scale_ptr": None, "SCALED": False, "ACTIVATION": activation,
+        "a_scale_ptr": scales, "b_scale_ptr": scales, "SCALED": False, "ACTIVATION": activation,
         "PRECISE": dtype == torch.float32, "ACCUMULATE": "added" in parts,
     }  # fmt: skip
     with recorder.recorded() as calls:
@@ -59,7 +64,7 @@ def row(a_turned, b_turned, parts, config):
     sass, added = texts["sass"], len(re.findall(r"cp\.reduce\.async\.bulk\.tensor", texts["ptx"]))
     waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass)
     return found | {
-        "waits": waits, "added": added, "products": len(re.findall(r"\bHGMMA\.", sass)),
+        "waits": waits, "added": added, "products": len(re.findall(r"\b[HQ]GMMA\.", sass)),
         "epilogue": _epilogue(sass),
     }  # fmt: skip
 
@@ -69,7 +74,7 @@ def _epilogue(sass: str) -> dict[str, int]:
 
     It lies between the wait for all products of a tile and the last store.
     """
-    text = sass.split("WARPGROUP.DEPBAR.LE gsb0, 0x0")[1].split("HGMMA")[0]
+    text = re.split("[HQ]GMMA", sass.split("WARPGROUP.DEPBAR.LE gsb0, 0x0")[1])[0]
     text = text[: text.rindex("UTMACMDFLUSH")]
     return Counter(re.findall(r"\t(?:@!?U?P\w+ )?([A-Z][A-Z0-9]*)", text))
 

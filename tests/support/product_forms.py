@@ -15,36 +15,49 @@ FORMS = [
 ]
 
 
+# Forms of factors of 8 bits, which have factors of rows and of columns.
+FLOAT8_FORMS = [FORMS[index] for index in (0, 3, 6, 9, 15, 32)]
+FLOAT8 = torch.float8_e4m3fn
+
+
 def called(result, kept, residual, gated, batched, sizes, turned, dtype=torch.bfloat16):
     """Return what `matmul` gives for a form, and what float64 gives.
 
-    sizes: M, N and K; N a multiple of 8. turned: whether a and b are stored by columns.
+    sizes: M, N and K; N and K are multiples of 16 bytes. turned: whether a and b are stored by
+    columns. dtype: of a and b; of all else too, unless it is float8.
     """
     over_a, over_b = ((2, 1), (3,)) if batched else ((), ())
     m, n, k = sizes
     # The rows of memory begin at multiples of 16 bytes, whatever M is.
-    a = (
-        randn(*over_a, k, -(-m // 8) * 8, dtype=dtype)[..., :m].mT
-        if turned[0]
-        else randn(*over_a, m, k, dtype=dtype)
-    )
+    padded = (k, -(-m // 8) * 8) if turned[0] else (m, k)
+    a = randn(*over_a, *padded, dtype=dtype)
+    a = a[..., :m].mT if turned[0] else a
     shape = (*over_b, n, k) if turned[1] else (*over_b, k, n)
     b, up = (randn(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
     b, up = (b.mT, up.mT) if turned[1] else (b, up)
-    bias, up_bias = randn(n, dtype=dtype, seed=3), randn(n, dtype=dtype, seed=4)
-    expected = 0.5 * (a.double() @ b.double()) + bias
-    factor = 0.5 * (a.double() @ up.double()) + up_bias
-    added = randn(*expected.shape, dtype=dtype, seed=5)
+    products, factor = (0.5 * (a.double() @ each.double()) for each in (b, up))
+    options, wide = {}, dtype
+    if dtype == FLOAT8:
+        wide = torch.bfloat16 if result == "same" else torch.float32
+        rows, columns = randn(*over_a, m, 1, seed=7).abs(), randn(1, n, seed=8).abs()
+        options |= {"a_scale": rows, "b_scale": columns}
+        products, factor = (each * rows.double() * columns for each in (products, factor))
+    bias, up_bias = randn(n, dtype=wide, seed=3), randn(n, dtype=wide, seed=4)
+    # Factors of columns come another way if there is no bias.
+    given = bias if dtype != FLOAT8 or kept else None
+    expected = products if given is None else products + bias
+    factor = factor + up_bias if given is not None else factor
+    added = randn(*expected.shape, dtype=wide, seed=5)
     buffer = randn(*expected.shape, seed=6)
     out = torch.nn.functional.gelu(expected) * (factor if gated else 1) + (added if residual else 0)
-    options = {"residual": added} if residual else {}
+    options |= {"residual": added} if residual else {}
     if gated:
-        options |= {"up": up, "up_bias": up_bias}
+        options |= {"up": up, "up_bias": up_bias if given is not None else None}
     if result == "float32":
         options["out_dtype"] = torch.float32
     if result == "added":
         options["accumulate_into"], out = buffer.clone(), buffer + out
-    found = matmul.matmul(a, b, bias, "gelu", scale=0.5, save_preactivation=kept, **options)
+    found = matmul.matmul(a, b, given, "gelu", scale=0.5, save_preactivation=kept, **options)
     truths = [out, expected, factor][: 1 + kept * (1 + gated)]
     return (found if kept else (found,)), truths
 

@@ -158,8 +158,9 @@ def _split(x):
 def _triton() -> SimpleNamespace:
     """Stand for `triton.language` in the epilogue."""
     return SimpleNamespace(
-        float32=torch.float32, int64=torch.int64, load=_load, exp2=torch.exp2, where=torch.where, abs=torch.abs, rsqrt=torch.rsqrt,
-        erf=torch.erf, maximum=lambda x, y, propagate_nan: torch.maximum(x, torch.as_tensor(y)),
+        float32=torch.float32, int64=torch.int64, load=_load, exp2=torch.exp2, where=torch.where,
+        abs=torch.abs, rsqrt=torch.rsqrt, erf=torch.erf,
+        maximum=lambda x, y, propagate_nan: torch.maximum(x, torch.as_tensor(y)),
         minimum=lambda x, y, propagate_nan: torch.minimum(x, torch.as_tensor(y)),
         PropagateNan=SimpleNamespace(ALL=None),
     )  # fmt: skip
