@@ -20,7 +20,6 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ._runtime import internals
 from ._runtime.autograd import check_no_grad, needs_grad
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import (
@@ -50,7 +49,6 @@ from .matmul_details.epilogue import (
     tile_coords,
 )
 
-NONE = (None,) * 7
 LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
 
@@ -115,14 +113,14 @@ def matmul(
         >>> matmul(a, b, activation="relu").shape
         torch.Size([4, 3])
     """
-    further = residual, up, up_bias, a_scale, b_scale, out_dtype, accumulate_into
-    usual = type(scale) is float and scale == 1 and save_preactivation is False
-    # A traced tensor cannot be compared with None.
-    if usual and not torch.compiler.is_compiling() and further == NONE and _plain(a, b, bias):
-        check_one_of("activation", activation, ACTIVATIONS)
-        return matmul_fwd(
-            a, b, bias, None, None, None, None, None, None, activation, 1.0, False, a.dtype, False
-        )[0]
+    # A short call has time for these questions alone. All else follows from the key of its plan.
+    if (
+        residual is None and up is None and up_bias is None and a_scale is None
+        and b_scale is None and out_dtype is None and accumulate_into is None
+        and save_preactivation is False and type(scale) is float and scale == 1.0
+        and type(activation) is str and not needs_grad(a, b, bias)
+    ):  # fmt: skip
+        return plain_fwd(a, b, bias, activation)
     tensors = {
         "a": a, "b": b, "bias": bias, "residual": residual, "up": up, "up_bias": up_bias,
         "a_scale": a_scale, "b_scale": b_scale, "accumulate_into": accumulate_into,
@@ -138,27 +136,6 @@ def matmul(
         keep=save_preactivation,
     )  # fmt: skip
     return tuple(x for x in out if x is not None) if save_preactivation else out[0]
-
-
-def _plain(a, b, bias):
-    """Return whether all is right with two matrices and a bias; a short call has time for no more.
-
-    If not, the checks that take longer find out what is wrong, or what is left to do.
-    """
-    try:
-        (m, k), (inner, n) = a.shape, b.shape
-        dtype, device = a.dtype, a.get_device()
-        right = (
-            k == inner and b.dtype is dtype and dtype in FLOATING and b.get_device() == device
-            and max(m, n, k) <= MOST_ITEMS and internals.forward_mode._current_level < 0
-            and not needs_grad(a, b, bias)
-        )  # fmt: skip
-        if bias is None or not right:
-            return right
-        known = bias.shape == (n,) and bias.dtype is dtype and bias.get_device() == device
-        return known and bias.is_contiguous() and not bias.is_neg()
-    except (AttributeError, TypeError, ValueError):
-        return False
 
 
 def product(
@@ -281,6 +258,13 @@ def _called(
         a, b, bias, residual, up, up_bias, a_scale, b_scale, into, activation, scale, scale != 1,
         dtype, keep,
     )  # fmt: skip
+
+
+def plain_fwd(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, activation: str
+) -> torch.Tensor:
+    """Return activation(a b + bias): the product without further parts, whose key is short."""
+    return product(a, b, bias, activation=activation)[0]
 
 
 def matmul_fwd(
@@ -838,4 +822,5 @@ DESCRIPTOR = Configs(
     _descriptor_kernel, DESCRIPTOR_CONFIGS + MORE_DESCRIPTOR_CONFIGS, _choose_descriptor
 )
 
+plain_fwd = cached_launch(plain_fwd)
 matmul_fwd = cached_launch(matmul_fwd)

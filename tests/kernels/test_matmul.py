@@ -260,6 +260,35 @@ def test_k_is_split_while_tiles_are_few():
             assert tile | {"SPLITS": splits} in matmul.POINTER_CONFIGS
 
 
+# The tile that was the fastest of those measured: M, N, K, bytes of an item, activation, tile.
+FASTEST = [
+    (512, 512, 512, 2, "none", (64, 64)),
+    (1024, 1024, 1024, 2, "none", (64, 128)),
+    (2048, 2048, 2048, 2, "none", (128, 256)),
+    (1000, 3000, 1000, 2, "none", (128, 256)),
+    (4096, 4096, 512, 2, "none", (128, 256)),
+    (4096, 4096, 4096, 2, "gelu", (128, 128)),
+    (512, 512, 512, 4, "none", (32, 64)),
+    (1024, 1024, 1024, 4, "none", (128, 64)),
+    (4096, 4096, 4096, 4, "none", (128, 64)),
+]
+
+
+@pytest.mark.parametrize("shape", FASTEST, ids=str)
+def test_the_rules_take_the_tiles_that_were_measured_to_be_the_fastest(shape):
+    """docs/lab/matmul.md has the times."""
+    m, n, k, itemsize, activation, tile = shape
+    key = {
+        "m": m, "n": n, "k": k, "batches": 1, "sms": 132, "shared": 232448, "itemsize": itemsize,
+        "transposed": False, "activation": activation, "gated": False, "staged": itemsize,
+    }  # fmt: skip
+    rules = [matmul._choose_pointer] if itemsize == 4 else [matmul._choose_descriptor]
+    if itemsize == 2 and activation == "none" and m > 1024:
+        rules.append(hopper.choose)
+    for rule in rules:
+        assert (rule(**key)["BLOCK_M"], rule(**key)["BLOCK_N"]) == tile
+
+
 REFUSALS = {
     "inner sizes": lambda: matmul.matmul(randn(2, 3), randn(4, 5)),
     "one dimension": lambda: matmul.matmul(randn(3), randn(3, 5)),
