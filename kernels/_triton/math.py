@@ -77,9 +77,10 @@ def normal(x, PRECISE: tl.constexpr):
 def gelu_of(x, PRECISE: tl.constexpr, BRIEF: tl.constexpr):
     """Return x Φ(x). BRIEF: the error shows in no bfloat16 result, if x is at least -4.
 
-    Short: max(x, 0) - y Φ(-y), y = |x|, and Φ(-y) = 2^p(y). p is a polynomial, fitted to the
-    relative error of Φ(-y): 2.4e-4 up to 4 and 6.1e-3 up to 13.5; BRIEF, 1.3e-3 and 0.13. That is
-    one exponential, no reciprocal and no choice. The result below -4 is smaller than 1.3e-4.
+    Short: max(x, 0) - y Φ(-y), y = |x|, and Φ(-y) = 2^p(y). The polynomial p is fitted to the
+    relative error of Φ(-y). That is 2.4e-4 for y up to 4 and 6.1e-3 up to 13.5. BRIEF, it is 1.3e-3
+    and 0.13. The form takes one exponential, no reciprocal and no choice. Below -4 the result is
+    smaller than 1.3e-4.
     """
     if PRECISE:
         return x * (0.5 + 0.5 * tl.erf(x * 0.7071067811865476))

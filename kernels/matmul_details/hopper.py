@@ -367,8 +367,8 @@ def multiply_loop(
         acc = _multiply(rings, full, step, zeros, False, WHICH, META)
         outer, inner, tile_m, tile_n = _tile(number, sizes, META)
         place = outer, inner, tile_m * BLOCK_M + WHICH * ROWS, tile_n * COLUMNS
-        # What the epilogue needs travels beneath the products of the tile. Factors of columns do so
-        # without biases only: the registers do not hold both.
+        # The operands of the epilogue travel beneath the products of the tile. Factors of columns
+        # do so without biases only: the registers do not hold both.
         bias, up_bias, rows, columns = None, None, None, None
         if bias_ptr is not None:
             bias = _by_parts(bias_ptr, place[3], 1, N, PARTS, LEAVING)

@@ -9,7 +9,6 @@ from kernels import matmul
 from tests.support.fake_gpu import compiled
 from tests.support.fake_host import Host
 
-
 # Those of the imitated GPU included; 589 where all checks came before the plan.
 MOST = 420
 

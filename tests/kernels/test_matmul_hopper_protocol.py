@@ -1,7 +1,7 @@
 """Explore the barriers and slots of the product on Hopper in every order of its warps.
 
-Of all parts of an epilogue the residual alone has slots and barriers. A batch changes which tiles
-there are, and a gate what a slot holds; `test_matmul_hopper_threads.py` runs those.
+The residual is the only part of an epilogue that has slots and barriers. A batch changes which
+tiles there are, and a gate what a slot holds. `test_matmul_hopper_threads.py` runs those.
 """
 
 from dataclasses import replace

@@ -23,8 +23,9 @@ FLOAT8 = torch.float8_e4m3fn
 def called(result, kept, residual, gated, batched, sizes, turned, dtype=torch.bfloat16):
     """Return what `matmul` gives for a form, and what float64 gives.
 
-    sizes: M, N and K; N and K are multiples of 16 bytes. turned: whether a and b are stored by
-    columns. dtype: of a and b; of all else too, unless it is float8.
+    - sizes: M, N and K; N and K are multiples of 16 bytes.
+    - turned: whether a and b are stored by columns.
+    - dtype: of a and b; of all else too, unless it is float8.
     """
     over_a, over_b = ((2, 1), (3,)) if batched else ((), ())
     m, n, k = sizes
