@@ -58,7 +58,7 @@ BROKEN = {
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_found(what):
+def test_a_broken_form_is_found(what):
     with pytest.raises(AssertionError):
         compare(
             *on_threads(
