@@ -7,6 +7,7 @@ import torch
 
 from network import flat
 from network.config import Config, undropped
+from network.train import BETAS
 from ops._spec import Case, Tensor
 
 
@@ -29,8 +30,14 @@ def weights() -> Tensor:
 
 
 def first_moment() -> Tensor:
-    """A mean of gradients whose norm over all entries is about one, as clipped gradients have."""
-    return Finished("N", grad=False, finish=lambda case, x: x.mul_(case["N"] ** -0.5))
+    """A mean of gradients that are noise, whose norms over all entries are about one (clipped).
+
+    The mean is shorter than one of them. A norm of one would hide the gradient of the step, which
+    adds a tenth, in the rounding of the moment.
+    """
+    b1, _ = BETAS
+    short = ((1 - b1) / (1 + b1)) ** 0.5
+    return Finished("N", grad=False, finish=lambda case, x: x.mul_(short * case["N"] ** -0.5))
 
 
 def second_moment() -> Tensor:

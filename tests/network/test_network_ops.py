@@ -158,10 +158,10 @@ FAULTS = {
 }
 
 
-def judged(op, function):
+def judged(op, function, case=None, dtype="float32"):
     eager = calls.function(op.name, "torch_eager")
     in_place = registry.in_place(op.name, "ours")
-    problem = oracle.problem(op, op.edge[0], "float32", 1, "cpu", eager, in_place=in_place)
+    problem = oracle.problem(op, case or op.edge[0], dtype, 1, "cpu", eager, in_place=in_place)
     return check.check(function, problem, "forward", False, in_place)
 
 
@@ -178,6 +178,21 @@ def test_a_fault_in_a_part_is_found(what):
     eager = stack.load("torch_eager")
     faulty = dataclasses.replace(eager, parts=eager.parts.with_parts(**parts))
     assert "times as far from the oracle" in judged(OPS[name], function_of(name, faulty)).reason
+
+
+def test_a_gradient_in_bfloat16_that_is_five_percent_off_is_found():
+    """Rounded moments hide the gradient of a step if they are much larger."""
+    op, eager = ops.TRAIN_STEP, stack.load("torch_eager")
+
+    def reason(off):
+        def linear(x, weight, bias=None):
+            scaled = weight * (1 - off) + weight.detach() * off
+            return eager.parts.linear(x, scaled, bias)
+
+        used = dataclasses.replace(eager, parts=eager.parts.with_parts(linear=linear))
+        return judged(op, function_of(op.name, used), op.edge[1], "bfloat16").reason
+
+    assert reason(0.0) == "" and "out2 is" in reason(0.05)
 
 
 def function_of(name, used):
