@@ -213,7 +213,8 @@ class Op:
       pass that is not timed. `both`, the two in turn as in training, with all that the first keeps
       for the second. Every differentiable op has `both`. An op that may compute its gradients in
       the forward pass has no `backward`, because its time alone would mislead.
-    - deterministic: two runs on the same inputs give the same bits.
+    - deterministic: whether two runs of ours on the same inputs give the same bits, or the passes
+      in which they do.
     - properties: (given, results, **arguments) -> the fault, or an empty text. A random op has
       them: its rivals draw from streams of their own and are held to the law of the numbers. Ours
       is held to the reference, which draws the same stream. The inputs are `given` by name and, in
@@ -231,7 +232,7 @@ class Op:
     dtypes: tuple[str, ...] = DTYPES
     params: Mapping[str, object] = field(default_factory=dict)
     flags: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    deterministic: bool = True
+    deterministic: bool | tuple[str, ...] = True
     properties: Callable | None = None
     drawn: Callable[[random.Random], Case] | None = None
     adapted: Callable[[Callable], Callable] | None = None
@@ -249,6 +250,10 @@ class Op:
     def unit_gradient(self) -> bool:
         """Whether "both" is timed for gradients of one, as a loss gets them, and not for any."""
         return "both" in self.passes and "backward" not in self.passes
+
+    def repeats(self, pass_: str) -> bool:
+        """Return whether ours gives the same bits again in a pass."""
+        return self.deterministic is True or pass_ in (self.deterministic or ())
 
     def judged(self, ours: bool) -> str:
         """Return the standard of an implementation: "oracle", or "properties"."""

@@ -32,7 +32,7 @@ class ParkedWorker(MeasureWorker):
     def prepare(self, case: str, dtype: str, pass_: str) -> messages.Prepared:
         """Draw the inputs, and make the first two calls."""
         declared = drawn.named(self._op, case)
-        self._cell = declared, dtype
+        self._cell, self._exact = (declared, dtype), self._ours and self._op.repeats(pass_)
         with torch.cuda.stream(self._timer.stream):
             before = torch.cuda.memory_allocated()
             self._tensors = inputs.make(self._op, declared, dtype, self._seed, "cuda")

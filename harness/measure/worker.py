@@ -68,6 +68,7 @@ class MeasureWorker:
     def prepare(self, case: str, dtype: str, pass_: str) -> messages.Prepared:
         """Compile, warm up and capture a cell."""
         declared = drawn.named(self._op, case)
+        self._exact = self._ours and self._op.repeats(pass_)
         # A library's random numbers are another draw in each forward pass; for one of these its
         # gradients are always the same.
         by_properties = pass_ != "backward" and self._op.judged(self._ours) == "properties"
@@ -293,12 +294,11 @@ class MeasureWorker:
                 raise status.Inaccurate(f"{which}: {violation}")
             return
         expected = self._expected[index]
-        exact = self._ours and self._op.deterministic
         for number, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
             # A view that was made without gradients and written since cannot be read else.
             got, wanted = got.detach(), wanted.detach()
-            if not (same_bits if exact else _close)(got, wanted):
-                how = "bitwise equal to" if exact else "close to"
+            if not (same_bits if self._exact else _close)(got, wanted):
+                how = "bitwise equal to" if self._exact else "close to"
                 raise status.Inaccurate(
                     f"output {number} of {which} is not {how} that from before the timing"
                 )

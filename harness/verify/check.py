@@ -38,7 +38,7 @@ def check(
     A result kept from an earlier call, by shape or by address, is wrong in this order, because the
     decoys lie in the same memory.
 
-    - ours: the repeat must give the same bits if the op is declared deterministic.
+    - ours: the repeat must give the same bits if the op is declared deterministic in the pass.
     - in_place: the implementation may write over its inputs, and its results may lie there.
 
     An exception of the implementation passes through.
@@ -63,7 +63,7 @@ def check(
             odd = [name for name, tensor in results.items() if not same_bits(tensor, kept[name])]
             same = not odd
             worst, _ = calls.verdicts(results) if odd else ("", {})
-            if odd and ours and problem.op.deterministic:
+            if odd and ours and problem.op.repeats(pass_):
                 return Finding(f"{odd[0]} differs between two calls", rows, same)
             if worst:
                 return Finding(f"in a later call {worst}", rows, same)
