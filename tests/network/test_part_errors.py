@@ -22,14 +22,14 @@ GPT2 = dataclasses.replace(
     undropped("tiny-gpt2"), layers=1, width=128, heads=2, kv_heads=2, head_dim=64, vocabulary=1031,
     length=192,
 )  # fmt: skip
-ROWS = 1, 150
+ROWS, FEW = (1, 150), (1, 40)
 
 
-def drawn(config=GPT2, rows=ROWS):
+def drawn(rows=ROWS):
     generator = torch.Generator().manual_seed(7)
-    weights = torch.randn(flat.size(config), generator=generator).bfloat16()
-    ids, targets = torch.randint(config.vocabulary, (2, *rows), generator=generator)
-    return flat.scale_as_drawn(config, weights), ids, targets
+    weights = torch.randn(flat.size(GPT2), generator=generator).bfloat16()
+    ids, targets = torch.randint(GPT2.vocabulary, (2, *rows), generator=generator)
+    return flat.scale_as_drawn(GPT2, weights), ids, targets
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ def loses_a_chunk(x, weight, targets):
 def test_a_fault_has_the_name_of_its_part_and_tensor(part, tensor, fault):
     faulty = of_eager(**{part: fault})
     (names,) = compared(faulty, GPT2)
-    wrong = [e for e in part_errors(faulty, names, GPT2, *drawn()) if e.verdict.ratio > 1]
+    wrong = [e for e in part_errors(faulty, names, GPT2, *drawn(FEW)) if e.verdict.ratio > 1]
     assert {error.part for error in wrong} == {part}
     assert str(wrong[0]).startswith(f"{part}, call ") and tensor in {e.tensor for e in wrong}
 
 
 def test_gradients_of_the_step_show_such_a_fault_too():
-    weights, ids, targets = drawn()
+    weights, ids, targets = drawn(FEW)
     eager = stack.load(stack.EAGER).parts
     exact = gradients(None, GPT2, weights, ids, targets)
     plain = gradients(eager, GPT2, weights, ids, targets)
@@ -105,7 +105,7 @@ def test_gradients_of_the_step_show_such_a_fault_too():
 
 
 def test_the_oracle_takes_sequences_one_by_one():
-    weights, ids, targets = drawn(rows=(3, 9))
+    weights, ids, targets = drawn((3, 9))
     exact = gradients(None, GPT2, weights, ids, targets)
     parts = stack.load(stack.EAGER).parts
     at_once = gradients(parts, GPT2, weights.double(), ids, targets)
@@ -118,7 +118,7 @@ def test_a_part_that_varies_is_named():
         return torch.nn.functional.gelu(x, approximate="tanh") + 1e-3 * torch.rand(())
 
     def run(parted):
-        weights, ids, _ = drawn(rows=(1, 9))
+        weights, ids, _ = drawn((1, 9))
         with torch.no_grad():
             flat.bound(GPT2, parted.parts, weights.float())(ids)
 
