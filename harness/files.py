@@ -1,6 +1,7 @@
 """Files written whole, and read with an error that a user can mend."""
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
@@ -30,6 +31,19 @@ def whole_file(path: str | Path) -> Iterator[Path]:
             # the system's own has words only, and a name would take their place.
             error.filename = str(path)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Admits one process at a time that reads `path` and writes it anew."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.parent / f".{path.name}.lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -2,7 +2,8 @@
 
 `python -m harness.machine.environment --out environment.json --config-sha256 …`; imports neither
 torch nor Triton nor a baseline. A description that still holds is kept, run id and date included:
-so all ops of a run state the same, whoever asked first.
+so all ops of a run state the same, whoever asked first. With several GPUs it has all of them under
+`gpus`. A measurement keeps the one GPU that took its times (`on_board`).
 """
 
 import argparse
@@ -12,6 +13,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness import cli, files
@@ -39,25 +41,44 @@ def main() -> None:
 def ensure(path: Path, root: Path, config_sha256: str) -> dict[str, object]:
     """Return the content of the file at `path` if it still holds, else write `describe` there."""
     fresh = describe(root, config_sha256)
-    with contextlib.suppress(UserError):
-        known = files.read_json(path, "")
-        if _lasting(known) == _lasting(fresh):
-            path.touch()
-            return known
-    files.write_json(path, fresh)
+    # Jobs on several GPUs begin at the same time.
+    with files.locked(path):
+        with contextlib.suppress(UserError):
+            known = files.read_json(path, "")
+            if _holds(known, fresh):
+                path.touch()
+                return known
+        files.write_json(path, fresh)
     return fresh
 
 
-def _lasting(environment: dict) -> tuple[object, ...]:
-    gpu = environment.get("gpu") or {}
-    return *map(environment.get, LASTING), *map(gpu.get, LASTING_OF_GPU)
+def on_board(environment: Mapping[str, object], uuid: str) -> dict[str, object]:
+    """Return a description whose `gpu` is the board with this UUID, and which names no other."""
+    gpu = next(gpu for gpu in _gpus(environment) if gpu.get("uuid") == uuid)
+    return {key: value for key, value in environment.items() if key != "gpus"} | {"gpu": gpu}
+
+
+def _holds(known: dict, fresh: dict) -> bool:
+    """Whether a description is true of all that is here; a GPU that has left takes nothing away."""
+    if any(known.get(key) != fresh.get(key) for key in LASTING):
+        return False
+    here, then = (
+        [[g.get(key) for key in LASTING_OF_GPU] for g in _gpus(e)] for e in (fresh, known)
+    )
+    return bool(here) == bool(then) and all(gpu in then for gpu in here)
+
+
+def _gpus(environment: Mapping[str, object]) -> list[dict]:
+    """The GPUs of a description; older ones have the first alone."""
+    return environment.get("gpus") or [gpu for gpu in [environment.get("gpu")] if gpu]
 
 
 def describe(root: Path, config_sha256: str) -> dict[str, object]:
     """The record of docs/formats.md for the tree at `root` and this machine."""
     now = datetime.datetime.now(datetime.UTC)
     commit, dirty = revision(root)
-    gpu = first_gpu()
+    gpus = [described(gpu) for gpu in nvml.gpus()]
+    gpu = gpus[0] if gpus else None
     machine = model(gpu["name"]) if gpu else "nogpu"
     distributions = [*libraries.ALWAYS, *libraries.libraries(root)]
     return {
@@ -73,6 +94,7 @@ def describe(root: Path, config_sha256: str) -> dict[str, object]:
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB, 1),
         "gpu": gpu,
+        "gpus": gpus,
         "versions": {name: libraries.version(name) for name in distributions},
         "hashes": {name: libraries.content_hash(name) for name in distributions},
         "config_sha256": config_sha256,
@@ -118,13 +140,10 @@ def model(name: str) -> str:
     return "-".join(word for word in words if word not in NO_MODEL)
 
 
-def first_gpu() -> dict[str, object] | None:
-    """The first visible GPU by NVML; a value that its driver does not tell is null."""
-    visible = nvml.gpus()
-    if not visible:
-        return None
+def described(gpu: nvml.Gpu) -> dict[str, object]:
+    """A GPU by NVML; a value that its driver does not tell is null."""
     driver = nvml.driver()
-    device = driver.nvmlDeviceGetHandleByUUID(visible[0].uuid)
+    device = nvml.ask(driver, "nvmlDeviceGetHandleByUUID", gpu.uuid)
 
     def ask(function: str, *arguments):
         return nvml.ask(driver, function, device, *arguments)
@@ -137,8 +156,8 @@ def first_gpu() -> dict[str, object] | None:
     persistence = ask("nvmlDeviceGetPersistenceMode")
     cuda = nvml.ask(driver, "nvmlSystemGetCudaDriverVersion_v2")
     return {
-        "name": visible[0].name,
-        "uuid": visible[0].uuid,
+        "name": gpu.name,
+        "uuid": gpu.uuid,
         "sm": capability and "sm_{}{}".format(*capability),
         "memory_gib": memory and round(memory.total / GIB, 1),
         "driver": nvml.ask(driver, "nvmlSystemGetDriverVersion"),

@@ -2,7 +2,8 @@
 
 The kernel drops the lock when its holder dies, so a crash never leaves a GPU locked. Timing holds
 it alone; verification shares it. The lock binds all Tilewright jobs of a machine, however they
-were started; programs that know nothing of it are found by asking the driver.
+were started; programs that know nothing of it are found by asking the driver. With the GPU a job
+holds its share of the host's cores, so that jobs on two GPUs do not meet on a core.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from harness.cli import UserError
-from harness.machine import nvml
+from harness.machine import affinity, nvml
 from harness.machine.nvml import Gpu, gpus
 
 # Names another folder than /tmp for the locks. TMPDIR does not: where a batch system gives each job
@@ -28,26 +29,34 @@ WAIT_S = 4 * 3600.0
 # The driver lists a process for a moment after its death.
 SETTLE_S = 5.0
 PAUSE_S = (0.02, 0.2)
+# The word of an option in place of the UUID of a board.
+ANY = "any"
+ELSEWHERE = "start the study again: it goes on with the GPUs that are left"
 
 
 @contextlib.contextmanager
 def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> Iterator[Gpu]:
-    """Lock a free GPU; meanwhile the processes started from here see that GPU alone.
+    """Lock a free GPU; meanwhile the processes started from here see that GPU alone, and run on
+    its share of the cores.
 
     - exclusive: True to have the GPU alone, for timing; False to share it with other such holders,
       for verifying.
     - wait_s: the longest wait for other jobs of this project.
-    - uuid: the board that it must be, None for any.
+    - uuid: the board that it must be, None for any of the first one's model.
 
     Raises UserError if no GPU or not that board is visible, if another program uses every visible
-    GPU (for an exclusive lock), or if the wait was in vain.
+    GPU (for an exclusive lock), or if the wait was in vain. It is raised too if the GPU is gone at
+    the end, because the body has then found nothing that counts.
     """
     lock, gpu = _acquire(exclusive, wait_s, uuid)
+    share = affinity.share(gpu.uuid, nvml.near(gpus()))
     wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)
     try:
-        yield gpu
+        with affinity.on(share):
+            yield gpu
+        refuse_vanished(gpu)
     finally:
         for key, value in before.items():
             if value is None:
@@ -55,6 +64,37 @@ def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> It
             else:
                 os.environ[key] = value
         os.close(lock)
+
+
+def named(text: str) -> str | None:
+    """Return the board that an option asks for, None for any."""
+    return None if text == ANY else text
+
+
+def refuse_vanished(gpu: Gpu) -> None:
+    """Raise UserError if the driver no longer reaches a GPU."""
+    if not nvml.present(gpu):
+        raise UserError(
+            f"{gpu}, board {gpu.uuid}: gone from the driver while this job used it, which proves"
+            f" nothing of the code; {ELSEWHERE}"
+        )
+
+
+def strangers(gpu: Gpu, wait_s: float = SETTLE_S) -> list[str]:
+    """Return the programs on a GPU that no job of this project holds, for as long as they stay.
+
+    wait_s: how long a program may take to end, such as one of a study that was just interrupted.
+    """
+    began = time.monotonic()
+    while True:
+        lock = _try_lock(gpu, exclusive=True)
+        if lock is None:
+            return []
+        users = _users(gpu)
+        os.close(lock)
+        if not users or time.monotonic() - began > wait_s:
+            return [f"process {pid} ({program})" for pid, program in users]
+        time.sleep(random.uniform(*PAUSE_S))
 
 
 @contextlib.contextmanager
@@ -74,7 +114,16 @@ class GpuMonitor:
     def __init__(self, gpu: Gpu):
         self._gpu = gpu
         self._driver = nvml.driver()
-        self._device = self._driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        self._device = nvml.ask(self._driver, "nvmlDeviceGetHandleByUUID", gpu.uuid)
+
+    @property
+    def board(self) -> str:
+        """The UUID of the GPU."""
+        return self._gpu.uuid
+
+    def refuse_vanished(self) -> None:
+        """Raise UserError if the driver no longer reaches the GPU."""
+        refuse_vanished(self._gpu)
 
     def used_bytes(self) -> int | None:
         """Return the memory in use by all programs; None if the driver does not tell."""
@@ -108,18 +157,14 @@ def _group(pid: int) -> int | None:
 
 
 def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu]:
-    devices = gpus()
-    if not devices:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        where = "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
-        raise UserError(f"no GPU is visible{where}; set measure to false to replay a recorded run")
-    if uuid is not None:
-        devices = [gpu for gpu in devices if gpu.uuid == uuid]
-        if not devices:
-            raise UserError(f"board {uuid} is not visible; work on the machine that has it")
     began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
     while True:
-        strangers = {}
+        # One may vanish while others are waited for.
+        devices = _wanted(uuid)
+        if not exclusive:
+            # Holders that share spread over the GPUs.
+            random.shuffle(devices)
+        used = {}
         for gpu in devices:
             lock = _try_lock(gpu, exclusive)
             if lock is None:
@@ -128,36 +173,50 @@ def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu
             if not users:
                 return lock, gpu
             os.close(lock)
-            strangers[gpu] = users
+            used[gpu] = users
         now = time.monotonic()
-        if len(strangers) < len(devices):
+        if len(used) < len(devices):
             free_of_strangers = now
         elif now - free_of_strangers > SETTLE_S:
-            raise UserError(_complaint(strangers))
+            raise UserError(_complaint(used))
         if now - began > wait_s:
             raise UserError(
                 f"{devices[0]}: still held by {_holder(devices[0])} after {wait_s:g} s; "
                 "wait for that job or end it"
             )
-        if not told and not strangers:
+        if not told and not used:
             print(f"waiting for {devices[0]}, held by {_holder(devices[0])}", file=sys.stderr)
             told = True
         time.sleep(random.uniform(*PAUSE_S))
 
 
-def _complaint(strangers: dict[Gpu, list[tuple[int, str]]]) -> str:
-    used = (
+def _wanted(uuid: str | None) -> list[Gpu]:
+    """The GPUs of which a job may take one."""
+    visible = gpus()
+    if not visible:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = "" if hidden is None else f" with CUDA_VISIBLE_DEVICES={hidden!r}"
+        raise UserError(f"no GPU is visible{where}; set measure to false to replay a recorded run")
+    if uuid is None:
+        return nvml.alike(visible)
+    if found := [gpu for gpu in visible if gpu.uuid == uuid]:
+        return found
+    raise UserError(f"board {uuid} is not visible; work on the machine that has it, or {ELSEWHERE}")
+
+
+def _complaint(used: dict[Gpu, list[tuple[int, str]]]) -> str:
+    named = (
         f"{gpu}: process {pid} ({program}) is using it"
-        for gpu, users in strangers.items()
+        for gpu, users in used.items()
         for pid, program in users[:1]
     )
-    return f"{', '.join(used)}; end it, or choose another GPU by CUDA_VISIBLE_DEVICES"
+    return f"{', '.join(named)}; end it, or choose another GPU by CUDA_VISIBLE_DEVICES"
 
 
 def _users(gpu: Gpu) -> list[tuple[int, str]]:
     """Process number and program of everything that computes on a GPU, except this process."""
     driver = nvml.driver()
-    device = driver.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    device = nvml.ask(driver, "nvmlDeviceGetHandleByUUID", gpu.uuid)
     found = nvml.ask(driver, "nvmlDeviceGetComputeRunningProcesses", device) or []
     return [(each.pid, _program(driver, each.pid)) for each in found if each.pid != os.getpid()]
 

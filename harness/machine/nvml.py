@@ -17,6 +17,8 @@ EVENTS = {
 # Reasons that make a time unfit for comparison; a power cap is how the board always works.
 SLOWDOWNS = {"hardware slowdown", "thermal slowdown", "hardware thermal slowdown", "power brake"}
 SEPARATOR = "; "
+# NVML gives a set of cores as words of so many bits; no host has more cores than this.
+WORD, CORES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,66 @@ def gpus() -> list[Gpu]:
     nvml = driver()
     if nvml is None:
         return []
-    found = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(Gpu(index, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)))
+    listed = (_listed(nvml, index) for index in range(nvml.nvmlDeviceGetCount()))
+    found = [gpu for gpu in listed if gpu]
     wish = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wish is None:
         return found
     return [gpu for entry in wish.split(",") if (gpu := _named(nvml, entry.strip(), found))]
+
+
+def alike(visible: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs of the first one's model: times and choices of another say nothing of it."""
+    return [gpu for gpu in visible if gpu.name == visible[0].name]
+
+
+def boards(visible: Sequence[Gpu]) -> list[Gpu]:
+    """The GPUs that may time side by side: alike, and of a board in slices one slice alone.
+
+    The slices of a board share its clock and its power.
+    """
+    chosen: dict[int, Gpu] = {}
+    for gpu in alike(visible):
+        chosen.setdefault(gpu.index, gpu)
+    return list(chosen.values())
+
+
+def near(visible: Sequence[Gpu]) -> dict[str, set[int]]:
+    """The cores of the host that are near each of `boards(visible)`, as far as the driver tells."""
+    nvml = driver()
+    found = {}
+    for gpu in boards(visible):
+        handle = ask(nvml, "nvmlDeviceGetHandleByUUID", gpu.uuid)
+        words = ask(nvml, "nvmlDeviceGetCpuAffinity", handle, CORES // WORD) or []
+        bits = enumerate(bit for word in words for bit in f"{int(word):0{WORD}b}"[::-1])
+        found[gpu.uuid] = {core for core, bit in bits if bit == "1"}
+    return found
+
+
+def present(gpu: Gpu) -> bool:
+    """Whether the driver still reaches a GPU that it has listed before."""
+    nvml = driver()
+    if nvml is None:
+        return False
+    try:
+        nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    except nvml.NVMLError as error:
+        # A driver that does not tell the memory of a GPU may well reach it.
+        return _code(error) in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION)
+    return True
+
+
+def _code(error: Exception) -> int | None:
+    return getattr(error, "value", None)
+
+
+def _listed(nvml, index: int) -> Gpu | None:
+    """The GPU of this number; None for one that has fallen off the bus."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        return Gpu(index, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle))
+    except nvml.NVMLError:
+        return None
 
 
 def _named(nvml, entry: str, found: list[Gpu]) -> Gpu | None:

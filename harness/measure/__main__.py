@@ -6,6 +6,7 @@ again after an interruption, it measures what was not yet finished.
 
 import argparse
 import contextlib
+import datetime
 import os
 import signal
 import sys
@@ -56,6 +57,8 @@ def main() -> None:
         wanted = {key: vars(options)[key] for key in ("dtypes", "passes", "max_cases")}
         measured.refuse_narrower([(options.out, options.impls)], **wanted)
     drawn_seed = drawn.read(options.drawn)
+    # A file that is wrong is named before a GPU is waited for.
+    ceilings.read(options.ceilings)
     wanted = options.dtypes, options.passes, options.max_cases
     cells = list(cell.sweep(op, *wanted, drawn_seed))
     if not cells:
@@ -68,7 +71,6 @@ def main() -> None:
     if whole:
         # The energy of a step is a result of the study, for each stack.
         timing = replace(timing, energy_impls=impls)
-    limits = ceilings.read(options.ceilings)
     plan = scheduler.MeasurementPlan(
         op=op,
         family=family,
@@ -76,7 +78,7 @@ def main() -> None:
         cells=cells,
         seed=options.seed,
         timing=timing,
-        ceilings={row["quantity"]: row["value"] for row in limits if row["source"] == "measured"},
+        ceilings={},
         worker=options.worker or (PARKED_WORKER if whole else WORKER),
         # Networks are prepared one by one too, for the sake of memory.
         self_tuning={impl: {} for impl in impls}
@@ -90,13 +92,17 @@ def main() -> None:
     code = partial(fingerprint.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)
     tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code)
-    with autotune.lock_board(options.autotuned, op.name, tuned) as gpu:
-        # The lease decides which GPU this is.
-        environment = surroundings.ensure(options.environment, ROOT, options.config_sha256)
+    # While all GPUs are visible: one description serves the jobs on each.
+    machine = surroundings.ensure(options.environment, ROOT, options.config_sha256)
+    with autotune.lock_board(options.autotuned, op.name, tuned, options.board) as gpu:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
+        environment = surroundings.on_board(machine, gpu.uuid)
+        limits = ceilings.ensure(options.ceilings, gpu.uuid)
+        rates = {row["quantity"]: row["value"] for row in limits if row["source"] == "measured"}
         origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}
-        measure(plan, gate, gpu_lock.GpuMonitor(gpu), origin, options.out, began)
+        monitor = gpu_lock.GpuMonitor(gpu)
+        measure(replace(plan, ceilings=rates), gate, monitor, origin, options.out, began)
 
 
 def measure(
@@ -116,12 +122,15 @@ def measure(
     - origin: the part of the sidecar that is known beforehand.
     - began: when the job began, by the monotonic clock.
     """
+    started = _now()
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
     with checkpoint.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
         rest = [each for each in plan.cells if str(each) not in kept.cells]
         runner = scheduler.Scheduler(replace(plan, cells=rest, seed=kept.seed), gate, monitor)
         with contextlib.closing(runner.cells()) as cells:
             for done in cells:
+                # Whatever failed on a GPU that is gone says nothing of the implementations.
+                monitor.refuse_vanished()
                 now = time.monotonic()
                 kept.add(done.name, asdict(done) | {"spent_s": now - began})
                 began = now
@@ -132,8 +141,14 @@ def measure(
             kept.remove()
             _keep(out)
         total = sum(each["spent_s"] for each in kept.cells.values()) + time.monotonic() - began
-        _write(out, list(kept.cells.values()), total, origin | _schedule(plan, kept))
+        span = {"began": started, "ended": _now()}
+        about = origin | _schedule(plan, kept) | {"span": span}
+        _write(out, list(kept.cells.values()), total, about)
         kept.remove()
+
+
+def _now() -> str:
+    return cli.utc(datetime.datetime.now(datetime.UTC))
 
 
 def _keep(out: Path) -> None:
@@ -224,6 +239,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--environment", type=Path, required=True, help="made where it is not true")
     parser.add_argument("--config-sha256", default=os.environ.get(CONFIG, ""))
     parser.add_argument("--ceilings", type=Path, required=True)
+    parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=cli.seed, required=True, help="an integer, or fresh")
     parser.add_argument("--dtypes", type=_names, nargs="+", default=[list(DTYPES)])

@@ -25,7 +25,7 @@ from harness import cli, files
 from harness.calls import cell, drawn
 from harness.calls.cell import Cell
 from harness.cli import UserError
-from harness.machine import gpu_lock, nvml
+from harness.machine import gpu_lock
 from harness.measure.messages import Prepare, Release
 from harness.project import fingerprint, registry
 from harness.project.source_tree import self_tuned
@@ -53,8 +53,8 @@ def main() -> None:
     code = fingerprint.implementation(ROOT, family, options.impl)
     wanted = options.dtypes, options.passes, options.max_cases
     cells = list(cell.sweep(op, *wanted, drawn.read(options.drawn)))
-    # Always the first: all libraries are to choose on the board that measures them all.
-    board = next((gpu.uuid for gpu in nvml.gpus()), None)
+    # All libraries are to choose on the board that measures them all.
+    board = options.board or next((gpu.uuid for gpu in gpu_lock.gpus()), None)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
         date = cli.utc(datetime.datetime.now(datetime.UTC))
         # Without its choices the old report says nothing.
@@ -175,14 +175,14 @@ def required(
 
 @contextlib.contextmanager
 def lock_board(
-    folder: Path, op: str, tuned: Mapping[str, Mapping[str, str]]
+    folder: Path, op: str, tuned: Mapping[str, Mapping[str, str]], wanted: str | None = None
 ) -> Iterator[gpu_lock.Gpu]:
-    """Lock the board on which libraries tuned themselves, alone; any board if none did.
+    """Lock the board on which libraries tuned themselves, alone; `wanted` or any if none did.
 
     tuned: as `required` gives it. Raises UserError where that board is not here.
     """
-    board = next((one["gpu"] for one in tuned.values()), None)
-    if board and board not in {gpu.uuid for gpu in nvml.gpus()}:
+    board = next((one["gpu"] for one in tuned.values()), wanted)
+    if tuned and board not in {gpu.uuid for gpu in gpu_lock.gpus()}:
         problem = f"libraries tuned themselves on another board, {board}"
         raise UserError(f"{folder / op}: {problem}; remove it and start again")
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
@@ -193,6 +193,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--op", required=True)
     parser.add_argument("--impl", required=True)
+    parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)

@@ -21,10 +21,13 @@ RUNNING = tuple(name for name in raw.READINGS if name not in ENERGY)
 class Rows:
     """The rows of one cell, in the order in which they were taken.
 
-    name: that of a worker, which tells the implementation and its process.
+    board: the UUID of the GPU. name: that of a worker, which tells the implementation and its
+    process.
     """
 
-    def __init__(self, op: Op, family: str, cell: Cell, ceilings: Mapping[str, float]):
+    def __init__(
+        self, op: Op, family: str, cell: Cell, ceilings: Mapping[str, float], board: str = ""
+    ):
         self.taken: list[dict[str, object]] = []
         self._cell, self._ceilings = cell, ceilings
         cost = op.cost(cell.case, cell.pass_, ITEMSIZE[cell.dtype])
@@ -37,6 +40,7 @@ class Rows:
             "dtype": cell.dtype,
             "pass": cell.pass_,
             "set": cell.set,
+            "board": board,
             "bytes_read": cost.bytes_read,
             "bytes_written": cost.bytes_written,
             "flops": cost.flops,

@@ -121,7 +121,9 @@ class Scheduler:
                 yield done
 
     def _finish(self, cell: Cell) -> FinishedCell:
-        self._rows = Rows(self._plan.op, self._plan.family, cell, self._plan.ceilings)
+        self._rows = Rows(
+            self._plan.op, self._plan.family, cell, self._plan.ceilings, self._monitor.board
+        )
         self._timed_s, self._first_s, self._phase_times = 0.0, 0.0, PhaseTimes()
         self._spent_s: dict[str, float] = defaultdict(float)
         stopped = self._measure(cell)

@@ -147,6 +147,7 @@ VERDICT = _text("verdict", "ours against the baseline", WORDS)
 NOTE = _text("note", "a ratio that calls for a look at whether both do the same work")
 FILE = _text("file", "stem of the kernel file")
 KERNEL = _text("kernel", "name of the compiled function")
+BOARD = _text("board", "UUID of the GPU", absent="")
 RUN_ID = _text("run_id", "UTC date and time, short commit and GPU model of the run")
 QUANTITY = (
     _text("quantity", "`read`, `write`, `copy`, a data type, `launch` or `memory`"),
@@ -163,7 +164,7 @@ RAW = Table(
     "raw/<op>",
     "an implementation in a block of a cell, by process",
     (
-        *(OP, FAMILY, CASE, DTYPE, PASS, SET, IMPL, VERSION),
+        *(OP, FAMILY, CASE, DTYPE, PASS, SET, BOARD, IMPL, VERSION),
         _count(
             "process", "number among the processes of the implementation", filled=True, absent=0
         ),
@@ -425,8 +426,10 @@ ENVIRONMENT = Table(
     ),
 )
 
-CEILINGS = Table("ceilings", "a rate of the machine", CEILING)
-SHOWN_CEILINGS = Table("shown_ceilings", "a rate of the machine of a run shown", (RUN_ID, *CEILING))
+CEILINGS = Table("ceilings", "a rate of a GPU", (*CEILING, BOARD))
+SHOWN_CEILINGS = Table(
+    "shown_ceilings", "a rate of a GPU of a run shown", (RUN_ID, *CEILING, BOARD)
+)
 
 DATASHEETS = Table(
     "datasheets",

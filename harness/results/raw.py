@@ -130,6 +130,11 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
     if sidecar["csv_sha256"] != sha256(content):
         raise UserError(f"{path}: its SHA-256 is not the one in {beside.name}; {remedy}")
+    own = (sidecar["environment"].get("gpu") or {}).get("uuid", "")
+    # Rows of former runs name no board.
+    if others := {row["board"] for row in rows} - {"", own}:
+        said = f"rows of board {min(others)} where {beside.name} says {own or 'no GPU'}"
+        raise UserError(f"{path}: {said}; {remedy}")
     if sidecar["environment_sha256"] != environment_sha256(sidecar["environment"]):
         raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
     return rows, sidecar

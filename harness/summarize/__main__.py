@@ -93,12 +93,16 @@ def summarize(
     tuning = tables.tuning(in_force, builds, {row["gpu"] for row in shown})
     _write(folder, columns.TUNING, tuning)
     machine = schema.read(folder / "environment.json", "environment", reports.REMEDY)
-    environments = {
-        car["run_id"]: car["environment"]
-        | {key: car[key] for key in ("environment_sha256",) if key in car}
+    environments = [
+        (
+            car["run_id"],
+            car["environment"] | {key: car[key] for key in ("environment_sha256",) if key in car},
+        )
         for car in sidecars.values()
-    }
-    environments.setdefault(machine["run_id"], machine)
+    ]
+    if machine["run_id"] not in dict(environments):
+        own = {key: value for key, value in machine.items() if key != "gpus"}
+        environments.append((machine["run_id"], own))
     _write(folder, columns.ENVIRONMENT, tables.environment(environments))
     _write(folder, columns.SHOWN_CEILINGS, tables.ceilings(sidecars))
     _write(folder, columns.DATASHEETS, datasheets.rows())

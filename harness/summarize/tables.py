@@ -159,20 +159,30 @@ def runs(sidecars: Mapping[str, dict], changed: Iterable[str] = ()) -> list[dict
     return list(found.values())
 
 
-def environment(environments: Mapping[str, Mapping]) -> Iterator[dict]:
-    for run_id, environment in environments.items():
+def environment(environments: Iterable[tuple[str, Mapping]]) -> Iterator[dict]:
+    """The rows of environment.csv: of each run every key of its machine's descriptions, once.
+
+    environments: run and description. A run on several boards has a description for each. Values
+    that differ between them stand in one row, in the order of the boards.
+    """
+    found: dict[tuple[str, str], dict[str, object]] = {}
+    for run_id, environment in environments:
         for key, value in _flat(environment).items():
-            yield {"run_id": run_id, "key": key, "value": value}
+            found.setdefault((run_id, key), {}).setdefault(str(value), value)
+    for (run_id, key), values in found.items():
+        value = next(iter(values.values())) if len(values) == 1 else "; ".join(values)
+        yield {"run_id": run_id, "key": key, "value": value}
 
 
 def ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
     seen = set()
     for car in sidecars.values():
+        board = (car["environment"].get("gpu") or {}).get("uuid", "")
         for row in car["ceilings"]:
-            key = (car["run_id"], row["quantity"], row["source"])
+            key = (car["run_id"], board, row["quantity"], row["source"])
             if key not in seen:
                 seen.add(key)
-                yield {"run_id": car["run_id"], **row}
+                yield {"run_id": car["run_id"], **row, "board": board}
 
 
 def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dict]:

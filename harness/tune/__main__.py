@@ -7,6 +7,7 @@ it.
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--max-cases", type=int, help="keep the first cases of each sweep")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--jobs", type=int, default=cores, help="compilers that run side by side")
+    parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if not Path(f"kernels/{options.file}.py").is_file():
@@ -41,12 +43,13 @@ def main() -> None:
     # Triton reads it while it is imported.
     os.environ.pop("TRITON_INTERPRET", None)
     wanted = (options.dtypes, options.passes, options.max_cases)
-    files.write_json(options.out, table(options.file, *wanted, options.jobs))
+    held = functools.partial(locked, board=options.board)
+    files.write_json(options.out, table(options.file, *wanted, options.jobs, locked=held))
 
 
 @contextlib.contextmanager
-def locked(exclusive: bool) -> Iterator[gpu_lock.GpuMonitor]:
-    with gpu_lock.hold(exclusive) as gpu:
+def locked(exclusive: bool, board: str | None = None) -> Iterator[gpu_lock.GpuMonitor]:
+    with gpu_lock.hold(exclusive, uuid=board) as gpu:
         yield gpu_lock.GpuMonitor(gpu)
 
 

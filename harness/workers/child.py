@@ -29,7 +29,7 @@ def main(connection: int, log: int, job: int, parent: int) -> None:
     The first line back is its process number.
 
     - job: the descriptor of a JSON file with `op`, `impl`, `seed`, `worker` (the class that does
-      the work, as `module:Class`) and `environment`, which is too long for a socket.
+      the work, as `module:Class`), `cores` and `environment`, which is too long for a socket.
     - parent: the process number of the forkserver.
     """
     os.setsid()
@@ -59,6 +59,9 @@ def die_with(parent: int) -> None:
 def _work(job: dict, requests: TextIO, answers: TextIO) -> None:
     os.environ.clear()
     os.environ.update(job["environment"])
+    # A container may forbid it; then all jobs share its cores.
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, job["cores"])
 
     def start() -> object:
         return pkgutil.resolve_name(job["worker"])(job["op"], job["impl"], job["seed"])

@@ -66,9 +66,12 @@ class WorkerHandle:
         self._ended = False
         self._expected: type[Answer] = Hello
         self._server = forkserver.current()
-        work = {"op": op, "impl": impl, "seed": seed, "worker": worker}
+        work: dict[str, object] = {"op": op, "impl": impl, "seed": seed, "worker": worker}
         with theirs, tempfile.TemporaryFile("w+") as job:
-            json.dump(work | {"environment": {**os.environ, **(variables or {})}}, job)
+            work["environment"] = {**os.environ, **(variables or {})}
+            # The forkserver may have begun before the parent had a GPU, and cores with it.
+            work["cores"] = sorted(os.sched_getaffinity(0))
+            json.dump(work, job)
             job.seek(0)
             # If the forkserver has died, the first `answer` reports it.
             with contextlib.suppress(OSError):

@@ -16,6 +16,8 @@ SMALL = r"\scriptsize\setlength{\tabcolsep}{3pt}"
 # The mark of ops whose code is not what was timed.
 DAGGER = r"$^\dagger$"
 DAGGER_NOTE = r" A dagger: the code has changed since these times were taken."
+# Letters of a UUID that tell a GPU from others.
+BOARD = 12
 SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 COLOUR = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x1f\x7f]")
 ESCAPES = {
@@ -47,6 +49,11 @@ def code(value: object) -> str:
     for letter in (r"\_", "-", ".", "/", ":", "="):
         text = text.replace(letter, letter + r"\allowbreak{}")
     return rf"\texttt{{{text}}}"
+
+
+def board(uuid: str) -> str:
+    """The first letters of a GPU's UUID, or a dash."""
+    return code(uuid[:BOARD]) if uuid else "--"
 
 
 def prose(value: object) -> str:

@@ -105,12 +105,13 @@ def _quantities(frame, eager, limits, moved):
 
 
 def _limits(folder, ours):
-    """The measured ceilings, in GB/s, of the run that each cell comes from."""
+    """The measured ceilings, in GB/s, of the GPU that took the times of each cell."""
     rows = read(folder, "shown_ceilings")
-    rows = rows[rows["source"] == "measured"].set_index(["run_id", "quantity"])["value"]
-    run_of = {op: row.run_id for row in read(folder, "runs").itertuples() for op in row.ops.split()}
+    rows = rows[rows["source"] == "measured"].set_index(["run_id", "board", "quantity"])["value"]
+    runs = read(folder, "runs").itertuples()
+    gpu_of = {op: (row.run_id, row.board) for row in runs for op in row.ops.split()}
     ops = ours.index.get_level_values("op")
     return {
-        name: [rows.get((run_of.get(op), name), float("nan")) for op in ops]
+        name: [rows.get((*gpu_of.get(op, ("", "")), name), float("nan")) for op in ops]
         for name in ("copy", "write")
     }

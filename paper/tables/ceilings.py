@@ -1,4 +1,4 @@
-"""The ceilings of each run shown, at the clocks seen meanwhile, beside the data sheets of GPUs."""
+"""The ceilings of each GPU of a run shown, at the clocks seen meanwhile, beside data sheets."""
 
 import _table
 from _data import read, run
@@ -16,12 +16,14 @@ def main(arguments):
         return
     sheets = read(arguments.run, "datasheets")
     parts = []
-    for run_id, own in rows.groupby("run_id", sort=False):
-        parts += _of_run(run_id, own, sheets)
+    for (run_id, board), own in rows.groupby(["run_id", "board"], sort=False):
+        several = rows.loc[rows["run_id"] == run_id, "board"].nunique() > 1
+        title = f"Run {_table.code(run_id)}" + f", board {_table.board(board)}" * several
+        parts += _of_run(title, own, sheets)
     _table.save(arguments.out, PARAGRAPH.join([*parts, _sources(rows, sheets)]))
 
 
-def _of_run(run_id, own, sheets):
+def _of_run(title, own, sheets):
     measured = own[own["source"] == MEASURED]
     sheet = own[own["source"].str.startswith(SHEET)]
     known = set(sheet["source"].str.removeprefix(SHEET))
@@ -45,7 +47,7 @@ def _of_run(run_id, own, sheets):
     columns = "ll" + "S[table-format=4.2]S[table-format=4.0]S[table-format=4.1]S[table-format=3.1]"
     columns += "S[table-format=4.1]" * (len(titles) - 1)
     table = _table.tabular(columns, [" & ".join([*head, *titles[1:]])], lines)
-    parts = [f"Run {_table.code(run_id)}", table]
+    parts = [title, table]
     if above:
         named = ", ".join(map(_table.escape, above))
         parts.append(rf"\textbf{{Above the data sheet, so one of the two is wrong: {named}.}}")

@@ -1,6 +1,7 @@
 r"""Name the source of the numbers: `\provenance` for the first page, `\measuredon` for the date.
 
-A sentence says whether the times were measured for this document; a table has a row for each run.
+A sentence says whether the times were measured for this document; a table has a row for each run,
+and for each GPU of a run on several. `\sidebyside` says whether times were taken side by side.
 """
 
 import _table
@@ -17,9 +18,13 @@ CHANGED = (
     "since; the text describes what it is now."
 )
 UNHASHED = " A dash: the record holds no digest of the harness that took the times."
+ALONE = (
+    "No run of this document has times of several. How far the times of an operation lie apart "
+    "on two GPUs of one host was not measured."
+)
 DIRTY = ", with uncommitted changes"
-# Letters of a board's name and of a digest that tell it from others.
-BOARD, DIGEST = 12, 8
+# Letters of a digest that tell it from others.
+DIGEST = 8
 
 
 def main(arguments):
@@ -37,7 +42,9 @@ def main(arguments):
     text += UNHASHED * any(runs["harness_sha256"] == "")
     dates = sorted(runs["date"].str[:10].unique())
     span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
+    boards = runs.groupby("run_id", sort=False)["board"].nunique()
     lines = [
+        rf"\newcommand{{\sidebyside}}{{{_side_by_side(boards[boards > 1])}}}",
         r"\newcommand{\provenance}{%",
         text,
         r"\par\smallskip{" + _table.SMALL + "%",
@@ -46,6 +53,13 @@ def main(arguments):
         "",
     ]
     _table.save(arguments.out, "\n".join(lines))
+
+
+def _side_by_side(boards):
+    if boards.empty:
+        return ALONE
+    runs = (f"{count} GPUs in run {_table.code(run_id)}" for run_id, count in boards.items())
+    return f"Times of a run were taken on several: on {_table.listed(runs)}."
 
 
 def _row(row, single: bool, mixed: bool) -> list[str]:
@@ -57,7 +71,7 @@ def _row(row, single: bool, mixed: bool) -> list[str]:
         ops = ", ".join(_table.code(op) + _table.DAGGER * (op in changed) for op in names)
     dirty = DIRTY * (str(row.dirty) == "True")
     harness = _table.code(row.harness_sha256[:DIGEST]) if row.harness_sha256 else "--"
-    board = _table.code(row.board[:BOARD]) if row.board else "--"
+    board = _table.board(row.board)
     return [ops, _table.code(row.run_id) + dirty, board, harness, *[row.mode] * mixed]
 
 

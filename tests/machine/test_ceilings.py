@@ -16,7 +16,8 @@ from harness.machine.nvml import Gpu
 from harness.results import columns, times
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADER = "quantity,unit,value,sm_mhz,source\n"
+HEADER = "quantity,unit,value,sm_mhz,source,board\n"
+BOARD = "GPU-1"
 GPUS = ["a100-sxm4-80gb", "h100-80gb-hbm3", "h200", "b200"]
 READ = ("read", "GB/s", 4380.5, 1755, "measured")
 LAUNCH = ("launch", "us", 4.5, None, "measured")
@@ -50,10 +51,9 @@ def test_without_a_gpu_they_are_a_header(tmp_path, monkeypatch):
 
 def test_they_are_read_as_written(tmp_path):
     out = tmp_path / "ceilings.csv"
-    ceilings.write(out, [READ, LAUNCH])
-    assert ceilings.read(out) == [
-        dict(zip(ceilings.HEADER, row, strict=True)) for row in (READ, LAUNCH)
-    ]
+    rows = [(*row, BOARD) for row in (READ, LAUNCH)]
+    ceilings.write(out, rows)
+    assert ceilings.read(out) == [dict(zip(ceilings.HEADER, row, strict=True)) for row in rows]
 
 
 def test_the_data_sheet_follows_what_was_measured(tmp_path, monkeypatch):
@@ -123,9 +123,11 @@ def test_a_table_that_holds_no_ceilings_is_refused(tmp_path, text):
         ceilings.read(out)
 
 
-def table(folder: Path, rows: list[tuple]) -> str:
-    """Return the paper's table for a run with these rows."""
-    shown = [("run_id", *ceilings.HEADER), *(("20000101T0000Z-a-h200", *row) for row in rows)]
+def table(folder: Path, rows: list[tuple], *boards: str) -> str:
+    """Return the paper's table for a run with these rows of each board."""
+    shown = [("run_id", *ceilings.HEADER)]
+    for board in boards or [BOARD]:
+        shown += [("20000101T0000Z-a-h200", *row, board) for row in rows]
     sheets = [list(datasheets.rows()[0]), *(row.values() for row in datasheets.rows())]
     for name, lines in (("shown_ceilings", shown), ("datasheets", sheets)):
         with (folder / f"{name}.csv").open("w", newline="") as file:
@@ -157,6 +159,17 @@ def test_no_share_above_the_peak_is_printed_as_if_it_were_any_other(tmp_path):
     text = table(tmp_path, [fast, READ, *datasheets.of("h200")])
     assert r"& 989.5 & {\textbf{101.1!}} &" in text
     assert r"\textbf{Above the data sheet, so one of the two is wrong: bfloat16.}" in text
+
+
+def test_each_board_of_a_run_has_its_ceilings(tmp_path):
+    text = table(tmp_path, [READ], "GPU-00000000", "GPU-11111111")
+    titles = [line for line in text.replace(r"\allowbreak{}", "").splitlines() if "Run" in line]
+    assert [line.partition(", board ")[2] for line in titles] == [
+        r"\texttt{GPU-00000000}",
+        r"\texttt{GPU-11111111}",
+    ]
+    assert text.count("read & GB/s & 4380") == 2
+    assert "board" not in table(tmp_path, [READ])
 
 
 def test_a_run_without_ceilings_says_so(tmp_path):

@@ -28,6 +28,7 @@ RECORD = [
     "cores",
     "memory_gib",
     "gpu",
+    "gpus",
     "versions",
     "hashes",
     "config_sha256",

@@ -55,12 +55,12 @@ def test_visible_devices_choose(driver, monkeypatch, wish, found):
 
 
 def test_a_slice_of_a_gpu_is_known_by_its_name(driver, monkeypatch):
-    monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: f"NVIDIA H200 of {handle}")
+    monkeypatch.setattr(driver, "nvmlDeviceGetName", lambda handle: "NVIDIA H200 MIG")
     driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: "GPU-00-fake"
     driver.nvmlDeviceGetIndex = lambda handle: 5
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
     with gpu_lock.hold(exclusive=True) as gpu:
-        assert (gpu.index, gpu.uuid, gpu.name) == (5, "MIG-aa", "NVIDIA H200 of MIG-aa")
+        assert (gpu.index, gpu.uuid, gpu.name) == (5, "MIG-aa", "NVIDIA H200 MIG")
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "MIG-aa"
         # Another slice of the same GPU is another lock.
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa,MIG-bb")

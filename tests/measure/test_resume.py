@@ -144,7 +144,7 @@ with gpu_lock.hold(exclusive=True):
 
 @pytest.mark.parametrize("flags", [["--resources", "mem_mb=9000"], ["--resources", "gpu=2"]])
 def test_no_resources_on_the_command_line_let_two_time_at_once(tmp_path, flags):
-    """Resources of the command line silently replace the profile's `gpu=1`, so both jobs start."""
+    """Amounts of the command line go before those of the study, so both jobs start."""
     (tmp_path / "Snakefile").write_text(SHARED)
     (tmp_path / "job.py").write_text(JOB)
     (tmp_path / "pynvml.py").write_text(FAKE)

@@ -189,11 +189,15 @@ def test_the_first_page_says_in_a_table_which_op_is_of_which_board(full, tmp_pat
     text, rows = page(old, new)
     assert "replayed from a recorded run." in text and text.count("A dash") == 1
     assert [row.count(" & ") for row in rows] == [3, 3]
+    assert (
+        r"\sidebyside}{Times of a run were taken on several: on 2 GPUs in run \texttt{2026" in text
+    )
     assert rows[0].startswith(r"\texttt{dot}, \texttt{scale} & \texttt{20260101T0000Z-abc-h200}")
     assert r"\texttt{GPU-01234567} & --" in rows[0]
     assert r"\texttt{GPU-fedcba98} & \texttt{eeeeeeee}" in rows[1]
     text, rows = page(new)
     assert "A dash" not in text and rows[0].startswith("all 1 &")
+    assert r"\sidebyside}{No run of this document has times of several. How far" in text
     text, rows = page(old, new | {"mode": "measured", "dirty": True})
     assert "Some times were measured" in text
     assert [row.split(" & ")[-1] for row in rows] == [r"replayed \\", r"measured \\"]

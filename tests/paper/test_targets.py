@@ -45,10 +45,12 @@ def typeset(tmp_path, monkeypatch):
 
     def make(path, targets, rows):
         save(tmp_path, "summary", rows)
-        run = {"run_id": "r", "mode": "replayed", "date": "2026-11-23", "commit": "c"}
+        run = {"run_id": "r", "mode": "replayed", "date": "2026-11-23", "commit": "c", "board": "g"}
         save(tmp_path, "runs", [run | {"ops": "add mul", "changed_ops": "mul"}])
-        limits = [("r", "copy", 4000.0), ("r", "write", 2000.0)]
-        ceilings = pd.DataFrame(limits, columns=["run_id", "quantity", "value"])
+        # Another GPU of the run, whose rates bound none of these cells.
+        limits = [("r", "other", "copy", 1.0), ("r", "other", "write", 1.0)]
+        limits += [("r", "g", "copy", 4000.0), ("r", "g", "write", 2000.0)]
+        ceilings = pd.DataFrame(limits, columns=["run_id", "board", "quantity", "value"])
         save(tmp_path, "shown_ceilings", ceilings.assign(source="measured"))
         listed = pd.DataFrame([dict.fromkeys(COLUMNS, "") | one for one in targets])
         listed.to_csv(tmp_path / "targets.csv", index=False)

@@ -510,3 +510,24 @@ def test_a_report_of_this_machine_that_says_nothing_is_named(tmp_path):
     (tmp_path / "verify/dot/ours.json").write_text("{}")
     with pytest.raises(UserError, match=r"ours\.json: has no 'op'; remove it and run"):
         summarize(tmp_path, tmp_path / "recorded")
+
+
+def test_a_run_on_several_boards_names_each_with_its_ops(tmp_path):
+    cars = {}
+    for op, board in (("add", "GPU-a"), ("mul", "GPU-b"), ("dot", "GPU-a")):
+        taken = synthetic.environment()
+        taken["gpu"] |= {"uuid": board, "vbios": f"v {board}"}
+        rate = 1.0 + (board == "GPU-b")
+        limits = [{"quantity": "read", "unit": "GB/s", "value": rate, "source": "measured"}]
+        about = {key: taken[key] for key in ("run_id", "date", "commit", "dirty")}
+        cars[op] = about | {"mode": "measured", "environment": taken, "ceilings": limits}
+        cars[op]["environment_sha256"] = raw.environment_sha256(taken)
+    runs = tables.runs(cars)
+    assert [(row["board"], row["ops"]) for row in runs] == [("GPU-a", "add dot"), ("GPU-b", "mul")]
+    shown = [(row["board"], row["value"]) for row in tables.ceilings(cars)]
+    assert shown == [("GPU-a", 1.0), ("GPU-b", 2.0)]
+    every = list(tables.environment((car["run_id"], car["environment"]) for car in cars.values()))
+    found = {row["key"]: row["value"] for row in every}
+    assert len(found) == len(every)
+    assert found["gpu.uuid"] == "GPU-a; GPU-b" and found["gpu.vbios"] == "v GPU-a; v GPU-b"
+    assert found["gpu.name"] == "Synthetic GPU" and found["cores"] == 16

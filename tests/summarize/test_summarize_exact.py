@@ -123,7 +123,7 @@ def rooms(monkeypatch, tmp_path, written):
 
     monkeypatch.setattr(source_tree, "network_ops", network_ops)
     monkeypatch.setattr(summarize, "_write_cells", write_cells)
-    (tmp_path / "environment.json").write_text('{"run_id": "here", "gpu": null}')
+    (tmp_path / "environment.json").write_text('{"run_id": "here", "gpu": null, "gpus": []}')
     (tmp_path / "build").mkdir()
     for name in ("vector", "softmax", "reductions", "other"):
         (tmp_path / "build" / f"{name}.json").write_text(json.dumps({"name": name}))
@@ -159,11 +159,9 @@ def test_each_file_has_the_rows_of_its_room(rooms, study, written, tmp_path):
     folders = [("folders", tmp_path, recorded, cars), tmp_path / "verify" / "softmax"]
     found = ("verified", folders)
     built = [{"name": name} for name in ("reductions", "softmax", "vector")]
-    environments = {
-        "a": {"gpu": "gpu of a"},
-        "b": {"gpu": "gpu of b", "environment_sha256": "digest"},
-        "here": {"run_id": "here", "gpu": None},
-    }
+    other = {"gpu": "gpu of b", "environment_sha256": "digest"}
+    environments = [("a", {"gpu": "gpu of a"}), *[("b", other)] * 3]
+    environments += [("here", {"run_id": "here", "gpu": None})]
     assert rooms["asked"] == (tmp_path, ["add"])
     assert rooms["cells"] == (tmp_path, STUDY)
     assert rooms["checked"] == [(recorded, ["mul", "dot", "gone"], {"vector", "reductions"})]
@@ -215,8 +213,8 @@ def test_the_environment_of_a_run_is_that_beside_its_times(rooms, study, written
     (tmp_path / "environment.json").write_text('{"run_id": "a", "gpu": "another"}')
     summarize.summarize(tmp_path, tmp_path)
     _, _, (_, environments) = written["environment"]
-    assert list(environments) == ["a", "b"]
-    assert environments["a"] == {"gpu": "gpu of a"}
+    assert [run_id for run_id, _ in environments] == ["a", "b", "b", "b"]
+    assert environments[0] == ("a", {"gpu": "gpu of a"})
 
 
 @pytest.mark.parametrize(("place", "found"), [("", {}), ("other", {"b.json": {"c": 1}})])

@@ -33,7 +33,9 @@ OP = Op(
     sweep=(make_case(M=1), make_case(M=2)),
 )
 CELLS = list(sweep(OP, ["float32"], ["forward"], None))
-ENVIRONMENT = {"run_id": "r", "date": "d", "commit": "c", "dirty": False, "gpu": {"name": "H"}}
+BOARD = "GPU-00-fake"
+ENVIRONMENT = {"run_id": "r", "date": "d", "commit": "c", "dirty": False}
+ENVIRONMENT |= {"gpu": {"name": "H", "uuid": BOARD}}
 TIMING = Timing(
     min_blocks=BLOCKS,
     max_blocks=BLOCKS,
@@ -59,9 +61,13 @@ class FakeMonitor:
 
     def __init__(self, *used, foreign=()):
         self.used, self.names, self.groups = list(used) or [None], list(foreign), []
+        self.board = BOARD
 
     def used_bytes(self):
         return self.used.pop(0) if len(self.used) > 1 else self.used[0]
+
+    def refuse_vanished(self):
+        pass
 
     def users(self):
         return set()

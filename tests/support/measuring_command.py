@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harness.calls.cell import sweep
-from harness.machine import gpu_lock
+from harness.machine import ceilings, gpu_lock
 from harness.project import fingerprint, registry
 from ops._spec import DTYPES
 from tests.support.fake_nvml import FAKE
@@ -21,7 +21,9 @@ def arguments(tmp_path):
     """Return the arguments of `harness.measure` for the first case of scale, all verified."""
     gpu = {"name": "NVIDIA H200"}
     (tmp_path / "environment.json").write_text(json.dumps(ENVIRONMENT | {"gpu": gpu}))
-    (tmp_path / "ceilings.csv").write_text("quantity,unit,value,sm_mhz,source\n")
+    # A rate that bounds nothing: boards without one would be measured.
+    known = [("launch", "us", 4.5, None, "measured", f"GPU-{n}{n}-fake") for n in range(8)]
+    ceilings.write(tmp_path / "ceilings.csv", known)
     op, _ = registry.op("scale")
     cells = list(sweep(op, DTYPES, op.passes, None, drawn_seed=17))
 

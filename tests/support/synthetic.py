@@ -141,8 +141,16 @@ def _measurement(folder: Path, op: str, mode: str) -> None:
     write_raw(folder, op, [row for cell in _cells(op) for row in _rows(op, *cell)], mode)
 
 
-def write_raw(folder: Path, op: str, rows: list[dict], mode="measured", gpu="Synthetic GPU"):
-    """Write `raw/<op>.csv` from these rows, by column, and its sidecar."""
+def write_raw(
+    folder: Path,
+    op: str,
+    rows: list[dict],
+    mode="measured",
+    gpu="Synthetic GPU",
+    board="GPU-00000000",
+    **more,
+):
+    """Write `raw/<op>.csv` from these rows, by column, and its sidecar, which has `more`."""
     path = folder / "raw" / f"{op}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -152,7 +160,7 @@ def write_raw(folder: Path, op: str, rows: list[dict], mode="measured", gpu="Syn
         writer.writeheader()
         writer.writerows(rows)
     taken = environment()
-    taken["gpu"]["name"] = gpu
+    taken["gpu"] |= {"name": gpu, "uuid": board}
     sidecar = {key: taken[key] for key in ("run_id", "date", "commit", "dirty")} | {
         "op": op,
         "mode": mode,
@@ -170,7 +178,7 @@ def write_raw(folder: Path, op: str, rows: list[dict], mode="measured", gpu="Syn
         "schedule": {"cores": 16},
         "autotuned": {"a_library": {"date": taken["date"], "gpu": "GPU-0"}},
     }
-    write_json(path.with_suffix(".json"), sidecar)
+    write_json(path.with_suffix(".json"), sidecar | more)
 
 
 def _cells(op: str):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.machine import affinity
 from harness.project import registry
 from harness.workers import forkserver
 from harness.workers.messages import Done, Failure, Hello
@@ -48,6 +49,16 @@ def state(pid):
 
 def gone(pid):
     return state(pid) in ("", "Z")
+
+
+def test_a_worker_runs_on_the_cores_that_the_parent_has_now(workers):
+    # The server that forks it may have begun with all cores.
+    forkserver.current()
+    before = os.sched_getaffinity(0)
+    with affinity.on({max(before)}):
+        worker = workers()
+    assert os.sched_getaffinity(worker.pid) == {max(before)}
+    assert os.sched_getaffinity(workers().pid) == os.sched_getaffinity(0) == before
 
 
 def test_a_further_worker_is_forked_from_a_server_that_has_imported_for_it(workers):

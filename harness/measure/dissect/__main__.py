@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness import cli, files
-from harness.machine import nvml
+from harness.machine import gpu_lock, nvml
 from harness.results import columns
 
 STACKS = ("torch_eager", "torch_compile", "liger", "ours")
@@ -23,22 +23,20 @@ STACKS = ("torch_eager", "torch_compile", "liger", "ours")
 def main() -> None:
     options = _options()
     gpu = bool(nvml.gpus())
-    with _place(gpu):
+    with _place(gpu, options.board):
         rows = list(_rows(options, gpu))
     write(options.out, columns.DISSECTED[options.subject], rows)
     print(f"dissect {options.subject}: {len(rows)} rows")
 
 
 @contextlib.contextmanager
-def _place(gpu: bool) -> Iterator[None]:
+def _place(gpu: bool, board: str | None) -> Iterator[None]:
     """Lock a GPU, or set Triton's interpreter; before torch and Triton are imported."""
     if not gpu:
         os.environ["TRITON_INTERPRET"] = "1"
         yield
         return
-    from harness.machine import gpu_lock
-
-    with gpu_lock.hold(exclusive=True):
+    with gpu_lock.hold(exclusive=True, uuid=board):
         yield
 
 
@@ -96,6 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300, help="steps of training")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of step_memory")
     parser.add_argument("--seed", type=int, default=0, help="of the order in the ladder")
+    parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 

@@ -1,0 +1,281 @@
+"""Check that jobs share the GPUs of a host: one to each, on cores of its own, whatever one does."""
+
+import collections
+import contextlib
+import os
+import subprocess
+import threading
+
+import pytest
+
+from harness.cli import UserError
+from harness.machine import affinity, ceilings, environment, gpu_lock, nvml
+
+COUNTS = [1, 2, 4, 8]
+LAST = -1
+NOWHERE = frozenset()
+
+
+def uuids(count):
+    return [f"GPU-{n}{n}-fake" for n in range(count)]
+
+
+@pytest.fixture
+def gpus(driver, monkeypatch, tmp_path):
+    """Imitate a driver of so many GPUs; return files that say which are lost and which are used."""
+    lost, used = tmp_path / "lost", tmp_path / "used"
+    monkeypatch.setenv("FAKE_LOST", str(lost))
+    monkeypatch.setenv("FAKE_USED", str(used))
+    monkeypatch.setattr(gpu_lock, "SETTLE_S", 0.1)
+
+    def make(count):
+        monkeypatch.setenv("FAKE_GPUS", str(count))
+        return lost, used
+
+    return make
+
+
+@contextlib.contextmanager
+def everywhere():
+    """Hold a GPU while all are visible to the next holder, as another process would."""
+    with gpu_lock.hold(exclusive=True, wait_s=0.2) as gpu:
+        own = os.environ.pop("CUDA_VISIBLE_DEVICES")
+        yield gpu.uuid
+        os.environ["CUDA_VISIBLE_DEVICES"] = own
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_of_several_jobs_has_a_gpu_of_its_own(gpus, count):
+    gpus(count)
+    with contextlib.ExitStack() as held:
+        assert [held.enter_context(everywhere()) for _ in range(count)] == uuids(count)
+        with pytest.raises(UserError, match="still held"), everywhere():
+            pass
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_verifications_spread_over_all_gpus(gpus, count):
+    gpus(count)
+    found = collections.Counter()
+    for _ in range(30 * count):
+        with gpu_lock.hold(exclusive=False) as gpu:
+            found[gpu.uuid] += 1
+    # A GPU that none of them takes has a chance below 1e-12.
+    assert set(found) == set(uuids(count))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_gpu_that_is_gone_is_left_out(gpus, count):
+    lost, _ = gpus(count)
+    lost.write_text(uuids(count)[LAST])
+    assert [gpu.uuid for gpu in gpu_lock.gpus()] == uuids(count)[:LAST]
+    message = f"board {uuids(count)[LAST]} is not visible.* start the study again"
+    with (
+        pytest.raises(UserError, match=message if count > 1 else "no GPU is visible"),
+        gpu_lock.hold(exclusive=True, uuid=uuids(count)[LAST]),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+@pytest.mark.parametrize("count", COUNTS)
+def test_what_a_job_found_on_a_gpu_that_vanished_is_worth_nothing(gpus, count, exclusive):
+    lost, _ = gpus(count)
+    with (
+        pytest.raises(UserError, match="gone from the driver while this job used it"),
+        gpu_lock.hold(exclusive, uuid=uuids(count)[LAST]),
+    ):
+        lost.write_text(uuids(count)[LAST])
+    # An error of the job itself is not covered up.
+    lost.unlink()
+    with pytest.raises(ZeroDivisionError), gpu_lock.hold(exclusive, uuid=uuids(count)[LAST]):
+        lost.write_text(uuids(count)[LAST])
+        _ = 1 / 0
+
+
+def test_a_gpu_that_vanishes_while_it_is_waited_for_is_waited_for_no_longer(gpus):
+    lost, _ = gpus(2)
+    with everywhere(), everywhere():
+        later = threading.Timer(0.3, lost.write_text, ["\n".join(uuids(2))])
+        later.start()
+        with pytest.raises(UserError, match="no GPU is visible"), gpu_lock.hold(exclusive=True):
+            pass
+        later.join()
+        lost.unlink()
+
+
+@pytest.mark.parametrize("count", COUNTS[1:])
+def test_a_gpu_in_use_by_another_program_is_left_to_it(gpus, count):
+    _, used = gpus(count)
+    used.write_text("\n".join(uuids(count)[:LAST]))
+    with everywhere() as uuid:
+        assert uuid == uuids(count)[LAST]
+        free = [gpu.uuid for gpu in gpu_lock.gpus() if not gpu_lock.strangers(gpu, 0.1)]
+        # Programs on a GPU that a job of the project holds are taken to be of the project.
+        assert free == [uuid]
+        used.write_text("\n".join(uuids(count)))
+        assert [gpu for gpu in gpu_lock.gpus() if not gpu_lock.strangers(gpu, 0.1)]
+
+
+def test_a_program_that_is_about_to_end_is_no_stranger(gpus):
+    _, used = gpus(2)
+    used.write_text(uuids(2)[0])
+    ending = threading.Timer(0.2, used.unlink)
+    ending.start()
+    assert gpu_lock.strangers(gpu_lock.gpus()[0], 30.0) == []
+    ending.join()
+
+
+def test_gpus_of_another_model_are_not_mixed_in(gpus, monkeypatch):
+    gpus(4)
+    monkeypatch.setenv("FAKE_NAMES", "NVIDIA A100,NVIDIA H200,NVIDIA A100,NVIDIA H200")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0,3")
+    assert [gpu.uuid for gpu in nvml.boards(gpu_lock.gpus())] == ["GPU-11-fake", "GPU-33-fake"]
+    found = set()
+    for _ in range(60):
+        with gpu_lock.hold(exclusive=False) as gpu:
+            found.add(gpu.uuid)
+    assert found == {"GPU-11-fake", "GPU-33-fake"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "found"),
+    [
+        ("1,3", ["GPU-11-fake", "GPU-33-fake"]),
+        ("GPU-33-fake,GPU-11", ["GPU-33-fake", "GPU-11-fake"]),
+        ("2,2", ["GPU-22-fake"]),
+        ("", []),
+    ],
+)
+def test_a_choice_of_the_user_or_of_a_batch_system_holds(gpus, monkeypatch, wish, found):
+    gpus(4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wish)
+    assert [gpu.uuid for gpu in nvml.boards(gpu_lock.gpus())] == found
+
+
+def test_of_a_board_in_slices_one_slice_times(driver, monkeypatch):
+    driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: f"GPU-{handle[-1]}"
+    driver.nvmlDeviceGetIndex = lambda handle: int(handle[-1])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a0,MIG-b0,MIG-c1")
+    visible = gpu_lock.gpus()
+    assert [gpu.uuid for gpu in visible] == ["MIG-a0", "MIG-b0", "MIG-c1"]
+    assert [gpu.uuid for gpu in nvml.boards(visible)] == ["MIG-a0", "MIG-c1"]
+
+
+@pytest.fixture
+def cores(monkeypatch, tmp_path):
+    """Imitate a host of so many cores, of which two with numbers half apart are threads of one."""
+
+    def make(count, threads=2):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
+        for core in range(count):
+            (tmp_path / str(core)).write_text(str(core % (count // threads)))
+        monkeypatch.setattr(affinity, "TOPOLOGY", str(tmp_path / "{}"))
+
+    return make
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_board_has_an_equal_part_of_the_cores(cores, count):
+    cores(32)
+    near = dict.fromkeys(uuids(count), NOWHERE)
+    shares = [affinity.share(uuid, near) for uuid in near]
+    assert {len(share) for share in shares} == {32 // count}
+    assert set().union(*shares) == set(range(32))
+    # The second thread of a core goes where the first goes.
+    assert all({(core + 16) % 32 for core in share} == share for share in shares)
+
+
+def test_a_board_has_the_cores_that_are_near_it(cores):
+    cores(16)
+    far, close = {*range(4), *range(8, 12)}, {*range(4, 8), *range(12, 16)}
+    near = dict(zip(uuids(4), [close, far, far, close], strict=True))
+    shares = {uuid: affinity.share(uuid, near) for uuid in near}
+    assert all(shares[uuid] <= near[uuid] for uuid in near)
+    assert set().union(*shares.values()) == set(range(16))
+
+
+def test_a_board_that_is_alone_or_has_no_core_left_has_all(cores):
+    cores(4)
+    assert affinity.share("GPU-other", dict.fromkeys(uuids(2), NOWHERE)) == set(range(4))
+    assert affinity.share(uuids(8)[0], dict.fromkeys(uuids(8), NOWHERE)) == set(range(4))
+    assert affinity.share(uuids(1)[0], {}) == set(range(4))
+
+
+def test_the_driver_tells_which_cores_are_near(gpus, driver, monkeypatch):
+    gpus(2)
+    words = {"GPU-00-fake": [0b101, 0], "GPU-11-fake": [0, 0b10]}
+    driver.nvmlDeviceGetCpuAffinity = lambda handle, size: words[handle]
+    assert nvml.near(gpu_lock.gpus()) == {"GPU-00-fake": {0, 2}, "GPU-11-fake": {65}}
+    monkeypatch.delattr(driver, "nvmlDeviceGetCpuAffinity")
+    assert nvml.near(gpu_lock.gpus()) == dict.fromkeys(uuids(2), NOWHERE)
+
+
+def test_a_job_and_its_processes_run_on_the_cores_of_its_gpu(gpus, monkeypatch):
+    gpus(1)
+    before = os.sched_getaffinity(0)
+    monkeypatch.setattr(affinity, "share", lambda uuid, near: {min(before)})
+    with gpu_lock.hold(exclusive=True):
+        assert os.sched_getaffinity(0) == {min(before)}
+        said = subprocess.run(["nproc"], capture_output=True, text=True).stdout
+        assert int(said) == 1
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.fixture
+def described(gpus, monkeypatch, tmp_path):
+    """Describe a machine of so many GPUs in the same file; return the description."""
+    monkeypatch.setattr(environment.libraries, "libraries", lambda root: [])
+    monkeypatch.setattr(environment.libraries, "content_hash", lambda name: "h")
+
+    def make(count):
+        gpus(count)
+        return environment.ensure(tmp_path / "environment.json", tmp_path, "c0ffee")
+
+    return make
+
+
+def test_a_description_has_all_gpus_and_a_measurement_keeps_its_own(described):
+    found = described(4)
+    assert [gpu["uuid"] for gpu in found["gpus"]] == uuids(4)
+    assert found["gpu"] == found["gpus"][0]
+    own = environment.on_board(found, uuids(4)[2])
+    assert own["gpu"]["uuid"] == uuids(4)[2] and "gpus" not in own
+    former = {key: value for key, value in found.items() if key != "gpus"}
+    assert environment.on_board(former, uuids(4)[0]) == former
+
+
+def test_a_description_holds_for_the_gpus_that_are_left(described, monkeypatch):
+    found = described(4) | {"date": "then"}
+    monkeypatch.setattr(environment.files, "read_json", lambda *_: found)
+    assert described(2)["date"] == described(4)["date"] == "then"
+    # A GPU that it does not know is described.
+    assert described(8)["date"] != "then"
+    # A machine without a GPU is another one.
+    assert described(0)["date"] != "then"
+    found["gpus"][0]["driver"] = "older"
+    assert described(1)["date"] != "then"
+
+
+def test_a_measurement_on_another_gpu_adds_its_ceilings(tmp_path, monkeypatch):
+    path, calls = tmp_path / "ceilings.csv", []
+    row = ("read", "GB/s", 4380.5, 1755, "measured")
+    ceilings.write(path, [(*row, "GPU-0")])
+
+    def run(call, **_):
+        calls.append(call)
+        ceilings.write(
+            ceilings.Path(call[-1]), [("read", "GB/s", 4000.0, 1700, "measured", "GPU-1")]
+        )
+        return subprocess.CompletedProcess(call, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    known = dict(zip(ceilings.HEADER[:-1], row, strict=True))
+    assert ceilings.ensure(path, "GPU-0") == [known] and not calls
+    for _ in range(2):
+        assert [row["value"] for row in ceilings.ensure(path, "GPU-1")] == [4000.0]
+    assert len(calls) == 1 and "--held" in calls[0]
+    assert [row["board"] for row in ceilings.read(path)] == ["GPU-0", "GPU-1"]
+    monkeypatch.setattr(subprocess, "run", lambda call, **_: subprocess.CompletedProcess(call, 1))
+    with pytest.raises(UserError, match="board GPU-2 could not be measured"):
+        ceilings.ensure(path, "GPU-2")
