@@ -19,11 +19,18 @@ configfile: "config/config.yaml"
 container: "docker-daemon://tilewright:latest"
 
 
+# An amount that is given by hand or by a profile stays: a batch system hands out its GPUs itself.
+spread = "gpu" not in workflow.global_resources
+
 try:
-    study = jobs.Study.load(Path(workflow.basedir), config, workflow.configfiles)
+    study = jobs.Study.load(Path(workflow.basedir), config, workflow.configfiles, spread)
     surroundings.check(Path.cwd(), study.run)
 except UserError as error:
     sys.exit(f"tilewright: {error}")
+
+for name, amount in study.at_once.items():
+    if spread:
+        workflow.register_resource(name, amount)
 
 shell.prefix(study.variables)
 logger.addFilter(progress.Words(Path(study.run)))

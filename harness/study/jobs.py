@@ -11,11 +11,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from harness.cli import UserError
 from harness.files import read_json
+from harness.machine import gpu_lock
 from harness.machine.nvml import gpus
 from harness.project import libraries
 from harness.project.implementations import OURS
@@ -36,6 +38,7 @@ from harness.project.source_tree import (
 )
 from harness.results import columns, measured
 from harness.study import config as settings
+from harness.study import placement
 
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
@@ -113,6 +116,7 @@ class Study:
       ours.
     - digests: of the committed tables of tuned configurations, by family.
     - networks: the selected ops of a whole network.
+    - boards: the UUIDs of the GPUs over which the jobs that time are spread.
     """
 
     root: Path
@@ -121,10 +125,15 @@ class Study:
     rivals: Mapping[str, list[str]]
     digests: Mapping[str, str]
     networks: frozenset[str] = frozenset()
+    boards: tuple[str, ...] = ()
 
     @classmethod
-    def load(cls, root: Path, config: Mapping, files: list[str]) -> "Study":
-        """The study that `config`, merged from `files`, describes; UserError where it is wrong."""
+    def load(cls, root: Path, config: Mapping, files: list[str], spread: bool = True) -> "Study":
+        """The study that `config`, merged from `files`, describes; UserError where it is wrong.
+
+        spread: whether its jobs are spread over the GPUs that are visible here. A batch system
+        hands out those of other machines.
+        """
         settings.check(root, config, files)
         for folder in ("ops", "kernels", "baselines"):
             for stem in stems(root, folder):
@@ -164,6 +173,9 @@ class Study:
             why = "no GPU is visible: a replay" if config["measure"] == "auto" else "a replay"
             measured.refuse(root / study.run, why)
             study.check_recorded(files)
+        if study.measures or config["tuning"] == "tune":
+            boards = placement.usable() if spread else [gpu.uuid for gpu in gpus()][:1]
+            return replace(study, boards=tuple(boards))
         return study
 
     def check_wider(self) -> None:
@@ -451,14 +463,81 @@ class Study:
         return "".join(f"--choices {self.run}/autotune/{wildcards.op}/{impl}" for impl in tuned)
 
     def board(self, wildcards) -> str:
-        """The board on which a library must have tuned itself for an op: where the op was measured,
-        otherwise the one that is here. On another board it tunes itself again.
+        """The board on which libraries must tune themselves for an op, and which measures it. On
+        another board they tune themselves again.
+
+        It is the one on which the op was measured. Otherwise it is that on which one of them has
+        tuned itself, if that board is here, and else the planned one.
         """
         with contextlib.suppress(UserError):
             sidecar = read_json(self.root / self.run / f"raw/{wildcards.op}.json", "")
             if sidecar.get("mode") == "measured":
                 return (sidecar.get("environment", {}).get("gpu") or {}).get("uuid", "")
-        return next((gpu.uuid for gpu in gpus()), "")
+        for path in self.autotuned(wildcards):
+            with contextlib.suppress(UserError):
+                board = read_json(self.root / path, "").get("gpu", {}).get("uuid")
+                if board in self.boards:
+                    return board
+        return self._plan.get(wildcards.op, "")
+
+    @cached_property
+    def _plan(self) -> dict[str, str]:
+        """The board of each op, each kernel file that is tuned, and each question on a step."""
+        seconds = {op: found for op in self.ops if (found := self._recorded_s(op))}
+        # A network takes longer than an op.
+        longest = max(seconds.values(), default=1.0)
+        seconds |= {op: longest for op in self.networks if op not in seconds}
+        others = [f"{kind} {name}" for kind, names in self._others.items() for name in names]
+        return placement.plan([*self.ops, *others], seconds, self.boards)
+
+    @property
+    def _others(self) -> dict[str, list[str]]:
+        """The jobs besides those of ops that have a GPU alone: by wildcard, its values."""
+        return {"family": self.families, "subject": self.dissections}
+
+    def _recorded_s(self, op: str) -> float | None:
+        """The seconds that measuring an op took in the recorded run."""
+        with contextlib.suppress(UserError):
+            sidecar = read_json(self.root / self.config["recorded"] / f"raw/{op}.json", "")
+            return sidecar.get("overhead", {}).get("total_s")
+        return None
+
+    def one_gpu(self, wildcard: str) -> dict[str, object]:
+        """The resources of a job that has a GPU alone: the GPU, and of several boards that one, by
+        name and as an amount. So no job waits for a board while another is idle.
+
+        wildcard: the one that names the job, `op`, `family` or `subject`. No resource makes a
+        finished job run again, and so another plan repeats no measurement.
+        """
+
+        def board(wildcards) -> str:
+            if len(self.boards) < 2:
+                return gpu_lock.ANY
+            if wildcard == "op":
+                return self.board(wildcards)
+            return self._plan[f"{wildcard} {wildcards.get(wildcard)}"]
+
+        def takes(uuid: str) -> Callable:
+            return lambda wildcards: int(board(wildcards) == uuid)
+
+        lanes = {name: takes(self.boards[n]) for n, name in self._lanes}
+        return {"gpu": 1, "board": board, **lanes}
+
+    @property
+    def _lanes(self) -> list[tuple[int, str]]:
+        """The resource of each of several boards, by the board's number."""
+        return [(n, f"board{n}") for n in range(len(self.boards)) if len(self.boards) > 1]
+
+    @property
+    def at_once(self) -> dict[str, int]:
+        """How much there is of each resource of `one_gpu` on this machine."""
+        return {"gpu": max(1, len(self.boards))} | {name: 1 for _, name in self._lanes}
+
+    def threads(self, cores: int | None) -> int | None:
+        """The cores of a job that has a GPU alone: all, if there is one GPU, so that nothing runs
+        beside it. None if Snakemake was told of no cores.
+        """
+        return cores and max(1, cores // self.at_once["gpu"])
 
     def autotuned(self, wildcards) -> list[str]:
         """The reports of the libraries that tune themselves for the op."""

@@ -9,10 +9,10 @@ if study.dissections:
             "<run>/dissect/{subject}.csv",
         log:
             "<log>/dissect/{subject}.log",
-        # All cores: nothing may run beside a timing.
-        threads: workflow.cores
+        # With one GPU all cores: nothing may run beside a timing.
+        threads: study.threads(workflow.cores)
         resources:
-            gpu=1,
+            **study.one_gpu("subject"),
         params:
             options=study.dissect_options,
             # A change of the configurations in force shows in no input.
@@ -21,4 +21,4 @@ if study.dissections:
             "Dissect {wildcards.subject}"
         shell:
             "python -m harness.measure.dissect {wildcards.subject} {params.options}"
-            " --out {output} > {log} 2>&1"
+            " --board {resources.board} --out {output} > {log} 2>&1"

@@ -8,7 +8,8 @@ if study.measures:
             reports=study.gate,
             tables=study.tables,
             autotuned=study.autotuned,
-            ceilings="<run>/ceilings.csv",
+            # A measurement on another board adds its rows, and that makes no other one run again.
+            ceilings=ancient("<run>/ceilings.csv"),
             drawn=study.draws,
         output:
             # Times stay until new ones take their place, also where measuring these fails.
@@ -16,10 +17,12 @@ if study.measures:
             sidecar=update("<run>/raw/{op}.json"),
         log:
             "<log>/measure/{op}.log",
-        # All cores: nothing may run beside a measurement.
-        threads: workflow.cores
+        # After all that may run beside it on another GPU's cores.
+        priority: -1
+        # With one GPU all cores: nothing may run beside a measurement.
+        threads: study.threads(workflow.cores)
         resources:
-            gpu=1,
+            **study.one_gpu("op"),
         params:
             verify=f"{study.run}/verify",
             autotune=f"{study.run}/autotune",
@@ -44,7 +47,8 @@ if study.measures:
             " --autotuned {params.autotune} --environment {params.environment}"
             " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
-            " {params.timing} {params.limit} --drawn {input.drawn} --out {output.csv}"
+            " {params.timing} {params.limit} --drawn {input.drawn} --board {resources.board}"
+            " --out {output.csv}"
             # Whether it may be narrower was asked while the configuration was read.
             " --narrower > {log} 2>&1"
             " || {{ date +%s%N > {params.failure}; exit 1; }}"

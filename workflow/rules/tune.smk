@@ -10,10 +10,11 @@ if config["tuning"] == "tune":
             "<run>/tuned/{family}.json",
         log:
             "<log>/tune/{family}.log",
-        # All cores: candidates are compiled side by side, then nothing may run beside a timing.
-        threads: workflow.cores
+        # With one GPU all cores: candidates are compiled side by side, then nothing may run beside
+        # a timing.
+        threads: study.threads(workflow.cores)
         resources:
-            gpu=1,
+            **study.one_gpu("family"),
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
@@ -22,7 +23,8 @@ if config["tuning"] == "tune":
             "Tune {wildcards.family}"
         shell:
             "python -m harness.tune --file {wildcards.family} --dtypes {params.dtypes}"
-            " --passes {params.passes} {params.limit} --jobs {threads} --out {output} > {log} 2>&1"
+            " --passes {params.passes} {params.limit} --jobs {threads} --board {resources.board}"
+            " --out {output} > {log} 2>&1"
 
 
 if study.measures:
@@ -37,10 +39,10 @@ if study.measures:
         # Before all verifications, of which each takes one core: one that waits for its turn among
         # them would leave the other cores idle until the longest has ended.
         priority: 2
-        # All cores: nothing may run beside a timing.
-        threads: workflow.cores
+        # With one GPU all cores: nothing may run beside a timing.
+        threads: study.threads(workflow.cores)
         resources:
-            gpu=1,
+            **study.one_gpu("op"),
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
@@ -56,4 +58,5 @@ if study.measures:
         shell:
             "python -m harness.measure.autotune --op {wildcards.op} --impl {wildcards.impl}"
             " --dtypes {params.dtypes} --passes {params.passes}"
-            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout} --out {output} > {log} 2>&1"
+            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout}"
+            " --board {resources.board} --out {output} > {log} 2>&1"

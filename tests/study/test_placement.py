@@ -1,0 +1,278 @@
+"""Check which GPU each job has, and that a study on several outlives the loss of one."""
+
+import dataclasses
+import itertools
+import json
+import types
+
+import pytest
+import yaml
+
+from harness.machine import gpu_lock
+from harness.study import jobs, placement
+from tests.support.fake_nvml import FAKE
+from tests.support.patience import PATIENCE_S
+from tests.support.workflows import ROOT, copied, snakemake
+
+COUNTS = [1, 2, 4, 8]
+
+
+def uuids(count):
+    return [f"GPU-{n}{n}-fake" for n in range(count)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_jobs_are_spread_by_their_length(count):
+    lengths = {f"op{n:02}": 10.0 + n * n for n in range(40)}
+    boards = uuids(count)
+    found = placement.plan(sorted(lengths), lengths, boards)
+    assert set(found) == set(lengths)
+    load = dict.fromkeys(boards, 0.0)
+    for job, board in found.items():
+        load[board] += lengths[job]
+    # Graham's bound; with so many jobs the loads are far nearer to each other.
+    mean = sum(lengths.values()) / count
+    assert max(load.values()) <= mean * 4 / 3
+    assert max(load.values()) - min(load.values()) <= min(lengths.values()) + 50
+
+
+def test_the_plan_depends_on_neither_order_nor_time():
+    lengths = {"a": 5.0, "b": 3.0, "c": 3.0, "d": 1.0}
+    plans = [placement.plan(some, lengths, uuids(2)) for some in itertools.permutations("abcde")]
+    assert all(plan == plans[0] for plan in plans)
+    # The longest first; one of unknown length counts as the median.
+    first, second = uuids(2)
+    assert plans[0] == {"a": first, "b": second, "c": second, "e": first, "d": second}
+
+
+def test_without_a_board_nothing_is_planned():
+    assert placement.plan(["a"], {}, []) == {}
+    assert placement.plan(["a", "b"], {}, uuids(2)) == {"a": uuids(2)[0], "b": uuids(2)[1]}
+
+
+@pytest.fixture
+def driver(driver, monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKE_USED", str(tmp_path / "used"))
+    monkeypatch.setattr(gpu_lock.strangers, "__defaults__", (0.0,))
+    return driver
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_gpu_in_use_by_another_program_is_left_out_and_named(
+    driver, monkeypatch, tmp_path, capsys, count
+):
+    monkeypatch.setenv("FAKE_GPUS", str(count))
+    used = tmp_path / "used"
+    assert (placement.usable(), capsys.readouterr().err) == (uuids(count), "")
+    used.write_text(uuids(count)[0])
+    # The only GPU stays: its job names the program.
+    assert placement.usable() == (uuids(count)[1:] or uuids(1))
+    said = capsys.readouterr().err
+    who = (
+        "tilewright: GPU 0 (NVIDIA H200) is left out, because process 4194309 (trainer) is using it"
+    )
+    assert said == (f"{who}\n" if count > 1 else "")
+    used.write_text("\n".join(uuids(count)))
+    assert placement.usable() == uuids(count)
+
+
+def test_gpus_of_another_model_are_left_out_and_named(driver, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_GPUS", "3")
+    monkeypatch.setenv("FAKE_NAMES", "NVIDIA H200,NVIDIA A100,NVIDIA H200")
+    assert placement.usable() == ["GPU-00-fake", "GPU-22-fake"]
+    said = capsys.readouterr().err
+    assert said == (
+        "tilewright: GPU 1 (NVIDIA A100) is left out, because GPU 0 (NVIDIA H200) is of another"
+        " model\n"
+    )
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Make a study of some ops on so many GPUs, whose runs lie in a folder of the test."""
+
+    def make(count, **changes):
+        config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+        families = {"add": "vector", "mul": "vector", "softmax": "softmax", "train": "llama"}
+        rivals = {op: ["torch_compile", "torch_compile_max"] for op in families}
+        made = jobs.Study(ROOT, config | {"measure": True} | changes, families, rivals, {})
+        return dataclasses.replace(
+            made, root=tmp_path, networks=frozenset({"train"}), boards=tuple(uuids(count))
+        )
+
+    return make
+
+
+def wildcards(**names):
+    return types.SimpleNamespace(**names, get=names.get)
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
+    mine = study(count, tuning="tune")
+    there = mine.at_once
+    assert there["gpu"] == count and sum(there.values()) == count + (count > 1) * count
+    rules = {"op": [*mine.ops], "family": mine.families, "subject": mine.dissections}
+    taken = []
+    for wildcard, names in rules.items():
+        assert names
+        for name in names:
+            about = wildcards(**{wildcard: name})
+            asked = mine.one_gpu(wildcard)
+            assert asked.pop("gpu") == 1
+            board = asked.pop("board")(about)
+            lanes = [n for n in asked if asked[n](about)]
+            assert asked.keys() == there.keys() - {"gpu"}
+            assert count == 1 or lanes == [f"board{uuids(count).index(board)}"]
+            taken.append(board)
+    assert len(taken) >= 8 and set(taken) == set(uuids(count) if count > 1 else ["any"])
+    assert mine.threads(64) == 64 // count and mine.threads(1) == 1 and mine.threads(None) is None
+
+
+def test_without_a_visible_gpu_a_job_takes_any(study):
+    # As on the node of a cluster that submits jobs.
+    mine = study(0)
+    asked = mine.one_gpu("op")
+    assert list(asked) == ["gpu", "board"] and asked["board"](wildcards(op="add")) == "any"
+    assert mine.at_once == {"gpu": 1} and mine.threads(64) == 64
+
+
+def test_a_batch_system_hands_out_its_gpus_itself(driver, monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKE_GPUS", "4")
+    path = ROOT / "config/config.yaml"
+    config = yaml.safe_load(path.read_text()) | {"run": "none-of-this-name", "ops": ["add"]}
+    both = [jobs.Study.load(ROOT, config, [str(path)], spread) for spread in (True, False)]
+    assert [each.boards for each in both] == [tuple(uuids(4)), tuple(uuids(1))]
+    assert both[1].one_gpu("op")["board"](wildcards(op="add")) == "any"
+    assert both[1].board(wildcards(op="add")) == uuids(1)[0]
+    profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
+    assert profile["resources"] == {"gpu": 1}
+    assert "resources" not in yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())
+
+
+def test_an_op_stays_on_the_board_where_it_began(study, tmp_path):
+    mine = study(4)
+    op = wildcards(op="add")
+    planned = mine.board(op)
+    other, third = [uuid for uuid in uuids(4) if uuid != planned][:2]
+    folder = tmp_path / "results/study"
+    # A library has tuned itself there.
+    write(tmp_path / "baselines/torch_compile_max.py", "")
+    (tmp_path / "baselines/torch_compile_max.py").write_text('AUTOTUNES = "all"\n')
+    report = folder / "autotune/add/torch_compile_max.json"
+    write(report, {"gpu": {"uuid": other}})
+    assert mine.board(op) == other
+    # That board has vanished: the op is begun anew.
+    left = tuple(uuid for uuid in uuids(4) if uuid != other)
+    assert dataclasses.replace(mine, boards=left).board(op) in left
+    # The board that measured it counts most, also if it is gone.
+    write(
+        folder / "raw/add.json",
+        {"mode": "measured", "environment": {"gpu": {"uuid": third}}},
+    )
+    assert mine.board(op) == dataclasses.replace(mine, boards=()).board(op) == third
+
+
+def test_recorded_times_tell_the_lengths(study, tmp_path):
+    mine = study(2, recorded="recorded", dissect={})
+    for op, seconds in (("add", 100.0), ("mul", 30.0), ("softmax", 40.0)):
+        write(tmp_path / f"recorded/raw/{op}.json", {"overhead": {"total_s": seconds}})
+    boards = {op: mine.board(wildcards(op=op)) for op in mine.ops}
+    first, second = uuids(2)
+    # A network that no record has is taken to be as long as the longest op.
+    assert boards == {"add": first, "train": second, "softmax": first, "mul": second} or boards == {
+        "add": first, "train": second, "softmax": second, "mul": first,
+    }  # fmt: skip
+
+
+MEASURE = """
+import argparse, os, signal, time
+from pathlib import Path
+from harness import cli
+from harness.machine import gpu_lock
+
+def main():
+    parser = argparse.ArgumentParser()
+    for name in ("--op", "--out"):
+        parser.add_argument(name)
+    parser.add_argument("--board", type=gpu_lock.named)
+    given, _ = parser.parse_known_args()
+    notes = Path(os.environ["NOTES"])
+    with gpu_lock.hold(exclusive=True, uuid=given.board) as gpu:
+        began, fault = time.time(), notes / f"{given.op}.fault"
+        (notes / f"{given.op}.began").touch()
+        while len(list(notes.glob("*.began"))) < int(os.environ["AT_ONCE"]):
+            assert time.time() < began + PATIENCE_S, "no other job began meanwhile"
+            time.sleep(0.02)
+        if fault.exists():
+            fault.unlink()
+            if fault.name == "add.fault":
+                os.kill(os.getpid(), signal.SIGKILL)
+            with open(os.environ["FAKE_LOST"], "a") as file:
+                print(gpu.uuid, file=file)
+        time.sleep(0.1)
+    with (notes / "done").open("a") as file:
+        print(given.op, gpu.uuid, began, time.time(), file=file)
+    Path(given.out).write_text(gpu.uuid)
+    Path(given.out).with_suffix(".json").write_text("{}")
+
+cli.run(main)
+"""
+OPS = ("add", "dot", "maximum", "minimum", "mul", "scale")
+
+
+def test_a_study_goes_on_with_the_gpus_that_are_left(tmp_path):
+    """A job dies, a GPU vanishes during another, and a program uses a third GPU of four."""
+    tree, notes = copied(tmp_path / "tree"), tmp_path / "notes"
+    library = tmp_path / "driver"
+    for folder in (notes, library):
+        folder.mkdir()
+    (library / "pynvml.py").write_text(FAKE)
+    stub = MEASURE.replace("PATIENCE_S", str(PATIENCE_S))
+    (tree / "harness/measure/__main__.py").write_text(stub)
+    run = tree / "results/study"
+    for name in ("drawn.json", "ceilings.csv", *(f"verify/{op}/ours.json" for op in OPS)):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).touch()
+    for op in ("add", "dot"):
+        (notes / f"{op}.fault").touch()
+    lost, used = tmp_path / "lost", tmp_path / "used"
+    used.write_text(uuids(4)[3])
+    variables = {
+        "PYTHONPATH": str(library),
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "FAKE_GPUS": "4",
+        "FAKE_LOST": str(lost),
+        "FAKE_USED": str(used),
+        gpu_lock.LOCKS: str(tmp_path),
+        "NOTES": str(notes),
+        "AT_ONCE": "3",
+    }
+    words = ["measured", "--cores", "8", "--allowed-rules", "measure", "measured", "--config"]
+    words += ["baselines=[]", f"ops=[{', '.join(OPS)}]"]
+
+    def finished():
+        return {op: path.read_text() for op in OPS if (path := run / f"raw/{op}.csv").exists()}
+
+    first = snakemake(tree, *words, **variables)
+    assert first.returncode == 1, first.stderr
+    assert "process 4194309 (trainer) is using it" in first.stderr
+    gone = lost.read_text().strip()
+    assert f"board {gone}: gone from the driver while this job used it" in first.stderr
+    early = finished()
+    assert not {"add", "dot"} & set(early) and len(early) >= 3
+    second = snakemake(tree, *words, **variables)
+    assert second.returncode == 0, second.stderr
+    assert finished().keys() == set(OPS) and early.items() <= finished().items()
+    lines = [line.split() for line in (notes / "done").read_text().splitlines()]
+    # No op was measured twice, each on the GPU that its file names, and none on that in use.
+    assert {op: board for op, board, *_ in lines} == finished() and len(lines) == len(OPS)
+    assert uuids(4)[3] not in finished().values()
+    for board in uuids(4):
+        spans = sorted((float(a), float(b)) for _, one, a, b in lines if one == board)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
