@@ -23,7 +23,6 @@ from harness.cli import UserError, run
 from harness.compare import changes, text
 from harness.compare.changes import Run
 from harness.files import whole_file
-from harness.results import times
 from harness.summarize import __main__ as summarize
 
 SAME, REGRESSION, UNDECIDED = 0, 1, 3
@@ -46,7 +45,7 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="show all rows, not what changed most")
     parser.add_argument("--csv", type=Path, help="also write all rows to this file")
     options = parser.parse_args()
-    old, new = _load(options.old), _load(options.new)
+    old, new = Run.read(options.old), Run.read(options.new)
     if not set(old.summary) & set(new.summary):
         raise UserError(f"{options.new}: no cell of {options.old}; compare runs of the same ops")
     on_times = changes.same_gpu(old, new)
@@ -96,13 +95,6 @@ def verdict(
 def _fell(row: Mapping) -> bool:
     old, new = (RANK.get(row[f"{when}_verdict"]) for when in ("old", "new"))
     return old is not None and new is not None and new < old
-
-
-def _load(folder: Path) -> Run:
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give that of a run or a recorded one")
-    study = times.measurements(folder)
-    return Run.of(study, {op: times.limits(sidecar) for op, (_, sidecar) in study.items()})
 
 
 def _basis(old: Run, new: Run, on_times: bool) -> str:

@@ -11,11 +11,14 @@ baseline are compared instead, which are paired within each run.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from harness import stats
+from harness.cli import UserError
 from harness.project.implementations import OURS, TWIN
+from harness.results import times as results
 from harness.stats import Estimate
 from harness.summarize import comparisons, inference, timings
 from harness.summarize.inference import UNKNOWN, Difference
@@ -57,6 +60,14 @@ class Run:
             summary[key] = {row["impl"]: row for row in found}
         sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
         return cls(sidecars, counted, summary, comparisons.comparisons(counted, known))
+
+    @classmethod
+    def read(cls, folder: Path) -> "Run":
+        """The run in a folder; UserError where there is none."""
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; give that of a run or a recorded one")
+        study = results.measurements(folder)
+        return cls.of(study, {op: results.limits(sidecar) for op, (_, sidecar) in study.items()})
 
     def gpus(self, ops: Iterable[str]) -> set[str]:
         """The names of the GPUs that timed these ops; "" of one that its sidecar does not name."""
@@ -104,13 +115,13 @@ def control(old: Run, new: Run) -> str:
 def times(old: Run, new: Run) -> dict[Key, Difference]:
     """The log of the old time of ours over the new, by cell."""
     keys, same = shared(old, new), control(old, new)
-    gaps = {key: _unpaired(old, new, key, same) for key in keys}
+    gaps = {key: unpaired(old, new, key, same) for key in keys}
     length = {key: float(np.median(list(old.counted[key][OURS].times().values()))) for key in keys}
     known = inference.known({key: (length[key], gaps[key]) for key in keys})
     unknown = () if same else (UNKNOWN,)
     return {
         key: Difference(
-            _unpaired(old, new, key, OURS),
+            unpaired(old, new, key, OURS),
             known.at(length[key]),
             (old.twin(key), new.twin(key), gaps[key], *unknown),
         )
@@ -224,7 +235,8 @@ def _timed(run: Run, key: Key) -> bool:
     return OURS in run.counted.get(key, {})
 
 
-def _unpaired(old: Run, new: Run, key: Key, impl: str) -> Estimate | None:
+def unpaired(old: Run, new: Run, key: Key, impl: str) -> Estimate | None:
+    """The log of the old time of an implementation in a cell over the new; None if one lacks it."""
     found = [run.counted[key].get(impl) for run in (old, new)]
     if None in found:
         return None

@@ -1,0 +1,146 @@
+"""Check how far times on two GPUs are said to lie apart, and how long measuring took."""
+
+import csv
+import functools
+import math
+import sys
+
+import pytest
+
+from harness.cli import UserError
+from harness.compare import boards
+from harness.compare.changes import Run
+from tests.support import synthetic
+
+OPS = ("softmax", "layer_norm")
+CELLS = 8
+HERE, THERE = "GPU-00000000", "GPU-11111111"
+
+
+times = functools.cache(synthetic.rows_of)
+
+
+def cell(row):
+    return row["case"], row["dtype"], row["pass"]
+
+
+def rows(op, seed, factor=1.0, impl_version=None):
+    """Times of a run in a few cells, those of all implementations multiplied."""
+    cells = list(dict.fromkeys(map(cell, times(op, seed))))[:CELLS]
+    found = [dict(row) for row in times(op, seed) if cell(row) in cells]
+    for row in found:
+        if row["device_us"]:
+            row["device_us"] = repr(float(row["device_us"]) * factor)
+        if impl_version and row["impl"] == "torch_eager":
+            row["impl_version"] = impl_version
+    return found
+
+
+def span(began, ended):
+    times = {"began": began, "ended": ended}
+    return {"span": {key: f"2026-11-25T10:{at}Z" for key, at in times.items()}}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    synthetic.write_raw(folder, OPS[0], rows(OPS[0], 1), **span("00:00", "03:00"))
+    synthetic.write_raw(folder, OPS[1], rows(OPS[1], 1), **span("03:10", "05:00"))
+    return folder
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Write a second run: the first op on another board, slower by a factor; the second on the
+    same.
+    """
+
+    def make(factor=1.0, **changes):
+        synthetic.write_raw(
+            tmp_path,
+            OPS[0],
+            rows(OPS[0], 2, factor, **changes),
+            board=THERE,
+            **span("00:00", "02:30"),
+        )
+        synthetic.write_raw(tmp_path, OPS[1], rows(OPS[1], 2), **span("00:00", "01:50"))
+        return tmp_path
+
+    return make
+
+
+def found(one, two):
+    return {(row["boards"], row["op"]): row for row in boards.rows(Run.read(one), Run.read(two))}
+
+
+def test_boards_that_agree_are_the_same(one, two):
+    rows = found(one, two())
+    assert set(rows) == {("two", OPS[0]), ("one", OPS[1])}
+    for row in rows.values():
+        assert row["verdict"] in ("same", "undecided") and row["beyond"] == 0
+        assert row["ci_lo"] < 1 < row["ci_hi"] or abs(row["ratio"] - 1) < 0.01
+        assert row["apart_median"] <= row["apart_most"] < 0.1
+
+
+def test_a_board_that_is_slower_is_seen_and_the_other_op_is_not(one, two):
+    same, rows = found(one, two()), found(one, two(1.5))
+    slow, control = rows["two", OPS[0]], rows["one", OPS[1]]
+    before = same["two", OPS[0]]["ratio"]
+    assert slow["ratio"] == pytest.approx(before / 1.5) and slow["verdict"] == "two slower"
+    assert slow["apart_median"] == pytest.approx(math.log(1.5), abs=0.05)
+    assert slow["beyond"] > 0.8 * slow["cells"]
+    assert (slow["board_one"], slow["board_two"]) == (HERE, THERE)
+    assert (control["verdict"], control["ratio"]) == ("same", same["one", OPS[1]]["ratio"])
+
+
+def test_all_implementations_of_the_same_version_count(one, two):
+    every = found(one, two())["two", OPS[0]]["cells"]
+    impls = {row["impl"] for row in rows(OPS[0], 1) if row["device_us"]} - {"ours_twin"}
+    fewer = found(one, two(impl_version="other"))["two", OPS[0]]["cells"]
+    timed = {
+        cell(row) for row in rows(OPS[0], 1) if row["impl"] == "torch_eager" and row["device_us"]
+    }
+    assert len(impls) > 2 and every - fewer == len(timed)
+
+
+def run(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["boards", *map(str, words)])
+    boards.main()
+    return capsys.readouterr().out
+
+
+def test_the_command_says_it_and_keeps_it(one, two, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out.csv"
+    said = run(monkeypatch, capsys, one, two(1.5), "--csv", out)
+    first, second, wall, *lines = said.splitlines()
+    assert first.endswith(
+        ": 2 ops on 1 GPUs, jobs of 200 s in all, 300 s from the first to the last"
+    )
+    assert second.endswith(
+        ": 2 ops on 2 GPUs, jobs of 200 s in all, 150 s from the first to the last"
+    )
+    assert wall == "Measuring took 2.00 times as long in the first as in the second."
+    assert len(lines) == 2 and "two slower" in lines[0] and "on one board" in lines[1]
+    with out.open(newline="") as file:
+        kept = list(csv.DictReader(file))
+    assert [row["op"] for row in kept] == list(OPS)
+    assert ",".join(kept[0]) == boards.COLUMNS
+
+
+def test_wall_times_that_do_not_compare_are_not_compared(one, two, monkeypatch, capsys):
+    folder = two()
+    (folder / f"raw/{OPS[1]}.csv").unlink()
+    assert "measured different ops" in run(monkeypatch, capsys, one, folder)
+    synthetic.write_raw(folder, OPS[0], rows(OPS[0], 2), board=THERE)
+    said = run(monkeypatch, capsys, one, folder)
+    assert "is not told" in said and "times as long" not in said
+    synthetic.write_raw(
+        folder, OPS[0], rows(OPS[0], 2), board=THERE, resumed=1, **span("00:00", "02:30")
+    )
+    assert "1 ops were interrupted" in run(monkeypatch, capsys, one, folder)
+
+
+def test_runs_that_share_nothing_are_refused(one, tmp_path, monkeypatch, capsys):
+    synthetic.write_raw(tmp_path, OPS[0], rows(OPS[0], 2), gpu="Another GPU")
+    with pytest.raises(UserError, match="is of another model"):
+        run(monkeypatch, capsys, one, tmp_path)
