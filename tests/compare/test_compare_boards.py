@@ -93,9 +93,19 @@ def test_a_board_that_is_slower_is_seen_and_the_other_op_is_not(one, two):
     assert (control["verdict"], control["ratio"]) == ("same", same["one", OPS[1]]["ratio"])
 
 
+def test_the_order_of_the_runs_inverts_the_ratio_and_changes_nothing_else(one, two):
+    there, back = found(one, two(1.5)), found(two(1.5), one)
+    for at, row in there.items():
+        assert row["ratio"] == pytest.approx(1 / back[at]["ratio"])
+        for name in ("noise", "p", "apart_median", "apart_most", "beyond"):
+            assert row[name] == pytest.approx(back[at][name])
+
+
 def test_all_implementations_of_the_same_version_count(one, two):
     every = found(one, two())["two", OPS[0]]["cells"]
     impls = {row["impl"] for row in rows(OPS[0], 1) if row["device_us"]} - {"ours_twin"}
+    times = {(*cell(row), row["impl"]) for row in rows(OPS[0], 1) if row["impl"] in impls}
+    assert every == len(times)
     fewer = found(one, two(impl_version="other"))["two", OPS[0]]["cells"]
     timed = {
         cell(row) for row in rows(OPS[0], 1) if row["impl"] == "torch_eager" and row["device_us"]
