@@ -19,21 +19,12 @@ configfile: "config/config.yaml"
 container: "docker-daemon://tilewright:latest"
 
 
-# An amount that is given by hand or by a profile stays: a batch system hands out its GPUs itself.
-spread = "gpu" not in workflow.global_resources
-
 try:
+    spread = "gpu" not in workflow.global_resources
     study = jobs.Study.load(Path(workflow.basedir), config, workflow.configfiles, spread)
     surroundings.check(Path.cwd(), study.run)
 except UserError as error:
     sys.exit(f"tilewright: {error}")
-
-for name, amount in study.at_once.items():
-    if spread:
-        workflow.register_resource(name, amount)
-
-shell.prefix(study.variables)
-logger.addFilter(progress.Words(Path(study.run)))
 
 
 pathvars:
@@ -54,6 +45,7 @@ rule all:
         "<run>/report.html",
 
 
+include: "workflow/rules/every.smk"
 include: "workflow/rules/environment.smk"
 include: "workflow/rules/survey.smk"
 include: "workflow/rules/build.smk"

@@ -79,7 +79,7 @@ def test_a_gpu_that_is_gone_is_left_out(gpus, count):
 
 @pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize("count", COUNTS)
-def test_what_a_job_found_on_a_gpu_that_vanished_is_worth_nothing(gpus, count, exclusive):
+def test_a_job_keeps_nothing_that_it_found_on_a_gpu_that_vanished(gpus, count, exclusive):
     lost, _ = gpus(count)
     with (
         pytest.raises(UserError, match="gone from the driver while this job used it"),
@@ -153,7 +153,7 @@ def test_a_choice_of_the_user_or_of_a_batch_system_holds(gpus, monkeypatch, wish
     assert [gpu.uuid for gpu in nvml.boards(gpu_lock.gpus())] == found
 
 
-def test_of_a_board_in_slices_one_slice_times(driver, monkeypatch):
+def test_one_slice_of_a_board_times(driver, monkeypatch):
     driver.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = lambda handle: f"GPU-{handle[-1]}"
     driver.nvmlDeviceGetIndex = lambda handle: int(handle[-1])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a0,MIG-b0,MIG-c1")

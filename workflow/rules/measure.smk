@@ -8,7 +8,7 @@ if study.measures:
             reports=study.gate,
             tables=study.tables,
             autotuned=study.autotuned,
-            # A measurement on another board adds its rows, and that makes no other one run again.
+            # A measurement on another board adds its rows, and makes no other one run again.
             ceilings=ancient("<run>/ceilings.csv"),
             drawn=study.draws,
         output:
@@ -17,9 +17,8 @@ if study.measures:
             sidecar=update("<run>/raw/{op}.json"),
         log:
             "<log>/measure/{op}.log",
-        # After all that may run beside it on another GPU's cores.
+        # With one GPU all cores: nothing may run beside it. With several it begins after all else.
         priority: -1
-        # With one GPU all cores: nothing may run beside a measurement.
         threads: study.threads(workflow.cores)
         resources:
             **study.one_gpu("op"),

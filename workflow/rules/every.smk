@@ -1,0 +1,9 @@
+"""What holds for the jobs of every rule: variables, words of the log, and the GPUs to share out."""
+
+shell.prefix(study.variables)
+logger.addFilter(progress.Words(Path(study.run)))
+
+for name, amount in study.at_once.items():
+    # An amount that is given by hand or by a profile stays.
+    if name not in workflow.global_resources:
+        workflow.register_resource(name, amount)
