@@ -131,8 +131,8 @@ class Study:
     def load(cls, root: Path, config: Mapping, files: list[str], spread: bool = True) -> "Study":
         """The study that `config`, merged from `files`, describes; UserError where it is wrong.
 
-        spread: whether its jobs are spread over the GPUs that are visible here. Where the amount of
-        GPUs is given by hand or by a profile, it stays: a batch system hands out its own.
+        spread: whether its jobs are spread over the GPUs that are visible here. They are not if the
+        amount of GPUs is given by hand or by a profile: a batch system hands out its own.
         """
         settings.check(root, config, files)
         for folder in ("ops", "kernels", "baselines"):
