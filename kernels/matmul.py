@@ -217,7 +217,8 @@ def _check_dtype(name, x, *expected):
 def _expanded(name, x, shape, a):
     """Return a view of x of a shape that it broadcasts to."""
     pairs = zip(reversed(x.shape), reversed(shape), strict=False)
-    fits = x.dim() <= len(shape) and all(size in (1, wanted) for size, wanted in pairs)
+    # A tracer takes no symbol for the size that it equals if it is looked up in a tuple.
+    fits = x.dim() <= len(shape) and all(size == 1 or size == wanted for size, wanted in pairs)
     message = f"{name}: shape {tuple(x.shape)}, expected one that broadcasts to {tuple(shape)}"
     check_that(fits, message)
     check_same_device(a=a, **{name: x})

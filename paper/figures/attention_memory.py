@@ -47,6 +47,8 @@ def main(arguments):
 def _plain(every):
     """Square attention of one head and dtype, without grouped heads, windows or masks."""
     rows = every[(every["family"] == "attention") & (every["set"] == "grid")]
+    if rows.empty:
+        return rows
     rows = rows[(rows["dtype"] == DTYPE) & (rows["size_D"] == HEAD)]
     rows = rows[rows["pass"].isin(PASSES) & rows["flags"].isin(("", "causal"))]
     for letter in "KTW":

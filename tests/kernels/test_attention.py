@@ -106,7 +106,8 @@ def test_head_dimensions(d, dtype):
 def test_the_last_row_stands_at_the_last_key(sq, sk):
     q, k, v = made(1, 2, 2, sq, sk, 16)
     out, _ = agrees(q, k, v, causal=True)
-    assert torch.equal(out[:, :, -1:], attend(q[:, :, -1:], k, v, causal=True))
+    # The interpreter's products add up in an order that depends on the processor and the shape.
+    torch.testing.assert_close(out[:, :, -1:], attend(q[:, :, -1:], k, v, causal=True))
     agrees(q, k, v, causal=True, window=5)
 
 
