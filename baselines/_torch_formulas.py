@@ -107,12 +107,14 @@ def linear(x, weight, bias=None, activation="none", up=None):
     return out if up is None else out * F.linear(x, up)
 
 
-def attention(q, k, v, mask=None, causal=False, window=None):
+def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     """Attention with its scores in memory."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores + mask
     if causal:

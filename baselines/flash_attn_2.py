@@ -12,13 +12,14 @@ AUTOTUNES = ("layer_norm", "rms_norm")
 WIDE = {"cross_entropy": ("out",)}
 
 
-def attention(q, k, v, mask=None, causal=False, window=None):
+def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     if mask is not None:
         raise ValueError("a mask is not offered")
     # The library wants [batch, position, head, dimension]: views, nothing is copied.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     bounds = (-1 if window is None else window, 0 if causal else -1)
-    return flash_attn_func(q, k, v, causal=causal, window_size=bounds).transpose(1, 2)
+    out = flash_attn_func(q, k, v, causal=causal, window_size=bounds, softcap=softcap or 0.0)
+    return out.transpose(1, 2)
 
 
 def decode_attention(q, k, v, lengths=None):

@@ -5,12 +5,13 @@ from flash_attn.cute import flash_attn_func
 LIBRARY = "flash-attn-4"
 
 
-def attention(q, k, v, mask=None, causal=False, window=None):
+def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     if mask is not None:
         raise ValueError("a mask is not offered")
     # The library wants [batch, position, head, dimension]: views, nothing is copied.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     # A window overrides its flag `causal`, so the right size says it.
     bounds = (None, None) if window is None else (window, 0)
-    out, _ = flash_attn_func(q, k, v, causal=causal, window_size=bounds)
+    cap = softcap or 0.0
+    out, _ = flash_attn_func(q, k, v, causal=causal, window_size=bounds, softcap=cap)
     return out.transpose(1, 2)

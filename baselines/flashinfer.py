@@ -47,7 +47,7 @@ def rms_norm(x, weight, eps, residual=None, add_unit_offset=False):
     return x, residual
 
 
-def attention(q, k, v, mask=None, causal=False, window=None):
+def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     if q.shape[0] != 1:
         raise ValueError("a batch in this layout is not offered")
     if mask is not None:
@@ -61,6 +61,7 @@ def attention(q, k, v, mask=None, causal=False, window=None):
         causal=causal,
         kv_layout="HND",
         window_left=-1 if window is None else window,
+        logits_soft_cap=softcap,
     )
     return out.transpose(0, 1)[None]
 

@@ -31,11 +31,20 @@ def _causal_mask(rows, keys, window, device):
     return create_block_mask(is_seen, None, None, rows, keys, device=device)
 
 
-def attention(q, k, v, mask=None, causal=False, window=None):
+@functools.lru_cache(maxsize=8)
+def _cap(softcap):
+    """The function of a score that caps it; None if there is no softcap."""
+    if softcap is None:
+        return None
+    return lambda score, *place: softcap * torch.tanh(score / softcap)
+
+
+def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     if mask is not None:
         raise ValueError("a mask is written as a function of the score there, not as a tensor")
     blocks = _causal_mask(q.shape[-2], k.shape[-2], window, q.device) if causal else None
-    return _attend(q, k, v, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    return _attend(q, k, v, score_mod=_cap(softcap), block_mask=blocks, enable_gqa=grouped)
 
 
 def _lists(q, k, v, block_mask, block_size, causal=False):

@@ -8,8 +8,11 @@ that the diagonal, a window or the end of the sequence cuts are masked; all othe
 without, and tiles that no row sees are skipped. Programs of one head stand side by side, so its
 keys stay in L2; causal ones start with the longest rows.
 
+A softcap c makes the scores s = c tanh(scale q kᵀ / c), before the mask; their gradient has the
+factor 1 - (s / c)² (Gemma 2, 2024).
+
 On Hopper, in 16 bits with heads of 64 or 128, warpgroups that take turns do the same:
-`attention_details/forward_hopper.py`. It takes neither a mask nor dropout.
+`attention_details/forward_hopper.py`. It takes neither a softcap nor a mask nor dropout.
 
 The backward pass recomputes the scores (Dao, "FlashAttention-2", 2023):
 `attention_details/backward.py`. For it the forward pass keeps m + log2(l) of each row. In float32
@@ -35,14 +38,13 @@ from ._runtime.checks import (
 )
 from ._runtime.configs import Configs
 from ._runtime.device import shared_bytes
-from ._triton.math import LN2
-from ._triton.memory import store_as
 from .attention_details import forward_hopper as hopper
 from .attention_details.backward import attention_bwd
 from .attention_details.launch import (
     LEVELS,
     SCALES,
     SMALL,
+    cap_number,
     check_heads,
     first_to_fit,
     in_rows,
@@ -52,7 +54,7 @@ from .attention_details.launch import (
     strides_of_mask,
     tile,
 )
-from .attention_details.scores import attend_keys, factor_of, key_range, load_tile
+from .attention_details.scores import attend_tile
 from .random_details.philox import boxed
 
 ACCUMULATES = {"attention": "float32"}
@@ -69,6 +71,7 @@ def attention(
     dropout: float = 0.0,
     seed: int | torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale q kᵀ + mask) v for each batch and head, the softmax in float32.
@@ -95,6 +98,8 @@ def attention(
             same weights.
         mask: added to the scores, of q's dtype or float32. Or bool: True lets a key take part, as
             in PyTorch. It broadcasts to `[B, H, Sq, Sk]`.
+        softcap: a positive number c, which makes the scores c tanh(scores / c) before the mask, as
+            in Gemma 2. On Hopper the portable kernels compute it.
         return_lse: whether to return also the logarithm of the sum of exponentials.
 
     Returns:
@@ -109,7 +114,8 @@ def attention(
 
     Source:
         Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning"
-        (2023).
+        (2023); the softcap: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical
+        Size" (2024).
 
     Example:
         >>> q, k, v = (torch.randn(1, 2, 20, 32, device="cuda") for _ in range(3))
@@ -123,25 +129,25 @@ def attention(
     _check_mask(mask, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
     left, right = _bounds(window, causal)
+    cap = cap_number(softcap)
     dropped = _dropped(check_number("dropout", dropout, 0, 1))
     seed = _seed(seed, dropped, q)
+    options = scale, cap, dropped, left, right
     if needs_grad(q, k, v):
-        return _Attention.apply(q, k, v, mask, seed, scale, dropped, left, right, return_lse)
-    out, lse, _ = attention_fwd(q, k, v, mask, seed, scale, dropped, left, right, return_lse, False)
+        return _Attention.apply(q, k, v, mask, seed, return_lse, *options)
+    out, lse, _ = attention_fwd(q, k, v, mask, seed, *options, return_lse, False)
     return (out, lse) if return_lse else out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, mask, seed, scale, dropped, left, right, return_lse):
-        out, lse, stats = attention_fwd(
-            q, k, v, mask, seed, scale, dropped, left, right, return_lse, True
-        )
+    def forward(ctx, q, k, v, mask, seed, return_lse, *options):
+        out, lse, stats = attention_fwd(q, k, v, mask, seed, *options, return_lse, True)
         # A seed on the device may be changed before the backward pass: autograd watches it.
         drawn = seed if isinstance(seed, torch.Tensor) else None
         ctx.save_for_backward(q, k, v, out, stats, mask, drawn)
         ctx.number = seed if drawn is None else 0
-        ctx.options = scale, dropped, left, right
+        ctx.options = options
         return (out, lse) if return_lse else out
 
     @staticmethod
@@ -154,7 +160,7 @@ class _Attention(torch.autograd.Function):
         grads = attention_bwd(
             q, k, v, out, stats, dout, dlse, mask, seed, *ctx.options, keys, deterministic
         )
-        return *grads, None, None, None, None, None, None, None
+        return *grads, *[None] * (3 + len(ctx.options))
 
 
 def _check_mask(mask, q, k):
@@ -207,11 +213,11 @@ def _forward_kernel(
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
     stride_mb, stride_mh, stride_mm, stride_mn,
-    H, GROUP, SQ, SK, left, right, scale, seed, dropped, inverse, rows,
+    H, GROUP, SQ, SK, left, right, scale, softcap, seed, dropped, inverse, rows,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """out = softmax(scale q kᵀ + mask) v, lse = log sum exp(scale q kᵀ + mask), for each head.
+    """out = softmax(s) v, lse = log sum exp(s), s = cap(scale q kᵀ) + mask, for each head.
 
     Grid: cdiv(SQ, BLOCK_M) * B * H programs, tiles of one head side by side. A program owns
     BLOCK_M rows of one head. It reads them in q, walks the keys that they see, and writes them in
@@ -219,72 +225,25 @@ def _forward_kernel(
     `rows` further on. mask, lse and stats may be None.
 
     GROUP: query heads of one key head. left, right: bounds if LEFT, RIGHT, as in
-    `attention_details/scores.py`.
+    `attention_details/scores.py`. cap(x) is softcap tanh(x / softcap), or x if softcap is None.
     inverse: one over the share that DROPOUT keeps. BLOCK_D: a power of two, at least D.
     """
-    NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
-    scale = factor_of(scale, NATURAL)
-    PADDED: tl.constexpr = BLOCK_D != D
     tiles = tl.cdiv(SQ, BLOCK_M)
     tile, head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     if RIGHT:
         tile = tiles - 1 - tile
     b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
     head = head.to(tl.int64)
-    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
-    inside, wide = offs_m < SQ, offs_d < D
-    row = offs_m.to(tl.int64)[:, None]
-    q_ptrs = q_ptr + b * stride_qb + h * stride_qh + row * stride_qs + offs_d[None, :]
-    k_ptrs = k_ptr + b * stride_kb + h // GROUP * stride_kh
-    k_ptrs += offs_n.to(tl.int64)[:, None] * stride_ks + offs_d[None, :]
-    v_ptrs = v_ptr + b * stride_vb + h // GROUP * stride_vh
-    v_ptrs += offs_n.to(tl.int64)[:, None] * stride_vs + offs_d[None, :]
     if mask_ptr is not None:
         mask_ptr += b * stride_mb + h * stride_mh
-    q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    l = tl.zeros((BLOCK_M,), tl.float32)
-    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    first, whole, cut, last = key_range(
-        tile * BLOCK_M, SK, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N
-    )
-    if LEFT:
-        acc, l, m = attend_keys(
-            acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, tl.minimum(whole, last),
-            stride_ks, stride_vs, stride_mm, stride_mn, SQ, SK, left, right, scale, seed, dropped,
-            head, LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-    acc, l, m = attend_keys(
-        acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, whole, cut,
-        stride_ks, stride_vs, stride_mm, stride_mn, SQ, SK, left, right, scale, seed, dropped,
-        head, LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    attend_tile(
+        q_ptr + b * stride_qb + h * stride_qh, k_ptr + b * stride_kb + h // GROUP * stride_kh,
+        v_ptr + b * stride_vb + h // GROUP * stride_vh, mask_ptr,
+        out_ptr + b * stride_ob + h * stride_oh, lse_ptr, stats_ptr,
+        stride_qs, stride_ks, stride_vs, stride_os, stride_mm, stride_mn,
+        tile, head, head * SQ, SQ, SK, left, right, scale, softcap, seed, dropped, inverse, rows,
+        LEFT, RIGHT, DROPOUT, PRECISION, D, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    acc, l, m = attend_keys(
-        acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, cut, last,
-        stride_ks, stride_vs, stride_mm, stride_mn, SQ, SK, left, right, scale, seed, dropped,
-        head, LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    # A row that sees no key has a sum of zero.
-    empty = l == 0.0
-    log_l = tl.log2(tl.where(empty, 1.0, l))
-    place = head * SQ + offs_m
-    if lse_ptr is not None:
-        lse = m + log_l * LN2 if NATURAL else (m + log_l) * LN2
-        tl.store(lse_ptr + place, lse, mask=inside)
-    if stats_ptr is not None:
-        # To the backward pass it is a row whose weights are all zero.
-        m = tl.where(empty, float("inf"), m)
-        if NATURAL:
-            tl.store(stats_ptr + rows + place, log_l, mask=inside)
-        else:
-            m += log_l
-        tl.store(stats_ptr + place, m, mask=inside)
-    out = acc / tl.where(empty, 1.0, l)[:, None]
-    if DROPOUT:
-        out *= tl.cast(inverse, tl.float32)
-    out_ptrs = out_ptr + b * stride_ob + h * stride_oh + row * stride_os + offs_d[None, :]
-    store_as(out_ptrs, out, inside[:, None] & wide[None, :])
 
 
 def attention_fwd(
@@ -294,6 +253,7 @@ def attention_fwd(
     mask: torch.Tensor | None,
     seed: int | torch.Tensor,
     scale: float,
+    softcap: float,
     dropped: int,
     left: int | None,
     right: int | None,
@@ -304,7 +264,7 @@ def attention_fwd(
 
     Those are [2, B, H, Sq] in float32: m and log2(l); of 16 bits [1, B, H, Sq]: their sum.
     Arguments as `attention` takes them. left, right: sizes of the window, None if unbounded.
-    dropped: of 2**16 numbers so many drop a weight.
+    softcap: zero for none. dropped: of 2**16 numbers so many drop a weight.
     """
     q, k, v = map(in_rows, (q, k, v))
     b, h, sq, d = q.shape
@@ -315,7 +275,7 @@ def attention_fwd(
     stats = q.new_empty((planes, b, h, sq), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
-    if mask is None and not dropped and hopper.suits(q, k, v):
+    if mask is None and not dropped and not softcap and hopper.suits(q, k, v):
         config = HOPPER_FORWARD.pick(q.device, s=sk, d=d, causal=right is not None)
         hopper.forward_hopper(q, k, v, out, lse, stats, scale, left, right, config)
         return out, lse, stats
@@ -327,7 +287,7 @@ def attention_fwd(
         q_ptr=q, k_ptr=k, v_ptr=v, mask_ptr=mask, out_ptr=out, lse_ptr=lse, stats_ptr=stats,
         **strides_of(q=q, k=k, v=v, o=out), **strides_of_mask(mask, (b, h, sq, sk)),
         **options_of(q, k, left, right, dropped),
-        scale=scale, seed=boxed(seed, q.device), rows=b * h * sq, **config,
+        scale=scale, softcap=softcap or None, seed=boxed(seed, q.device), rows=b * h * sq, **config,
     )  # fmt: skip
     return out, lse, stats
 

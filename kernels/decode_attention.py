@@ -29,6 +29,7 @@ from ._triton.math import LN2, LOG2E
 from ._triton.memory import store_as
 from .attention_details.launch import (
     SCALES,
+    cap_number,
     check_heads,
     first_to_fit,
     in_rows,
@@ -56,6 +57,7 @@ def decode_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    softcap: float | None = None,
     num_splits: int | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -74,6 +76,7 @@ def decode_attention(
             them; S if None. It is read on the device: less than 0 counts as 0, more than S as S.
         scale: factor of the scores, above zero; 1 / sqrt(D) if None.
         window: a query sees no key before p - window; no bound if None.
+        softcap: a positive number c, which makes the scores c tanh(scores / c), as in Gemma 2.
         num_splits: the number of parts into which the keys are split, chosen if None. Results
             differ by rounding.
         return_lse: whether to return also the logarithm of the sum of exponentials.
@@ -113,7 +116,8 @@ def decode_attention(
         check_integer("window", window, 0, MOST_ITEMS)
     if num_splits is not None:
         check_integer("num_splits", num_splits, 1, MOST_SPLITS)
-    out, lse = decode_fwd(q, k, v, lengths, scale, window, num_splits, return_lse)
+    cap = cap_number(softcap)
+    out, lse = decode_fwd(q, k, v, lengths, scale, cap, window, num_splits, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -122,7 +126,7 @@ def _split_kernel(
     q_ptr, k_ptr, v_ptr, lengths_ptr, out_ptr, lse_ptr,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_split, stride_lse, stride_length,
-    K, GROUP, Q, S, splits, window, scale,
+    K, GROUP, Q, S, splits, window, scale, softcap,
     LEFT: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -134,7 +138,7 @@ def _split_kernel(
 
     out is [splits, B, K, GROUP, Q, D]; lse is [splits, B, K, GROUP, Q] or None. The strides of a
     split are given. The base of lse is 2, or e if this kernel is the LAST. The lengths may be None.
-    A window is a bound if LEFT. BLOCK_D is a power of two, at least D.
+    A window is a bound if LEFT. softcap is a number or None. BLOCK_D is a power of two, at least D.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale = factor_of(scale, NATURAL)
@@ -180,17 +184,17 @@ def _split_kernel(
     if LEFT:
         acc, l, m = attend_keys(
             acc, l, m, q, k_ptrs, v_ptrs, None, offs_m, wide, first, tl.minimum(whole, last),
-            stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, 0, 0, 0,
+            stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, softcap, 0, 0, 0,
             LEFT, True, False, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     acc, l, m = attend_keys(
         acc, l, m, q, k_ptrs, v_ptrs, None, offs_m, wide, whole, cut,
-        stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, 0, 0, 0,
+        stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, softcap, 0, 0, 0,
         LEFT, True, False, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     acc, l, m = attend_keys(
         acc, l, m, q, k_ptrs, v_ptrs, None, offs_m, wide, cut, last,
-        stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, 0, 0, 0,
+        stride_ks, stride_vs, 0, 0, Q, length, left, right, scale, softcap, 0, 0, 0,
         LEFT, True, False, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     empty = l == 0.0
@@ -247,13 +251,14 @@ def decode_fwd(
     v: torch.Tensor,
     lengths: torch.Tensor | None,
     scale: float,
+    softcap: float,
     window: int | None,
     num_splits: int | None,
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return out [B, H, Q, D], and lse [B, H, Q] if return_lse.
 
-    Arguments as `decode_attention` takes them.
+    Arguments as `decode_attention` takes them; a softcap of zero is none.
     """
     q, k, v = map(in_rows, (q, k, v))
     (b, h, rows, d), heads, s = q.shape, k.shape[1], k.shape[2]
@@ -275,7 +280,7 @@ def decode_fwd(
         **strides_of(q=q, k=k, v=v), stride_split=b * h * rows * d, stride_lse=b * h * rows,
         stride_length=0 if lengths is None else lengths.stride(0),
         K=heads, GROUP=group, Q=rows, S=s, splits=splits,
-        window=0 if window is None else window, scale=scale,
+        window=0 if window is None else window, scale=scale, softcap=softcap or None,
         LEFT=window is not None, LAST=splits == 1, D=d, BLOCK_D=padded(d),
         # Only float32 has anything to split.
         PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee", **config,

@@ -2,7 +2,8 @@
 
 The scale is 1 / sqrt(D). Query head h reads key head h // (H / K), K being H if a case has none.
 Row i stands at key p = i + T - S, T being S if a case has none. Causal rows see no key beyond p,
-and with a window W none before p - W. The mask is added to the scores of all heads.
+and with a window W none before p - W. A softcap c makes the scores c tanh(scores / c). Then the
+mask is added to the scores of all heads.
 
 Bytes: forward, q, k, v and the mask are read and out is written; the scores need not leave the
 chip. Backward, out, its gradient and the logarithm of each row's sum are read too, and three
@@ -20,7 +21,7 @@ from ops._drawn import log_uniform
 from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 
-def attention_reference(q, k, v, mask=None, causal=False, window=None):
+def attention_reference(q, k, v, mask=None, causal=False, window=None, softcap=None):
     seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
     if causal:
         last = k.shape[2] - q.shape[2]
@@ -30,15 +31,17 @@ def attention_reference(q, k, v, mask=None, causal=False, window=None):
     heads, group = [], q.shape[1] // k.shape[1]
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
-            given = q[b, h], k[b, h // group], v[b, h // group], mask, seen
+            given = q[b, h], k[b, h // group], v[b, h // group], mask, seen, softcap
             # All scores of a long sequence would not fit: those of one head at a time are kept.
             heads.append(checkpoint(_head, *given, use_reentrant=False, preserve_rng_state=False))
     # Without a head the result hangs on the keys as well, whose gradients are zero.
     return torch.stack(heads).view(q.shape) if heads else q + 0 * (k.sum() + v.sum())
 
 
-def _head(q, k, v, mask, seen):
+def _head(q, k, v, mask, seen, softcap):
     scores = q @ k.T / math.sqrt(q.shape[-1])
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores + mask
     return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ v
@@ -87,6 +90,8 @@ def _sweep():
     # Heads that are no power of two, and wide ones: Phi-3 mini, Gemma 2 9B.
     yield make_case("causal", B=4, H=32, S=4096, D=96, dtypes=bf16)
     yield make_case("causal", B=2, H=16, K=8, S=8192, D=256, dtypes=bf16)
+    # Gemma 2 caps its scores; a cap of another size takes the same time.
+    yield make_case("causal", "softcap", B=2, H=16, K=8, S=8192, D=256, dtypes=bf16)
     # The bias of a relative position, as in T5.
     yield make_case("mask", B=8, H=16, S=2048, D=64, dtypes=bf16)
 
@@ -132,6 +137,9 @@ ATTENTION = Op(
         make_case("causal", B=1, H=4, K=2, W=64, S=90, T=200, D=64),
         make_case("mask", B=2, H=2, S=70, D=64),
         make_case("causal", "mask", B=1, H=4, K=2, S=40, T=100, D=64),
+        make_case("softcap", B=1, H=2, S=150, D=64),
+        make_case("causal", "mask", "softcap", B=1, H=4, K=2, S=40, T=100, D=64),
+        make_case("softcap", B=1, H=1, S=140, D=64, values="large", dtypes=("float32", "bfloat16")),
         make_case(B=1, H=2, S=70, D=16),
         make_case("causal", B=1, H=2, S=70, D=40),
         make_case("causal", B=1, H=2, K=1, S=70, D=96),
@@ -147,5 +155,5 @@ ATTENTION = Op(
     deterministic=("forward",),
     drawn=_drawn,
     params={"causal": False, "window": lambda case: case.sizes.get("W")},
-    flags={"causal": {"causal": True}, "mask": {}},
+    flags={"causal": {"causal": True}, "mask": {}, "softcap": {"softcap": 2.0}},
 )

@@ -7,6 +7,7 @@ import torch
 from .._runtime.checks import (
     MOST_ITEMS,
     check_floating,
+    check_number,
     check_same_device,
     check_same_dtype,
     check_that,
@@ -18,9 +19,9 @@ from .._runtime.layout import as_read
 # Numbers of 16 bits decide what dropout keeps.
 LEVELS = 2**16
 
-
 LEAST_D, MOST_D, STEP_D = 16, 256, 8
-# Scales that are normal numbers of float32, above zero: a negative one would turn the maximum.
+# Scales and softcaps are normal numbers of float32 above zero: a negative scale would turn the
+# maximum.
 SCALES = 2.0**-126, 2.0**127
 
 
@@ -44,6 +45,13 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     check_same_device(q=q, k=k, v=v)
     longest = max(sq, sk)
     check_that(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
+
+
+def cap_number(softcap: float | None) -> float:
+    """Return the softcap as launchers take it: zero if there is none."""
+    if softcap is None:
+        return 0.0
+    return check_number("softcap", softcap, *SCALES)
 
 
 def in_rows(x: torch.Tensor) -> torch.Tensor:

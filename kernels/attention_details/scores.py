@@ -1,8 +1,8 @@
 """Device functions that the kernels of attention share.
 
-They say which keys a row sees, apply the mask, draw the bits of dropout, and walk the keys of the
-forward pass. Offsets of rows and of keys come with two dimensions, so a tile may be [rows, keys] or
-its transpose.
+They say which keys a row sees, cap scores, apply the mask, draw the bits of dropout, and compute a
+tile of rows of the forward pass. Offsets of rows and of keys come with two dimensions, so a tile
+may be [rows, keys] or its transpose.
 
 Row i stands at position p = i + Sk - Sq of the keys: the last row stands at the last key. A bounded
 row sees the keys from i + left to i + right. So `left` is Sk - Sq less the window's left size, and
@@ -16,7 +16,8 @@ be subtracted from itself before anything is rounded.
 import triton
 import triton.language as tl
 
-from .._triton.math import LOG2E
+from .._triton.math import LN2, LOG2E, tanh_of
+from .._triton.memory import store_as
 from ..random_details.philox import MULTIPLIER_0, MULTIPLIER_1, ROUNDS, STEP_0, STEP_1, number
 
 # Elements that one call of the generator serves: each takes half a word of four.
@@ -99,8 +100,8 @@ def masked_scores(
 ):  # fmt: skip
     """Scores with the mask added, and minus infinity for keys that a row does not see.
 
-    scores holds the products of rows and keys. mask_ptr is that of this head, or None. scale is
-    the one of `factor_of`. It is applied only if there is a mask; `unit` says what remains to do.
+    scores holds what `capped` returns. mask_ptr is that of this head, or None. scale is the factor
+    that capping left. It is applied only if there is a mask; `unit` says what remains to do.
     """
     if mask_ptr is not None:
         ptrs = mask_ptr + rows.to(tl.int64) * stride_mm + keys.to(tl.int64) * stride_mn
@@ -138,12 +139,37 @@ def power(x, base, NATURAL: tl.constexpr):
 
 
 @triton.jit
-def unit(mask_ptr, scale):
-    """The factor that is left to apply to what `masked_scores` returns."""
-    if mask_ptr is None:
+def unit(applied, scale):
+    """The factor that is left to apply: one after a softcap or a mask, the scale if it is None."""
+    if applied is None:
         return scale
     else:
         return 1.0
+
+
+@triton.jit
+def capped(scores, scale, softcap, NATURAL: tl.constexpr):
+    """softcap tanh(scale scores / softcap); the scores as they are if softcap is None.
+
+    scale: that of `factor_of`, so the result is natural or in base 2. `unit(softcap, scale)` is the
+    factor that is left to apply.
+    """
+    if softcap is None:
+        return scores
+    else:
+        softcap = factor_of(softcap, NATURAL)
+        return softcap * tanh_of(scores * (scale / softcap), NATURAL)
+
+
+@triton.jit
+def uncapped_gradient(ds, scores, softcap, NATURAL: tl.constexpr):
+    """The gradient of scores before the cap from ds, that behind it. scores: those of `capped`."""
+    if softcap is None:
+        return ds
+    else:
+        # The derivative of tanh is 1 - tanh².
+        share = scores * (1 / factor_of(softcap, NATURAL))
+        return ds * (1 - share * share)
 
 
 @triton.jit
@@ -179,7 +205,7 @@ def kept_entries(
 def attend_keys(
     acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, last,
     stride_ks, stride_vs, stride_mm, stride_mn,
-    SQ, SK, left, right, scale, seed, dropped, head,
+    SQ, SK, left, right, scale, softcap, seed, dropped, head,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -188,15 +214,17 @@ def attend_keys(
     # A sequence length of one is a compile-time constant, and so is what follows from it.
     k_ptrs += tl.cast(first, tl.int64) * stride_ks
     v_ptrs += tl.cast(first, tl.int64) * stride_vs
-    factor = unit(mask_ptr, scale)
+    rest = unit(softcap, scale)
+    factor = unit(mask_ptr, rest)
     NATURAL: tl.constexpr = q.dtype == tl.float32
     for start in range(first, last, BLOCK_N):
         inside = start + offs_n < SK
         k = load_tile(k_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
+        scores = capped(scores, scale, softcap, NATURAL)
         scores = masked_scores(
             scores, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
-            SQ, SK, left, right, scale, LEFT, RIGHT, MASKED, NATURAL,
+            SQ, SK, left, right, rest, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
         m_new = tl.maximum(m, tl.max(scores, 1) * factor)
         # A row that has only seen minus infinity must not subtract it from itself.
@@ -220,3 +248,75 @@ def attend_keys(
         k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
         v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
     return acc, l, m
+
+
+@triton.jit
+def attend_tile(
+    q_ptr, k_ptr, v_ptr, mask_ptr, out_ptr, lse_ptr, stats_ptr,
+    stride_qs, stride_ks, stride_vs, stride_os, stride_mm, stride_mn,
+    tile, head, place, SQ, SK, left, right, scale, softcap, seed, dropped, inverse, rows,
+    LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Write out, lse and stats of a tile of BLOCK_M rows of one head of one sequence.
+
+    Pointers are those of the head's first row or key. place: the index of the first row in lse and
+    stats, int64. head: the place of the head in the stream of dropout, int64. Other parameters are
+    those of the forward kernel.
+    """
+    NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
+    scale = factor_of(scale, NATURAL)
+    PADDED: tl.constexpr = BLOCK_D != D
+    offs_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
+    inside, wide = offs_m < SQ, offs_d < D
+    row, key = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[:, None]
+    q_ptrs = q_ptr + row * stride_qs + offs_d[None, :]
+    k_ptrs = k_ptr + key * stride_ks + offs_d[None, :]
+    v_ptrs = v_ptr + key * stride_vs + offs_d[None, :]
+    q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    l = tl.zeros((BLOCK_M,), tl.float32)
+    m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    first, whole, cut, last = key_range(
+        tile * BLOCK_M, SK, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N
+    )
+    if LEFT:
+        acc, l, m = attend_keys(
+            acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, tl.minimum(whole, last),
+            stride_ks, stride_vs, stride_mm, stride_mn,
+            SQ, SK, left, right, scale, softcap, seed, dropped, head,
+            LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    acc, l, m = attend_keys(
+        acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, whole, cut,
+        stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, scale, softcap, seed, dropped, head,
+        LEFT, RIGHT, DROPOUT, False, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    acc, l, m = attend_keys(
+        acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, cut, last,
+        stride_ks, stride_vs, stride_mm, stride_mn,
+        SQ, SK, left, right, scale, softcap, seed, dropped, head,
+        LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    # A row that sees no key has a sum of zero.
+    empty = l == 0.0
+    log_l = tl.log2(tl.where(empty, 1.0, l))
+    places = place + offs_m
+    if lse_ptr is not None:
+        lse = m + log_l * LN2 if NATURAL else (m + log_l) * LN2
+        tl.store(lse_ptr + places, lse, mask=inside)
+    if stats_ptr is not None:
+        # To the backward pass it is a row whose weights are all zero.
+        m = tl.where(empty, float("inf"), m)
+        if NATURAL:
+            tl.store(stats_ptr + rows + places, log_l, mask=inside)
+        else:
+            m += log_l
+        tl.store(stats_ptr + places, m, mask=inside)
+    out = acc / tl.where(empty, 1.0, l)[:, None]
+    if DROPOUT:
+        out *= tl.cast(inverse, tl.float32)
+    out_ptrs = out_ptr + row * stride_os + offs_d[None, :]
+    store_as(out_ptrs, out, inside[:, None] & wide[None, :])

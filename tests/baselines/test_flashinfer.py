@@ -32,13 +32,15 @@ def layernorm(input, gemma, beta, eps=1e-6):
     return norm(input.float(), input.shape[-1:], gemma, beta, eps).to(input.dtype)
 
 
-def single_prefill_with_kv_cache(q, k, v, causal=False, kv_layout="NHD", window_left=-1):
+def single_prefill_with_kv_cache(
+    q, k, v, causal=False, kv_layout="NHD", window_left=-1, logits_soft_cap=None
+):
     """q: [position, head, dimension]; k, v: [head, position, dimension] where kv_layout is HND."""
     if kv_layout != "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     window = None if window_left < 0 else window_left
     given = q.transpose(0, 1)[None], k[None], v[None]
-    out = ATTENTION.reference(*given, causal=causal, window=window)
+    out = ATTENTION.reference(*given, causal=causal, window=window, softcap=logits_soft_cap)
     return out[0].transpose(0, 1).contiguous()
 
 

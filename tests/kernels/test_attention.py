@@ -93,6 +93,7 @@ def test_random_shapes_flags_and_layouts(data):
         causal=data.draw(st.booleans()),
         window=data.draw(windows),
         scale=data.draw(st.sampled_from([None, 0.5])),
+        softcap=data.draw(st.sampled_from([None, 1.5])),
     )
 
 
@@ -210,6 +211,22 @@ def test_a_mask_of_the_tensors_dtype_and_one_of_float32():
     tensors = made(1, 2, 2, 40, 40, 16, dtype=torch.float16)
     for dtype in (torch.float16, torch.float32):
         agrees(*tensors, mask=randn(40, 40, dtype=dtype, seed=3))
+
+
+@pytest.mark.parametrize("softcap", [0.3, 1e30])
+@pytest.mark.parametrize("mask", [None, "of all, transposed"])
+def test_a_softcap_bends_scores_before_the_mask(softcap, mask):
+    """The largest leaves them as they are; the least makes all scores of a row nearly equal."""
+    q, k, v = made(1, 2, 1, 40, 45, 16)
+    given = None if mask is None else MASKS[mask](1, 2, 40, 45)
+    agrees(3 * q, k, v, softcap=softcap, mask=given, causal=True, window=30, dropout=0.2, seed=3)
+
+
+def test_a_saturated_softcap_has_no_gradient():
+    q, k, v = (x.requires_grad_() for x in made(1, 1, 1, 30, 30, 16))
+    out = attend(q, k, v, scale=1e6, softcap=2.0)
+    dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
+    assert not dq.any() and not dk.any() and dv.any()
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
@@ -344,6 +361,8 @@ REFUSALS = {
     ),
     "scale: 0.0, expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, scale=0.0),
     "scale: -1.0, expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, scale=-1.0),
+    "softcap: 0.0, expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, softcap=0.0),
+    "softcap: inf, expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, softcap=math.inf),
     "dropout: 1.5, expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, dropout=1.5, seed=1),
     "seed: None, expected": lambda: attend(*[randn(1, 1, 4, 16)] * 3, dropout=0.5),
     r"seed: \(2,\) torch.int64, expected": lambda: attend(

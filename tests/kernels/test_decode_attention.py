@@ -15,10 +15,11 @@ decode = decoding.decode_attention
 BOUND = {torch.float32: 4e-6, torch.float16: 3e-3}
 
 
-def agrees(q, k, v, lengths=None, window=None, num_splits=None):
+def agrees(q, k, v, lengths=None, window=None, num_splits=None, softcap=None):
     """The result of each sequence is that of its queries over the keys that count."""
     ends = None if lengths is None else torch.tensor(lengths, device=DEVICE)
-    out, lse = decode(q, k, v, ends, window=window, num_splits=num_splits, return_lse=True)
+    options = {"window": window, "num_splits": num_splits, "softcap": softcap}
+    out, lse = decode(q, k, v, ends, **options, return_lse=True)
     assert out.is_contiguous() and out.dtype == q.dtype and lse.dtype == torch.float32
     for index in range(len(q)):
         one = slice(index, index + 1)
@@ -31,6 +32,7 @@ def agrees(q, k, v, lengths=None, window=None, num_splits=None):
             values,
             causal=True,
             window=None if window is None else (window, -1),
+            softcap=softcap,
         )
         found, found_lse = out[one].cpu(), lse[one].cpu()
         seen = truth_lse.isfinite()
@@ -61,6 +63,7 @@ def test_random_shapes_lengths_and_splits(data):
         data.draw(st.one_of(st.none(), lengths)),
         data.draw(st.one_of(st.none(), st.integers(0, 100))),
         data.draw(st.one_of(st.none(), st.integers(1, 9))),
+        data.draw(st.sampled_from([None, 0.7])),
     )
 
 
@@ -130,6 +133,7 @@ REFUSALS = {
     r"lengths: shape \(3,\), expected \(2,\)": lambda: decode(
         *made(2, 2, 2, 1, 9, 16), torch.ones(3, dtype=torch.int64, device=DEVICE)
     ),
+    "softcap: -2.0, expected": lambda: decode(*made(1, 2, 2, 1, 9, 16), softcap=-2.0),
     "num_splits: 0, expected": lambda: decode(*made(1, 2, 2, 1, 9, 16), num_splits=0),
     "window: -1, expected": lambda: decode(*made(1, 2, 2, 1, 9, 16), window=-1),
     "q: requires a gradient": lambda: decode(

@@ -77,7 +77,7 @@ def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
     ("op", "options"),
     [
         ("adamw", 6),
-        ("attention", 7),
+        ("attention", 8),
         ("block_sparse_attention", 4),
         ("rotary", 2),
         ("bucketize", 2),

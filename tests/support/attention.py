@@ -9,7 +9,7 @@ from ops._philox import philox_words
 LEVELS = 2**16
 
 
-def oracle(q, k, v, causal=False, scale=None, window=None, mask=None, kept=None):
+def oracle(q, k, v, causal=False, scale=None, window=None, mask=None, kept=None, softcap=None):
     """The output and the logarithm of the sum of exponentials, differentiable.
 
     kept: None, or what dropout leaves of each weight: zero, or one over the share it keeps.
@@ -17,6 +17,8 @@ def oracle(q, k, v, causal=False, scale=None, window=None, mask=None, kept=None)
     group = q.shape[1] // max(1, k.shape[1])
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
     scores = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
