@@ -4,16 +4,19 @@ import re
 
 from xformers.ops import LowerTriangularMask, memory_efficient_attention
 from xformers.ops.fmha.attn_bias import (
+    BlockDiagonalMask,
     LocalAttentionFromBottomRightMask,
     LowerTriangularFromBottomRightMask,
 )
+
+from baselines._packed import lengths_of, made_once
 
 
 def attention(q, k, v, mask, causal, window, op):
     """op: (forward, backward) operators of `xformers.ops.fmha`; None leaves the choice to it."""
     # The library wants [batch, position, head, dimension]: views, nothing is copied.
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    rows, heads, keys, key_heads = *q.shape[1:3], *k.shape[1:3]
+    rows, heads, keys = *q.shape[1:3], k.shape[1]
     if mask is not None and causal:
         raise ValueError("a mask beside causal is not offered")
     if mask is not None:
@@ -22,6 +25,27 @@ def attention(q, k, v, mask, causal, window, op):
         mask = LocalAttentionFromBottomRightMask(window_left=window, window_right=0)
     elif causal:
         mask = LowerTriangularMask() if rows == keys else LowerTriangularFromBottomRightMask()
+    return _attend(q, k, v, mask, op).transpose(1, 2)
+
+
+def attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, causal, window, softcap, op):
+    if softcap is not None:
+        raise ValueError("a softcap is not offered")
+
+    def make():
+        mask = BlockDiagonalMask.from_seqlens(*lengths_of(cu_seqlens_q, cu_seqlens_k))
+        if window is not None:
+            # There the last keys of a window count, its own among them.
+            return mask.make_local_attention_from_bottomright(window + 1)
+        return mask.make_causal_from_bottomright() if causal else mask
+
+    mask = made_once(cu_seqlens_q, cu_seqlens_k, ("xformers", causal, window), make)
+    return _attend(q[None], k[None], v[None], mask, op)[0]
+
+
+def _attend(q, k, v, mask, op):
+    """Attention of [batch, position, head, dimension], with the reason of a refusal."""
+    heads, key_heads = q.shape[2], k.shape[2]
     if key_heads != heads:
         # It wants [batch, position, key head, head of its group, dimension].
         group = heads // key_heads
@@ -31,7 +55,7 @@ def attention(q, k, v, mask, causal, window, op):
         out = memory_efficient_attention(q, k, v, attn_bias=mask, op=op)
     except (NotImplementedError, ValueError) as error:  # the two that the library refuses with
         raise type(error)(_why(str(error))) from error
-    return out.flatten(2, -2).transpose(1, 2)
+    return out.flatten(2, -2)
 
 
 def decode_attention(q, k, v, lengths, op):

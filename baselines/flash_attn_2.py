@@ -1,6 +1,6 @@
 """flash-attn 2 (Dao, 2024): its CUDA attention, and the Triton kernels that the package carries."""
 
-from flash_attn import flash_attn_func, flash_attn_with_kvcache
+from flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 
 LIBRARY = "flash-attn"
 # Its kernels: flash_attn/ops/triton/layer_norm.py and cross_entropy.py of 2.8.3. Its product,
@@ -20,6 +20,26 @@ def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     bounds = (-1 if window is None else window, 0 if causal else -1)
     out = flash_attn_func(q, k, v, causal=causal, window_size=bounds, softcap=softcap or 0.0)
     return out.transpose(1, 2)
+
+
+def attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    causal=False,
+    window=None,
+    softcap=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+):
+    return flash_attn_varlen_func(
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        causal=causal,
+        window_size=(-1 if window is None else window, 0 if causal else -1),
+        softcap=softcap or 0.0,
+    )
 
 
 def decode_attention(q, k, v, lengths=None):

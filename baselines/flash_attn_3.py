@@ -15,5 +15,21 @@ def attention(q, k, v, mask=None, causal=False, window=None):
     return _xformers.attention(q, k, v, mask, causal, window, (flash3.FwOp, flash3.BwOp))
 
 
+def attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    causal=False,
+    window=None,
+    softcap=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+):
+    options = causal, window, softcap, (flash3.FwOp, flash3.BwOp)
+    return _xformers.attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, *options)
+
+
 def decode_attention(q, k, v, lengths=None):
     return _xformers.decode_attention(q, k, v, lengths, (flash3.FwOp, None))

@@ -1,6 +1,6 @@
 """FlashAttention-4: the CuTe DSL kernels of flash-attn, compiled at their first call."""
 
-from flash_attn.cute import flash_attn_func
+from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
 LIBRARY = "flash-attn-4"
 
@@ -15,3 +15,25 @@ def attention(q, k, v, mask=None, causal=False, window=None, softcap=None):
     cap = softcap or 0.0
     out, _ = flash_attn_func(q, k, v, causal=causal, window_size=bounds, softcap=cap)
     return out.transpose(1, 2)
+
+
+def attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    causal=False,
+    window=None,
+    softcap=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+):
+    out, _ = flash_attn_varlen_func(
+        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        causal=causal,
+        # As in `attention`.
+        window_size=(None, None) if window is None else (window, 0),
+        softcap=softcap or 0.0,
+    )
+    return out

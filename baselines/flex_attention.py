@@ -1,10 +1,11 @@
-"""PyTorch's flex_attention, compiled, with a block mask if the attention is causal or sparse."""
+"""PyTorch's flex_attention, compiled, with a block mask if rows are causal, sparse or packed."""
 
 import functools
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from baselines._packed import made_once
 from baselines._torch_compiler import compiled
 
 LIBRARY = "torch"
@@ -76,3 +77,47 @@ def _lists(q, k, v, block_mask, block_size, causal=False):
 
 def block_sparse_attention(q, k, v, block_mask, block_size, causal=False):
     return _attend(q, k, v, block_mask=block_mask, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _packed_mask(cu_seqlens_q, cu_seqlens_k, rows, keys, causal, window):
+    """Which blocks of scores are empty; made once a batch, as a training step would."""
+    device = cu_seqlens_q.device
+    # The rows and keys of sequence i have the number i, and row r stands at key r + shift[r].
+    numbers = torch.arange(len(cu_seqlens_q) - 1, device=device)
+    of_row, of_key = (
+        numbers.repeat_interleave(cu.diff(), output_size=size)
+        for cu, size in ((cu_seqlens_q, rows), (cu_seqlens_k, keys))
+    )
+    shift = (cu_seqlens_k - cu_seqlens_q)[1:][of_row]
+
+    def is_seen(batch, head, query, key):
+        seen = of_row[query] == of_key[key]
+        if causal:
+            seen = seen & (key <= query + shift[query])
+        if window is not None:
+            seen = seen & (key >= query + shift[query] - window)
+        return seen
+
+    return create_block_mask(is_seen, None, None, rows, keys, device=device)
+
+
+def attention_varlen(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    causal=False,
+    window=None,
+    softcap=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+):
+    def make():
+        return _packed_mask(cu_seqlens_q, cu_seqlens_k, len(q), len(k), causal, window)
+
+    blocks = made_once(cu_seqlens_q, cu_seqlens_k, ("flex", causal, window), make)
+    given = (x.transpose(0, 1)[None] for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    out = _attend(*given, score_mod=_cap(softcap), block_mask=blocks, enable_gqa=grouped)
+    return out[0].transpose(0, 1)

@@ -1,5 +1,7 @@
 """PyTorch, torch.compile with static shapes in its default mode."""
 
+import functools
+
 from baselines import _torch_formulas as formulas
 from baselines._torch_compiler import compiled
 
@@ -27,6 +29,9 @@ layer_norm = compiled(formulas.layer_norm)
 rms_norm = compiled(formulas.rms_norm)
 matmul = compiled(formulas.matmul)
 attention = compiled(formulas.attention)
+attention_varlen = functools.partial(
+    formulas.attention_varlen, one_by_one=compiled(formulas.attention_one_by_one)
+)
 decode_attention = compiled(formulas.decode_attention)
 swiglu = compiled(formulas.swiglu)
 geglu = compiled(formulas.geglu)

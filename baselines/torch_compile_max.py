@@ -3,6 +3,8 @@
 The mode without CUDA graphs: the harness captures the graphs of all implementations itself.
 """
 
+import functools
+
 import torch
 
 from baselines import _torch_formulas as formulas
@@ -36,6 +38,9 @@ layer_norm = compiled(formulas.layer_norm, MODE)
 rms_norm = compiled(formulas.rms_norm, MODE)
 matmul = compiled(formulas.matmul, MODE)
 attention = compiled(formulas.attention, MODE)
+attention_varlen = functools.partial(
+    formulas.attention_varlen, one_by_one=compiled(formulas.attention_one_by_one, MODE)
+)
 decode_attention = compiled(formulas.decode_attention, MODE)
 swiglu = compiled(formulas.swiglu, MODE)
 geglu = compiled(formulas.geglu, MODE)

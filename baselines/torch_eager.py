@@ -32,6 +32,7 @@ layer_norm = formulas.layer_norm
 rms_norm = formulas.rms_norm
 matmul = formulas.matmul
 attention = formulas.attention
+attention_varlen = formulas.attention_varlen
 decode_attention = formulas.decode_attention
 swiglu = formulas.swiglu
 geglu = formulas.geglu

@@ -27,14 +27,12 @@ import triton.language as tl
 from ._runtime.autograd import check_no_grad, needs_grad, once
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import (
-    MOST_ITEMS,
     check_flag,
     check_integer,
     check_number,
     check_tensor,
     check_tensors,
     check_that,
-    shown,
 )
 from ._runtime.configs import Configs
 from ._runtime.device import shared_bytes
@@ -53,6 +51,7 @@ from .attention_details.launch import (
     strides_of,
     strides_of_mask,
     tile,
+    window_sizes,
 )
 from .attention_details.scores import attend_tile
 from .random_details.philox import boxed
@@ -128,7 +127,7 @@ def attention(
     check_heads(q, k, v)
     _check_mask(mask, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
-    left, right = _bounds(window, causal)
+    left, right = window_sizes(window, causal)
     cap = cap_number(softcap)
     dropped = _dropped(check_number("dropout", dropout, 0, 1))
     seed = _seed(seed, dropped, q)
@@ -179,17 +178,6 @@ def _check_mask(mask, q, k):
     check_that(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
 
 
-def _bounds(window, causal):
-    """How many keys before and after its own a row sees; None where there is no bound."""
-    if window is None or isinstance(window, int):
-        window = -1 if window is None else check_integer("window", window)
-        window = (window, window)
-    if not (isinstance(window, (tuple, list)) and len(window) == 2):
-        raise TypeError(f"window: {shown(window)}, expected an integer or a pair of them")
-    left, right = (check_integer("window", each, -1, MOST_ITEMS) for each in window)
-    return None if left < 0 else left, 0 if causal else None if right < 0 else right
-
-
 def _dropped(p):
     """How many of the LEVELS numbers drop an entry; some keep it unless p is one."""
     return LEVELS if p == 1 else min(round(p * LEVELS), LEVELS - 1)
@@ -224,8 +212,10 @@ def _forward_kernel(
     out, lse and stats. The rows of stats hold m + log2(l). In float32 they hold m, and log2(l) lies
     `rows` further on. mask, lse and stats may be None.
 
+    Here cap(x) is softcap tanh(x / softcap), or x if softcap is None.
+
     GROUP: query heads of one key head. left, right: bounds if LEFT, RIGHT, as in
-    `attention_details/scores.py`. cap(x) is softcap tanh(x / softcap), or x if softcap is None.
+    `attention_details/scores.py`.
     inverse: one over the share that DROPOUT keeps. BLOCK_D: a power of two, at least D.
     """
     tiles = tl.cdiv(SQ, BLOCK_M)

@@ -25,7 +25,8 @@ class Tensor:
 
     - shape: size letters separated by blanks, such as `M N`; empty for a tensor without dimensions.
       From letters joined by a bar, such as `T|S`, the first counts that the case has. A letter with
-      a question mark, such as `B?`, is left out in cases that lack it.
+      a question mark, such as `B?`, is left out in cases that lack it. A last `B+1` is one
+      more than B, as the boundaries of B parts are.
     - dtype: a fixed dtype, such as `int64`; if empty, the dtype of the cell.
     - grad: the backward pass computes its gradient.
     - when: a flag. The tensor is present in cases with this flag; other cases pass None.
@@ -68,12 +69,22 @@ class Tensor:
         for letters in self.shape.split():
             if letters.endswith("?") and letters[:-1] not in sizes:
                 continue
-            letters = letters.removesuffix("?")
+            letters = letters.removesuffix("?").removesuffix("+1")
             *others, last = letters.split("|")
             found.append(next((each for each in others if each in sizes), last))
             if found[-1] not in sizes:
                 raise KeyError(f"no size {letters}")
         return found
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it holds the boundaries of parts, so that rows belong together."""
+        return self.shape.endswith("+1")
+
+    def sizes(self, sizes: Mapping[str, int]) -> list[int]:
+        """Return its sizes in a case with these sizes; KeyError if it lacks one."""
+        found = [sizes[letter] for letter in self.letters(sizes)]
+        return [*found[:-1], found[-1] + 1] if self.cuts else found
 
     def is_in(self, case: "Case") -> bool:
         """Return whether a case has the tensor."""

@@ -64,7 +64,7 @@ def gradients(
 
 def _tensor(spec: Spec, case: Case, dtype: str, cell: str, name: str, device: str) -> torch.Tensor:
     key = f"{cell}/{name}"
-    shape = [case[letter] for letter in spec.letters(case.sizes)]
+    shape = spec.sizes(case.sizes)
     if swapped := spec.transposed and spec.transposed in case.flags:
         shape[-2:] = reversed(shape[-2:])
     element = getattr(torch, spec.dtype_in(case, dtype))

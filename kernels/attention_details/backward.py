@@ -211,8 +211,8 @@ def dq_tile(
 ):  # fmt: skip
     """Write dq and delta of a tile of BLOCK_M rows of one head of one sequence.
 
-    Pointers are those of the head's first row or key. place: the index of the first row in dlse,
-    stats and delta, int64. Other parameters are those of `attend_tile`.
+    Pointers are those of the head's first row or key. In dlse, stats and delta `place` is the index
+    of that row, int64. Other parameters are those of `attend_tile`.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     # torch.compile hands scalars over in float64.
@@ -271,10 +271,10 @@ def dkdv_tile(
 ):  # fmt: skip
     """Write dk and dv of a tile of BLOCK_N keys of one key head of one sequence.
 
-    k, v, dk and dv point to the head's first key; q, dout and the mask to the first row of query
-    head 0. first_head: the place of query head 0 in the stream of dropout. place: the index of its
-    first row in stats and delta. apart: the number of those from head to head. All three and
-    key_head are int64. Other parameters are those of `attend_tile`.
+    The pointers of k, v, dk and dv are those of the head's first key. Those of q, dout and the mask
+    belong to the first row of query head 0. In the stream of dropout that head is `first_head`. In
+    stats and delta the index of its row is `place`, and a head is `apart` from the next. The
+    numbers first_head, place and key_head are int64. Other parameters are those of `attend_tile`.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale, inverse = tl.cast(scale, tl.float32), tl.cast(inverse, tl.float32)

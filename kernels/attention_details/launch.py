@@ -7,10 +7,12 @@ import torch
 from .._runtime.checks import (
     MOST_ITEMS,
     check_floating,
+    check_integer,
     check_number,
     check_same_device,
     check_same_dtype,
     check_that,
+    shown,
 )
 from .._runtime.configs import Config
 from .._runtime.device import float32_dot
@@ -29,21 +31,36 @@ def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """TypeError or ValueError where these are not [B, H, Sq, D] and twice [B, K, Sk, D]."""
     check_that(q.dim() == 4, f"q: {q.dim()} dimensions, expected 4: [B, H, S, D]")
     b, h, sq, d = q.shape
-    fits = LEAST_D <= d <= MOST_D and d % STEP_D == 0
-    wide = f"expected a multiple of {STEP_D} from {LEAST_D} to {MOST_D}"
-    check_that(fits, f"q: head dimension {d}, {wide}")
-    check_floating(q=q)
+    check_width(q)
     check_that(k.dim() == 4, f"k: {k.dim()} dimensions, expected 4: [B, H, S, D]")
     heads, sk = k.shape[1], k.shape[2]
     fits = k.shape[0] == b and k.shape[3] == d
     check_that(fits, f"k: shape {tuple(k.shape)}, expected [{b}, K, Sk, {d}] as q has")
+    check_keys(q, k, v, h, heads, max(sq, sk))
+
+
+def check_width(q: torch.Tensor) -> None:
+    """TypeError or ValueError where the kernels know no such heads, or not the dtype."""
+    d = q.shape[-1]
+    fits = LEAST_D <= d <= MOST_D and d % STEP_D == 0
+    wide = f"expected a multiple of {STEP_D} from {LEAST_D} to {MOST_D}"
+    check_that(fits, f"q: head dimension {d}, {wide}")
+    check_floating(q=q)
+
+
+def check_keys(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, h: int, heads: int, longest: int
+) -> None:
+    """TypeError or ValueError where v is not like k, or k not for q.
+
+    h, heads: those of q and of k. longest: the larger number of positions.
+    """
     groups = h % heads == 0 if heads else h == 0
     check_that(groups, f"k: {heads} heads, expected a number that divides the {h} of q")
     shape = tuple(k.shape)
     check_that(v.shape == k.shape, f"v: shape {tuple(v.shape)}, expected {shape} as k has")
     check_same_dtype(q=q, k=k, v=v)
     check_same_device(q=q, k=k, v=v)
-    longest = max(sq, sk)
     check_that(longest <= MOST_ITEMS, f"q, k: {longest} positions, expected {MOST_ITEMS} or fewer")
 
 
@@ -52,6 +69,19 @@ def cap_number(softcap: float | None) -> float:
     if softcap is None:
         return 0.0
     return check_number("softcap", softcap, *SCALES)
+
+
+def window_sizes(
+    window: int | tuple[int, int] | None, causal: bool
+) -> tuple[int | None, int | None]:
+    """How many keys before and after its own a row sees; None where there is no bound."""
+    if window is None or isinstance(window, int):
+        window = -1 if window is None else check_integer("window", window)
+        window = (window, window)
+    if not (isinstance(window, (tuple, list)) and len(window) == 2):
+        raise TypeError(f"window: {shown(window)}, expected an integer or a pair of them")
+    left, right = (check_integer("window", each, -1, MOST_ITEMS) for each in window)
+    return None if left < 0 else left, 0 if causal else None if right < 0 else right
 
 
 def in_rows(x: torch.Tensor) -> torch.Tensor:
@@ -67,12 +97,15 @@ def like(x: torch.Tensor) -> torch.Tensor:
     return made if made.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def strides_of(**tensors: torch.Tensor) -> dict[str, int]:
-    """The strides of batch, head and position, by parameter: `stride_qb` of a tensor named q."""
+def strides_of(axes: str = "bhs", **tensors: torch.Tensor) -> dict[str, int]:
+    """The strides of axes but the last, by parameter: `stride_qb` of a tensor named q.
+
+    axes: a letter each for batch, head and position, in their order in the tensors.
+    """
     return {
         f"stride_{name}{letter}": tensor.stride(axis)
         for name, tensor in tensors.items()
-        for axis, letter in enumerate("bhs")
+        for axis, letter in enumerate(axes)
     }
 
 
@@ -89,7 +122,7 @@ def options_of(
 
     left, right: sizes of the window, None if unbounded. dropped: as `attention_fwd` takes it.
     """
-    (h, sq, d), (heads, sk) = q.shape[1:], k.shape[1:3]
+    (h, sq), (heads, sk) = q.shape[1:3], k.shape[1:3]
     return {
         "H": h,
         "GROUP": h // max(1, heads),
@@ -103,10 +136,17 @@ def options_of(
         "LEFT": left is not None,
         "RIGHT": right is not None,
         "DROPOUT": dropped > 0,
+        **widths_of(q),
+    }
+
+
+def widths_of(q: torch.Tensor) -> dict[str, object]:
+    """The arguments that follow from dtype and head dimension."""
+    return {
         # Only float32 has anything to split.
         "PRECISION": float32_dot() if q.dtype == torch.float32 else "ieee",
-        "D": d,
-        "BLOCK_D": padded(d),
+        "D": q.shape[-1],
+        "BLOCK_D": padded(q.shape[-1]),
     }
 
 

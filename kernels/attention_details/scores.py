@@ -260,9 +260,9 @@ def attend_tile(
 ):  # fmt: skip
     """Write out, lse and stats of a tile of BLOCK_M rows of one head of one sequence.
 
-    Pointers are those of the head's first row or key. place: the index of the first row in lse and
-    stats, int64. head: the place of the head in the stream of dropout, int64. Other parameters are
-    those of the forward kernel.
+    Pointers are those of the head's first row or key. In lse and stats `place` is the index of that
+    row. In the stream of dropout `head` is the place of the head. Both are int64. Other parameters
+    are those of the forward kernel.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale = factor_of(scale, NATURAL)

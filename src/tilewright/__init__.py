@@ -10,6 +10,7 @@ on PyTorch and Triton alone.
 from .kernels.activation import cosh, gelu, leaky_relu, relu, tanh
 from .kernels.adamw import AdamW, adamw
 from .kernels.attention import attention
+from .kernels.attention_varlen import attention_varlen
 from .kernels.block_sparse_attention import BlockMask, block_sparse_attention
 from .kernels.cross_entropy import cross_entropy
 from .kernels.decode_attention import decode_attention
@@ -33,6 +34,7 @@ __all__ = [
     "adamw",
     "add",
     "attention",
+    "attention_varlen",
     "block_sparse_attention",
     "bucketize",
     "cosh",

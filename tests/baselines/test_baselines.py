@@ -211,6 +211,7 @@ def test_a_refusal_of_xformers_gives_the_reason_of_each_operator(monkeypatch):
     ops.LowerTriangularMask = ops.memory_efficient_attention = None
     masks = types.ModuleType("xformers.ops.fmha.attn_bias")
     masks.LocalAttentionFromBottomRightMask = masks.LowerTriangularFromBottomRightMask = None
+    masks.BlockDiagonalMask = None
     packages = [types.ModuleType(name) for name in ("xformers", "xformers.ops.fmha")]
     for module in (ops, masks, *packages):
         monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -78,6 +78,7 @@ def test_nothing_but_tensors_is_asked_where_the_call_is_right(op):
     [
         ("adamw", 6),
         ("attention", 8),
+        ("attention_varlen", 7),
         ("block_sparse_attention", 4),
         ("rotary", 2),
         ("bucketize", 2),

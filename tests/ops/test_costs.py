@@ -240,6 +240,32 @@ LINES = [
         420,
     ),
     ("matmul", "forward", make_case("residual", B=2, M=3, N=7, K=5), 2, 60 + 140 + 84, 84, 420),
+    # Two sequences of 5 rows each with 3 heads of 7: 105 items times 2, and 6 boundaries. The first
+    # has 2 x 5 x 5 pairs. Causal triangles are half squares.
+    *(
+        ("attention_varlen", pass_, make_case(*flags, "even", B=2, H=3, T=10, D=7), 2, *numbers)
+        for pass_, flags, numbers in (
+            ("forward", (), (1260 + 24, 420, 4200)),
+            ("forward", ("causal",), (1260 + 24, 420, 2100)),
+            ("backward", (), (2100 + 24 + 120, 1260, 10500)),
+            ("both", (), (1284 + 2244, 420 + 120 + 1260, 14700)),
+        )
+    ),
+    # Two rows at the end of 5 keys see 2 x 3 and a triangle of 2; a window of 3 hides a triangle of
+    # 2. One key head: 20 items of keys, 42 of rows.
+    (
+        *("attention_varlen", "forward", make_case("causal", B=1, H=3, K=1, T=2, U=5, D=7), 2),
+        *(84 + 140 + 16, 84, 4 * 3 * 7 * 8),
+    ),
+    (
+        *("attention_varlen", "forward", make_case("causal", B=1, H=3, W=3, T=2, U=5, D=7), 2),
+        *(84 + 420 + 16, 84, 4 * 3 * 7 * 6),
+    ),
+    # Two of 5 rows at the end of 2 keys see a triangle.
+    (
+        *("attention_varlen", "forward", make_case("causal", B=1, H=3, T=5, U=2, D=7), 2),
+        *(210 + 168 + 16, 210, 4 * 3 * 7 * 2),
+    ),
     # Two batches of 3 tokens with 5 and 1 heads of 8; the angles of 2 pairs turn 4 entries. 6 x 6
     # heads have 288 items. There are 3 x 2 cosines and as many sines; a pair takes 6 FLOPs.
     ("rotary", "forward", make_case(B=2, S=3, H=5, K=1, D=8, R=2), 2, 576 + 24, 576, 432),
