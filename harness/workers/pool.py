@@ -28,7 +28,8 @@ LOG_TAIL_BYTES = 4000
 FURTHER = "#"
 # The reason of all workers at once if their forkserver is killed, which is no fault of theirs.
 POOL_DIED = "lost with the forkserver"
-EXIT_S = 5.0
+# A process that leaves by itself first ends all that it has imported, slowly on a busy machine.
+EXIT_S = 30.0
 # Importing torch from a cold disk.
 START_S = 300.0
 # No answer is as long. A process that writes without end must not fill the parent's memory.

@@ -128,12 +128,12 @@ def counters(monkeypatch):
 
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_counters_are_zeros_of_the_host_whatever_the_default_device_is(counters, default):
-    before = torch.get_default_device()
     torch.set_default_device(default)
     try:
         slot = _arrivals._allocate(CPU)
     finally:
-        torch.set_default_device(before)
+        # The device that was read before would stay as a mode, through which each call passes.
+        torch.set_default_device(None)
     assert slot.device == CPU and slot.tolist() == [0]
     with torch.device("meta"):
         assert _arrivals._allocate(CPU).tolist() == [0]

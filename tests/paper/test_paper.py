@@ -441,8 +441,8 @@ def test_the_report_is_whole_in_itself(full, tmp_path):
     assert "No available kernel: invented reason with a_name &amp; 100 % of #s" in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)
     families = {*synthetic.FAMILIES.values()}
-    # The headline, the survey and the matrix belong to no family.
-    assert text.count("data:image/svg+xml") == len(families) + 3
+    # Attention has a second figure. The headline, the survey and the matrix belong to no family.
+    assert text.count("data:image/svg+xml") == len(families) + 4
 
 
 def test_a_missing_csv_is_a_short_message(full, tmp_path):
