@@ -93,6 +93,7 @@ def test_an_environment_larger_than_a_socket_takes_no_time_and_arrives(workers, 
     for index in range(20):
         monkeypatch.setenv(f"LARGE_{index}", "x" * 100_000)
     os.kill(server.pid, signal.SIGSTOP)
+    wait_until(lambda: state(server.pid) == "T")
     # A parent that waited for the server would find it running again.
     late = threading.Timer(PATIENCE_S / 10, os.kill, (server.pid, signal.SIGCONT))
     late.start()
