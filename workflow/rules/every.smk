@@ -1,4 +1,4 @@
-"""What holds for the jobs of every rule: variables, words of the log, and the GPUs to share out."""
+"""Variables, words of the log, and the GPUs to share out, for the jobs of every rule."""
 
 shell.prefix(study.variables)
 logger.addFilter(progress.Words(Path(study.run)))
