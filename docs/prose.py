@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST = 30
+CODE = (".py", ".smk")
 OPENERS = ("Of", "What", "Who", "Where", "Beside")
 
 _SKIPPED = re.compile(r"^\s*(\||<|#|!\[|\$\$)")
@@ -42,6 +43,7 @@ _TEX = (
     (re.compile(r"\\[a-zA-Z]+\*?(\[[^]]*\])?|[{}]|\\(?=[%&_])"), ""),
     (re.compile(r"~|\\[, ]"), " "),
 )
+_HEAD = re.compile(r'""".*?"""', re.DOTALL)
 # Comments that speak to a tool.
 _DIRECTIVE = re.compile(r"^#\s*(noqa|fmt:|ruff:|type:|pragma|!)")
 
@@ -77,7 +79,7 @@ def tex(text):
 
 def docstrings(text):
     """Yield (line, text) of each paragraph of a docstring; indented lines are code or a formula."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parsed(text)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if ast.get_docstring(node) is None:
@@ -87,6 +89,15 @@ def docstrings(text):
         rest = [line.removeprefix(indent) for line in rest]
         prose = ["" if line.startswith("    ") else line for line in rest]
         yield from ((first - 1 + at, block) for at, block in blocks("\n".join([head, *prose])))
+
+
+def _parsed(text):
+    """Return the syntax tree of Python; of Snakemake's rules that of the docstring before them."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        head = _HEAD.match(text)
+        return ast.parse(head[0] if head else "")
 
 
 def comments(text):
@@ -111,7 +122,7 @@ def _own(token):
 
 
 def code_blocks(text):
-    """Yield (line, text) of each paragraph of the docstrings and comments of a Python file."""
+    """Yield (line, text) of each paragraph of the docstrings and comments of a file of code."""
     yield from docstrings(text)
     for start, comment in comments(text):
         plain = "\n".join(re.sub(r"^#+ ?", "", line) for line in comment.split("\n"))
@@ -134,7 +145,7 @@ def words(sentence):
 
 
 def faults(text, code=False):
-    """Yield (line, reason, sentence) of each sentence that breaks a rule; code: of Python."""
+    """Yield (line, reason, sentence) of each sentence that breaks a rule; code: not of a page."""
     for line, sentence in sentences(code_blocks(text) if code else blocks(text)):
         count = words(sentence)
         if count > LONGEST:
@@ -154,10 +165,11 @@ def sections(root=ROOT):
 
 
 def sources(root=ROOT):
-    """Return the Python files of the folders that are declared clean."""
+    """Return the files of Python and Snakemake in the folders that are declared clean."""
     declared = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     folders = declared["tool"]["prose"]["folders"]
-    return [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
+    found = (path for folder in folders for path in sorted((root / folder).rglob("*")))
+    return [path for path in found if path.suffix in CODE]
 
 
 def check(paths, root=ROOT):
@@ -166,7 +178,7 @@ def check(paths, root=ROOT):
     for path in paths:
         text = path.read_text(encoding="utf-8")
         text = tex(text) if path.suffix == ".tex" else text
-        for line, reason, sentence in sorted(faults(text, code=path.suffix == ".py")):
+        for line, reason, sentence in sorted(faults(text, code=path.suffix in CODE)):
             faulty += 1
             print(f"{path.relative_to(root)}:{line}: {reason}: {sentence}")
     if faulty:

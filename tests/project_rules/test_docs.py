@@ -98,6 +98,18 @@ class Thing:
 '''
 
 
+def test_rules_of_snakemake_are_read_as_code(tmp_path, capsys):
+    text = (
+        '"""What holds."""\n\n\nrule all:\n    # Of a rule.\n    input:\n        "Of a string.",\n'
+    )
+    (tmp_path / "a.smk").write_text(text)
+    assert prose.check([tmp_path / "a.smk"], tmp_path) == 1
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("a.smk:1: opens with What") and second.startswith("a.smk:5: opens with")
+    names = {path.relative_to(ROOT).as_posix() for path in prose.sources()}
+    assert "workflow/rules/every.smk" in names
+
+
 def test_docstrings_and_comments_are_read_and_strings_are_not():
     read = sorted((line, reason) for line, reason, _ in prose.faults(CODE, code=True))
     assert read == [

@@ -25,8 +25,8 @@ if study.measures:
         params:
             verify=f"{study.run}/verify",
             autotune=f"{study.run}/autotune",
-            # No input: a rule that waits for a description of the machine is not looked at for its
-            # own changes when that is made anew, and a new commit would hide an edit of the harness.
+            # No input: Snakemake does not look for changes of a rule that waits for a description
+            # of the machine. A new commit would then hide an edit of the harness.
             environment=f"{study.run}/environment.json",
             seed=config["seed"],
             dtypes=config["dtypes"],
