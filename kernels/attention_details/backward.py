@@ -52,7 +52,7 @@ from .scores import (
 
 
 @triton.jit
-def _weights(scores, factor, m, log_l, NATURAL: tl.constexpr):
+def weights_of(scores, factor, m, log_l, NATURAL: tl.constexpr):
     """The weights of rows with these statistics; log_l counts in float32 alone."""
     if NATURAL:
         return tl.exp2((scores * factor - m) * LOG2E - log_l)
@@ -61,7 +61,7 @@ def _weights(scores, factor, m, log_l, NATURAL: tl.constexpr):
 
 
 @triton.jit
-def _load_rows(ptrs, inside, outside, MASKED: tl.constexpr, KEPT: tl.constexpr):
+def load_rows(ptrs, inside, outside, MASKED: tl.constexpr, KEPT: tl.constexpr):
     """A number for each row; `outside` for rows outside, if MASKED; zeros if it is not KEPT."""
     if not KEPT:
         return tl.zeros(inside.shape, tl.float32)
@@ -96,7 +96,7 @@ def _loop_keys(
             before, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
             SQ, SK, left, right, rest, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
-        p = _weights(scores, unit(mask_ptr, rest), m, log_l, NATURAL)
+        p = weights_of(scores, unit(mask_ptr, rest), m, log_l, NATURAL)
         dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
             kept = kept_entries(seed, dropped, head, offs_m, start, SQ, SK, BLOCK_M, BLOCK_N)
@@ -143,7 +143,7 @@ def _all_keys(
 
 
 @triton.jit
-def _transposed_dot(a, b, PRECISION: tl.constexpr):
+def transposed_dot(a, b, PRECISION: tl.constexpr):
     """b aᵀ; of float32 it is rounded as a bᵀ is by the kernel of dq."""
     if a.dtype == tl.float32:
         return tl.trans(tl.dot(a, tl.trans(b), input_precision=PRECISION))
@@ -174,16 +174,16 @@ def _loop_rows(
         dout = load_tile(dout_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
         places = place + offs_m
         # A row that is outside has weights of zero.
-        m = _load_rows(stats_ptr + places, inside, float("inf"), MASKED, True)
-        log_l = _load_rows(stats_ptr + rows + places, inside, 0.0, MASKED, NATURAL)
-        delta = _load_rows(delta_ptr + places, inside, 0.0, MASKED, True)
-        scores = _transposed_dot(q, k, PRECISION)  # [BLOCK_N, BLOCK_M]
+        m = load_rows(stats_ptr + places, inside, float("inf"), MASKED, True)
+        log_l = load_rows(stats_ptr + rows + places, inside, 0.0, MASKED, NATURAL)
+        delta = load_rows(delta_ptr + places, inside, 0.0, MASKED, True)
+        scores = transposed_dot(q, k, PRECISION)  # [BLOCK_N, BLOCK_M]
         before = capped(scores, scale, softcap, NATURAL)
         scores = masked_scores(
             before, mask_ptr, offs_m[None, :], offs_n[:, None], stride_mm, stride_mn,
             SQ, SK, left, right, rest, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
-        p = _weights(scores, unit(mask_ptr, rest), m[None, :], log_l[None, :], NATURAL)
+        p = weights_of(scores, unit(mask_ptr, rest), m[None, :], log_l[None, :], NATURAL)
         if DROPOUT:
             kept = kept_entries(seed, dropped, head, offs_m, start_n, SQ, SK, BLOCK_M, BLOCK_N)
             kept = tl.trans(kept)
@@ -191,7 +191,7 @@ def _loop_rows(
         else:
             left_p = p
         dv = tl.dot(left_p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        dp = _transposed_dot(dout, v, PRECISION)
+        dp = transposed_dot(dout, v, PRECISION)
         if DROPOUT:
             dp = tl.where(kept, dp * inverse, 0.0)
         ds = uncapped_gradient(p * (dp - delta[None, :]), before, softcap, NATURAL)
@@ -232,8 +232,8 @@ def dq_tile(
     q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
     dout = load_tile(dout_ptrs, inside[:, None], wide[None, :], True, PADDED)
     # A row that is outside has weights of zero.
-    m = _load_rows(stats_ptr + places, inside, float("inf"), True, True)[:, None]
-    log_l = _load_rows(stats_ptr + rows + places, inside, 0.0, True, NATURAL)[:, None]
+    m = load_rows(stats_ptr + places, inside, float("inf"), True, True)[:, None]
+    log_l = load_rows(stats_ptr + rows + places, inside, 0.0, True, NATURAL)[:, None]
     if NATURAL:
         # A weight of one has a delta that is its dP, to the last bit; of the rounded O it has not.
         delta = _all_keys(

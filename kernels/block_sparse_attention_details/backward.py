@@ -13,7 +13,7 @@ from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
 from .._runtime.device import shared_bytes
 from .._triton.memory import store_as
-from ..attention_details.backward import _load_rows
+from ..attention_details.backward import load_rows
 from ..attention_details.launch import SMALL, first_to_fit, in_rows, like, strides_of, tile
 from ..attention_details.scores import factor_of, load_tile
 from .launch import fitting, options_of
@@ -66,8 +66,8 @@ def _dq_kernel(
     q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
     dout = load_tile(dout_ptrs, inside[:, None], wide[None, :], True, PADDED)
     # A row that is outside has weights of zero.
-    m = _load_rows(stats_ptr + place, inside, float("inf"), True, True)[:, None]
-    log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, True, NATURAL)[:, None]
+    m = load_rows(stats_ptr + place, inside, float("inf"), True, True)[:, None]
+    log_l = load_rows(stats_ptr + rows + place, inside, 0.0, True, NATURAL)[:, None]
     whole, last = key_entries(
         indices_ptr, first, last, start_m, SK, right, CAUSAL, CUT, BLOCK, BLOCK_M
     )

@@ -9,7 +9,7 @@ block begin while the last tile of this one is computed.
 import triton
 import triton.language as tl
 
-from ..attention_details.backward import _load_rows, _transposed_dot, _weights
+from ..attention_details.backward import load_rows, transposed_dot, weights_of
 from ..attention_details.scores import LIFT, TINY, load_tile, masked_scores, power
 
 # Entries of a list that are compared at once.
@@ -140,7 +140,7 @@ def dq_of_entries(
             scores, None, offs_m[:, None], (start + offs_n)[None, :], 0, 0,
             SQ, SK, 0, right, scale, False, CAUSAL, MASKED, NATURAL,
         )  # fmt: skip
-        p = _weights(scores, scale, m, log_l, NATURAL)
+        p = weights_of(scores, scale, m, log_l, NATURAL)
         dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if delta is None:
             acc += tl.sum(p * dp, 1)
@@ -176,17 +176,17 @@ def dkdv_of_entries(
         dout = load_tile(dout_tile, inside[:, None], wide[None, :], MASKED, PADDED)
         place = head * SQ + offs_m
         # A row that is outside has weights of zero.
-        m = _load_rows(stats_ptr + place, inside, float("inf"), MASKED, True)
-        log_l = _load_rows(stats_ptr + rows + place, inside, 0.0, MASKED, NATURAL)
-        delta = _load_rows(delta_ptr + place, inside, 0.0, MASKED, True)
-        scores = _transposed_dot(q, k, PRECISION)  # [BLOCK_N, BLOCK_M]
+        m = load_rows(stats_ptr + place, inside, float("inf"), MASKED, True)
+        log_l = load_rows(stats_ptr + rows + place, inside, 0.0, MASKED, NATURAL)
+        delta = load_rows(delta_ptr + place, inside, 0.0, MASKED, True)
+        scores = transposed_dot(q, k, PRECISION)  # [BLOCK_N, BLOCK_M]
         scores = masked_scores(
             scores, None, offs_m[None, :], offs_n[:, None], 0, 0,
             SQ, SK, 0, right, scale, False, CAUSAL, MASKED, NATURAL,
         )  # fmt: skip
-        p = _weights(scores, scale, m[None, :], log_l[None, :], NATURAL)
+        p = weights_of(scores, scale, m[None, :], log_l[None, :], NATURAL)
         dv = tl.dot(p.to(dout.dtype), dout, dv, input_precision=PRECISION)
-        dp = _transposed_dot(dout, v, PRECISION)
+        dp = transposed_dot(dout, v, PRECISION)
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
