@@ -26,7 +26,7 @@ from ._runtime.checks import (
     check_that,
 )
 from ._runtime.configs import Config, Configs
-from ._runtime.device import shared_bytes
+from ._runtime.device import has_tensor_memory, shared_bytes
 from .attention_details.backward import DKDV_CONFIGS, DQ_CONFIGS, dkdv_tile, dq_tile
 from .attention_details.launch import (
     SCALES,
@@ -36,6 +36,7 @@ from .attention_details.launch import (
     check_width,
     first_to_fit,
     in_rows,
+    in_tensor_memory,
     like,
     strides_of,
     tile,
@@ -389,7 +390,8 @@ def varlen_bwd(
             **shared, **strides_of("sh", o=out, dq=dq), **config,
         )  # fmt: skip
     if keys and dk.numel():
-        config = DKDV.pick(q.device, longest=longest_k, **given)
+        tensor_memory = has_tensor_memory(q.device)
+        config = DKDV.pick(q.device, longest=longest_k, **given, tensor_memory=tensor_memory)
         _dkdv_kernel[(_slots(k, cu_k, config["BLOCK_N"]) * heads,)](
             dk_ptr=dk, dv_ptr=dv, **shared, **strides_of("sh", dk=dk, dv=dv), **config
         )
@@ -441,10 +443,11 @@ def _choose_dq(longest, d, itemsize, shared):
     return first_to_fit(ranked, ("BLOCK_M", "BLOCK_N"), 2, d, itemsize, shared)
 
 
-def _choose_dkdv(longest, d, itemsize, shared):
+def _choose_dkdv(longest, d, itemsize, shared, tensor_memory):
     # Wider heads spill with more rows, or more keys. See the lab book: packed sequences.
     first = 0 if d <= 64 else 1 if d <= 128 else 2
     ranked = _within(KEY_CONFIGS[first:], "BLOCK_N", longest) if itemsize == 2 else SMALL
+    ranked = in_tensor_memory(ranked, d, tensor_memory)
     return first_to_fit(ranked, ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared)
 
 

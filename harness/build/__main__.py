@@ -112,7 +112,7 @@ def _abroad(file: str, arch: str) -> list:
     from harness.build import compiler, recorder
     from kernels._runtime import device as _device
 
-    limits = {"hip": arch.startswith("gfx")}
+    limits = {"hip": arch.startswith("gfx"), "tensor_memory": arch in compiler.TENSOR_MEMORY}
     if arch in compiler.SHARED_BYTES:
         limits["shared_bytes"] = compiler.SHARED_BYTES[arch]
     with _device.assume_device(**limits, hopper=False):

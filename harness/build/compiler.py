@@ -30,6 +30,8 @@ SHARED_BYTES = {
     "gfx942": 65536,
     "gfx950": 163840,
 }
+# Architectures whose products accumulate in tensor memory.
+TENSOR_MEMORY = ("100", "103")
 # Counted in the PTX or the AMD assembly; a pattern that an architecture lacks counts zero.
 INSTRUCTIONS = {
     "wgmma": r"wgmma\.mma_async",
@@ -43,6 +45,13 @@ INSTRUCTIONS = {
 }
 
 
+# An instruction that writes to the memory of the GPU, in PTX or AMD assembly.
+WRITES = re.compile(
+    r"\b(?:st|red|atom)\.\S*global|cp\.(?:reduce\.)?async\.bulk\S*global\.shared"
+    r"|\b(?:global|buffer|flat)_(?:store|atomic)"
+)
+# Triton 3.6 does so for sm_100 if accumulators do not fit in tensor memory.
+EMPTY = "the compiler left no instruction that writes a result"
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 FIGURES = ("registers", "spill_stores", "spill_loads", "shared_bytes", "fits", "warps", "stages")
 
@@ -137,7 +146,8 @@ def row(launch: Launch, arch: str) -> dict[str, object]:
         "sha256": hashlib.sha256(kernel.kernel).hexdigest(),
         "text_sha256": same.text_sha256(text, launch.name),
     }
-    return identity | {"status": "ok", "reason": ""} | figures
+    said = ("ok", "") if WRITES.search(text) else ("unsupported", EMPTY)
+    return identity | dict(zip(("status", "reason"), said, strict=True)) | figures
 
 
 def _nvidia(kernel) -> dict[str, int]:

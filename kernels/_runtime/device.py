@@ -15,6 +15,7 @@ _assumed = {
     "shared_bytes": 232448,
     "hip": torch.version.hip is not None,
     "hopper": True,
+    "tensor_memory": False,
 }
 
 # PyTorch looks the device up anew each time, which takes a tenth of a launch.
@@ -55,6 +56,13 @@ def is_hopper(device: torch.device) -> bool:
     return _capability(device)[0] == 9 if device.type == "cuda" else _assumed["hopper"]
 
 
+def has_tensor_memory(device: torch.device) -> bool:
+    """Return whether products on `device` accumulate in tensor memory (sm_100 and sm_103)."""
+    if not has_ptx(device):
+        return False
+    return _capability(device)[0] == 10 if device.type == "cuda" else _assumed["tensor_memory"]
+
+
 def float32_dot() -> str:
     """Return the input precision of a `tl.dot` that keeps float32 accuracy.
 
@@ -70,13 +78,17 @@ def assume_device(
     shared_bytes: int | None = None,
     hip: bool | None = None,
     hopper: bool | None = None,
+    tensor_memory: bool | None = None,
 ) -> Iterator[None]:
     """Within the body, choose for tensors on no GPU as if their device had these properties.
 
     A property that is None stays as it is.
     """
     before = dict(_assumed)
-    given = {"sm_count": sm_count, "shared_bytes": shared_bytes, "hip": hip, "hopper": hopper}
+    given = {
+        "sm_count": sm_count, "shared_bytes": shared_bytes, "hip": hip, "hopper": hopper,
+        "tensor_memory": tensor_memory,
+    }  # fmt: skip
     _assumed.update({name: value for name, value in given.items() if value is not None})
     try:
         yield

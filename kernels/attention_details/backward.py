@@ -22,7 +22,7 @@ import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
-from .._runtime.device import shared_bytes
+from .._runtime.device import has_tensor_memory, shared_bytes
 from .._triton.math import LOG2E
 from .._triton.memory import store_as
 from ..random_details.philox import boxed
@@ -32,6 +32,7 @@ from .launch import (
     SMALL,
     first_to_fit,
     in_rows,
+    in_tensor_memory,
     like,
     options_of,
     strides_of,
@@ -450,7 +451,7 @@ def attention_bwd(
             **shared, **strides_of(o=out, dq=dq), **config,
         )  # fmt: skip
     if keys and dk.numel():
-        config = DKDV.pick(q.device, **given)
+        config = DKDV.pick(q.device, **given, tensor_memory=has_tensor_memory(q.device))
         _dkdv_kernel[(triton.cdiv(sk, config["BLOCK_N"]) * b * heads,)](
             dk_ptr=dk, dv_ptr=dv, **shared, **strides_of(dk=dk, dv=dv), **config
         )
@@ -470,9 +471,10 @@ def _choose_dq(d, itemsize, shared):
     return first_to_fit(ranked, ("BLOCK_M", "BLOCK_N"), 2, d, itemsize, shared)
 
 
-def _choose_dkdv(d, itemsize, shared):
+def _choose_dkdv(d, itemsize, shared, tensor_memory):
     # Wider heads spill with more rows or keys.
     ranked = DKDV_CONFIGS[d > 128 :] if itemsize == 2 else SMALL
+    ranked = in_tensor_memory(ranked, d, tensor_memory)
     return first_to_fit(ranked, ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared)
 
 

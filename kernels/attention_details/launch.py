@@ -165,6 +165,17 @@ def tile(m: int, n: int, warps: int, stages: int) -> Config:
 SMALL = (tile(32, 32, 4, 2), tile(32, 32, 4, 1), tile(16, 16, 4, 1))
 
 
+def in_tensor_memory(ranked: Sequence[Config], d: int, tensor_memory: bool) -> Sequence[Config]:
+    """Leave out tiles whose accumulators of dk and dv do not fit in tensor memory.
+
+    With 64 keys or more, heads above 128 take all of its 512 columns. Triton 3.6 then compiles a
+    program that does nothing. With 32 keys it takes no tensor memory.
+    """
+    if not tensor_memory or d <= 128:
+        return ranked
+    return [config for config in ranked if config["BLOCK_N"] < 64]
+
+
 def first_to_fit(
     ranked: Sequence[Config], sides: tuple[str, str], owned: int, d: int, itemsize: int, shared: int
 ) -> Config:

@@ -11,10 +11,18 @@ import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
-from .._runtime.device import shared_bytes
+from .._runtime.device import has_tensor_memory, shared_bytes
 from .._triton.memory import store_as
 from ..attention_details.backward import load_rows
-from ..attention_details.launch import SMALL, first_to_fit, in_rows, like, strides_of, tile
+from ..attention_details.launch import (
+    SMALL,
+    first_to_fit,
+    in_rows,
+    in_tensor_memory,
+    like,
+    strides_of,
+    tile,
+)
 from ..attention_details.scores import factor_of, load_tile
 from .launch import fitting, options_of
 from .walk import dkdv_of_entries, dq_of_entries, key_entries, row_entries
@@ -225,7 +233,7 @@ def block_sparse_bwd(
             **options_of(q, k, row_order, block_size, causal, walked=k.shape[2]), **config,
         )  # fmt: skip
     if keys and dk.numel():
-        config = DKDV.pick(q.device, **given)
+        config = DKDV.pick(q.device, **given, tensor_memory=has_tensor_memory(q.device))
         blocks = column_order.shape[2]
         _dkdv_kernel[(blocks * (block_size // config["BLOCK_N"]) * b * heads,)](
             dk_ptr=dk, dv_ptr=dv,
@@ -250,11 +258,12 @@ def _choose_dq(d, itemsize, block, shared):
     return first_to_fit(fitting(ranked, block), ("BLOCK_M", "BLOCK_N"), 2, d, itemsize, shared)
 
 
-def _choose_dkdv(d, itemsize, block, shared):
+def _choose_dkdv(d, itemsize, block, shared, tensor_memory):
     # Wide heads spill with more rows or keys, narrow ones do not with fewer warps.
     widest, *others = DKDV_CONFIGS
     ranked = (widest, NARROW_DKDV, *others) if d <= 64 else DKDV_CONFIGS[2 * (d > 128) :]
     ranked = (*ranked, *SMALL) if itemsize == 2 else SMALL
+    ranked = in_tensor_memory(ranked, d, tensor_memory)
     return first_to_fit(fitting(ranked, block), ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared)
 
 

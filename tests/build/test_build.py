@@ -1,6 +1,7 @@
 """Kernels are compiled ahead of time, with the arguments that their launchers would give them."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,15 @@ def test_a_default_that_does_not_build_is_an_error(tmp_path):
     assert done.returncode == 1
     assert rows(table, default=True, dtype="bfloat16")[0]["status"] == "unsupported"
     assert "_double_kernel 90 bfloat16 BLOCK_N=500" in done.stdout
+
+
+def test_a_binary_that_writes_nothing_is_a_fault(tmp_path):
+    silent = re.sub(r"tl\.store\(.*, (_twice\(tl\.load\([^)]*\)\)).*", r"\1", KERNELS)
+    assert "tl.store" not in silent
+    done, table = build(make_tree(tmp_path / "tree", silent), "90", "gfx942")
+    assert done.returncode == 1
+    assert {row["status"] for row in table["kernels"]} == {"unsupported"}
+    assert "the compiler left no instruction that writes a result" in done.stdout
 
 
 def test_entries_that_bind_no_longer_are_listed(tmp_path):

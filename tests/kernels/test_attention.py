@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels import attention
+from kernels import attention, attention_varlen, block_sparse_attention
 from kernels.attention_details import backward as _attention_backward
 from kernels.attention_details.launch import like
 from tests.support.attention import kept_by, oracle
@@ -396,8 +396,34 @@ def test_tiles_fit_in_the_shared_memory_that_there_is(itemsize, shared):
         chosen = (
             ("BLOCK_M", "BLOCK_N", 1, attention.FORWARD.choose(s=4096, causal=True, **key)),
             ("BLOCK_M", "BLOCK_N", 2, _attention_backward.DQ.choose(**key)),
-            ("BLOCK_N", "BLOCK_M", 2, _attention_backward.DKDV.choose(**key)),
+            *(
+                ("BLOCK_N", "BLOCK_M", 2, _attention_backward.DKDV.choose(**key, tensor_memory=has))
+                for has in (False, True)
+            ),
         )
         for own, walked, owned, config in chosen:
             rows = owned * config[own] + 2 * config["num_stages"] * config[walked]
             assert rows * wide * itemsize <= shared, f"head dimension {d}: {config}"
+
+
+@pytest.mark.parametrize(
+    ("configs", "further"),
+    [
+        (_attention_backward.DKDV, {}),
+        (attention_varlen.DKDV, {"longest": 4096}),
+        (block_sparse_attention.DKDV, {"block": 128}),
+    ],
+    ids=["attention", "attention_varlen", "block_sparse_attention"],
+)
+def test_wide_heads_have_tiles_that_leave_room_in_tensor_memory(configs, further):
+    """With 64 keys of a head above 128, Triton 3.6 compiles a program for sm_100 to nothing."""
+
+    def chosen(d, itemsize, tensor_memory):
+        return configs.choose(
+            d=d, itemsize=itemsize, shared=232448, tensor_memory=tensor_memory, **further
+        )["BLOCK_N"]
+
+    assert chosen(256, 2, True) < 64 <= chosen(256, 2, False)
+    assert chosen(136, 2, True) < 64
+    assert chosen(128, 2, True) == chosen(128, 2, False) >= 64
+    assert chosen(256, 4, True) == chosen(256, 4, False)

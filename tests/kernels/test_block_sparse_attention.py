@@ -238,13 +238,14 @@ def test_a_built_mask_agrees():
 
 @pytest.mark.parametrize("block", BLOCK_SIZES)
 def test_tiles_fill_a_block_without_rest(block):
-    rules = sparse.FORWARD, backward.DQ, backward.DKDV
-    for rule, d, itemsize, shared in itertools.product(
+    rules = [(sparse.FORWARD, {}), (backward.DQ, {})]
+    rules += [(backward.DKDV, {"tensor_memory": has}) for has in (False, True)]
+    for (rule, more), d, itemsize, shared in itertools.product(
         rules, (16, 64, 96, 128, 256), (2, 4), (65536, 232448)
     ):
-        config = rule.choose(d=d, itemsize=itemsize, block=block, shared=shared)
+        config = rule.choose(d=d, itemsize=itemsize, block=block, shared=shared, **more)
         assert block % config["BLOCK_M"] == block % config["BLOCK_N"] == 0
-        key = {"d": d, "itemsize": itemsize, "shared": shared}
+        key = {"d": d, "itemsize": itemsize, "shared": shared, **more}
         assert config in rule.candidates and rule.suits(config, block=block, **key)
     assert not sparse.FORWARD.suits({"BLOCK_M": 2 * block, "BLOCK_N": 16}, block=block)
 
