@@ -22,7 +22,6 @@ from ._runtime.call_cache import cached_launch
 from ._runtime.checks import check_flag, check_number, check_tensors, check_that, shown
 from ._runtime.configs import Configs
 from ._runtime.device import shared_bytes
-from ._triton.math import LN2
 from ._triton.memory import store_as
 from .attention_details.launch import (
     SCALES,
@@ -34,7 +33,7 @@ from .attention_details.launch import (
     strides_of,
     tile,
 )
-from .attention_details.scores import factor_of, load_tile
+from .attention_details.scores import factor_of, load_tile, store_sums
 from .block_sparse_attention_details.backward import DKDV, DQ, block_sparse_bwd
 from .block_sparse_attention_details.block_mask import (
     DEFAULT_SIZE,
@@ -237,22 +236,8 @@ def _forward_kernel(
             stride_ks, stride_vs, SQ, SK, right, scale,
             CAUSAL, True, PRECISION, PADDED, BLOCK, BLOCK_N,
         )  # fmt: skip
-    # A row that sees no key has a sum of zero.
-    empty = l == 0.0
-    log_l = tl.log2(tl.where(empty, 1.0, l))
-    place = head * SQ + offs_m
-    if lse_ptr is not None:
-        lse = m + log_l * LN2 if NATURAL else (m + log_l) * LN2
-        tl.store(lse_ptr + place, lse, mask=inside)
-    if stats_ptr is not None:
-        # To the backward pass it is a row whose weights are all zero.
-        m = tl.where(empty, float("inf"), m)
-        if NATURAL:
-            tl.store(stats_ptr + rows + place, log_l, mask=inside)
-        else:
-            m += log_l
-        tl.store(stats_ptr + place, m, mask=inside)
-    out = acc / tl.where(empty, 1.0, l)[:, None]
+    sums = store_sums(l, m, lse_ptr, stats_ptr, head * SQ + offs_m, rows, inside, NATURAL)
+    out = acc / sums[:, None]
     out_ptrs = out_ptr + b * stride_ob + h * stride_oh + row * stride_os + offs_d[None, :]
     store_as(out_ptrs, out, inside[:, None] & wide[None, :])
 

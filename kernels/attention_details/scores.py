@@ -202,6 +202,51 @@ def kept_entries(
 
 
 @triton.jit
+def online_softmax(acc, l, m, scores, factor, NATURAL: tl.constexpr):
+    """The weights p of a tile [BLOCK_M, BLOCK_N] of scores; acc, l and m with it in their scale."""
+    m_new = tl.maximum(m, tl.max(scores, 1) * factor)
+    # A row that has only seen minus infinity must not subtract it from itself.
+    base = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = power(scores * factor, base[:, None], NATURAL)
+    shrink = power(m, base, NATURAL)
+    l = l * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None]
+    return p, acc, l, m_new
+
+
+@triton.jit
+def add_values(acc, p, v, PRECISION: tl.constexpr):
+    """acc + p v."""
+    if v.dtype == tl.float32:
+        # A float32 product is made of parts of its factors, which are subnormal, and lost on the
+        # tensor cores, long before the factors are.
+        lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
+        return acc + tl.dot(p, v * lift, input_precision=PRECISION) / lift
+    else:
+        return tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def store_sums(l, m, lse_ptr, stats_ptr, places, rows, inside, NATURAL: tl.constexpr):
+    """Write lse and stats of rows, each unless it is None; return the sums that divide acc."""
+    # A row that sees no key has a sum of zero.
+    empty = l == 0.0
+    log_l = tl.log2(tl.where(empty, 1.0, l))
+    if lse_ptr is not None:
+        lse = m + log_l * LN2 if NATURAL else (m + log_l) * LN2
+        tl.store(lse_ptr + places, lse, mask=inside)
+    if stats_ptr is not None:
+        # To the backward pass it is a row whose weights are all zero.
+        m = tl.where(empty, float("inf"), m)
+        if NATURAL:
+            tl.store(stats_ptr + rows + places, log_l, mask=inside)
+        else:
+            m += log_l
+        tl.store(stats_ptr + places, m, mask=inside)
+    return tl.where(empty, 1.0, l)
+
+
+@triton.jit
 def attend_keys(
     acc, l, m, q, k_ptrs, v_ptrs, mask_ptr, offs_m, wide, first, last,
     stride_ks, stride_vs, stride_mm, stride_mn,
@@ -226,25 +271,12 @@ def attend_keys(
             scores, mask_ptr, offs_m[:, None], (start + offs_n)[None, :], stride_mm, stride_mn,
             SQ, SK, left, right, rest, LEFT, RIGHT, MASKED, NATURAL,
         )  # fmt: skip
-        m_new = tl.maximum(m, tl.max(scores, 1) * factor)
-        # A row that has only seen minus infinity must not subtract it from itself.
-        base = tl.where(m_new == -float("inf"), 0.0, m_new)
-        p = power(scores * factor, base[:, None], NATURAL)
-        shrink = power(m, base, NATURAL)
-        l = l * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None]
+        p, acc, l, m = online_softmax(acc, l, m, scores, factor, NATURAL)
         if DROPOUT:
             kept = kept_entries(seed, dropped, head, offs_m, start, SQ, SK, BLOCK_M, BLOCK_N)
             p = tl.where(kept, p, 0.0)
         v = load_tile(v_ptrs, inside[:, None], wide[None, :], MASKED, PADDED)
-        if v.dtype == tl.float32:
-            # A float32 product is made of parts of its factors, which are subnormal, and lost on
-            # the tensor cores, long before the factors are.
-            lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
-            acc += tl.dot(p, v * lift, input_precision=PRECISION) / lift
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        m = m_new
+        acc = add_values(acc, p, v, PRECISION)
         k_ptrs += tl.cast(stride_ks, tl.int64) * BLOCK_N
         v_ptrs += tl.cast(stride_vs, tl.int64) * BLOCK_N
     return acc, l, m
@@ -300,22 +332,8 @@ def attend_tile(
         SQ, SK, left, right, scale, softcap, seed, dropped, head,
         LEFT, RIGHT, DROPOUT, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    # A row that sees no key has a sum of zero.
-    empty = l == 0.0
-    log_l = tl.log2(tl.where(empty, 1.0, l))
-    places = place + offs_m
-    if lse_ptr is not None:
-        lse = m + log_l * LN2 if NATURAL else (m + log_l) * LN2
-        tl.store(lse_ptr + places, lse, mask=inside)
-    if stats_ptr is not None:
-        # To the backward pass it is a row whose weights are all zero.
-        m = tl.where(empty, float("inf"), m)
-        if NATURAL:
-            tl.store(stats_ptr + rows + places, log_l, mask=inside)
-        else:
-            m += log_l
-        tl.store(stats_ptr + places, m, mask=inside)
-    out = acc / tl.where(empty, 1.0, l)[:, None]
+    sums = store_sums(l, m, lse_ptr, stats_ptr, place + offs_m, rows, inside, NATURAL)
+    out = acc / sums[:, None]
     if DROPOUT:
         out *= tl.cast(inverse, tl.float32)
     out_ptrs = out_ptr + row * stride_os + offs_d[None, :]

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..attention_details.backward import load_rows, transposed_dot, weights_of
-from ..attention_details.scores import LIFT, TINY, load_tile, masked_scores, power
+from ..attention_details.scores import add_values, load_tile, masked_scores, online_softmax
 
 # Entries of a list that are compared at once.
 AT_ONCE = tl.constexpr(128)
@@ -95,22 +95,10 @@ def attend_entries(
             scores, None, offs_m[:, None], (start + offs_n)[None, :], 0, 0,
             SQ, SK, 0, right, scale, False, CAUSAL, MASKED, NATURAL,
         )  # fmt: skip
-        m_new = tl.maximum(m, tl.max(scores, 1) * scale)
-        # A row that has only seen minus infinity must not subtract it from itself.
-        base = tl.where(m_new == -float("inf"), 0.0, m_new)
-        p = power(scores * scale, base[:, None], NATURAL)
-        shrink = power(m, base, NATURAL)
-        l = l * shrink + tl.sum(p, 1)
-        acc = acc * shrink[:, None]
+        p, acc, l, m = online_softmax(acc, l, m, scores, scale, NATURAL)
         v_tile = v_ptrs + start.to(tl.int64) * stride_vs
         v = load_tile(v_tile, inside[:, None], wide[None, :], MASKED, PADDED)
-        if v.dtype == tl.float32:
-            # The parts of small factors would be lost, as in `attend_keys`.
-            lift = tl.where(tl.max(tl.abs(v)) < TINY, LIFT, 1.0)
-            acc += tl.dot(p, v * lift, input_precision=PRECISION) / lift
-        else:
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        m = m_new
+        acc = add_values(acc, p, v, PRECISION)
     return acc, l, m
 
 
