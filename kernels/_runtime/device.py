@@ -51,16 +51,17 @@ def has_ptx(device: torch.device) -> bool:
 
 def is_hopper(device: torch.device) -> bool:
     """Return whether `device` runs kernels for the tensor cores of Hopper (sm_90 only)."""
-    if not has_ptx(device):
-        return False
-    return _capability(device)[0] == 9 if device.type == "cuda" else _assumed["hopper"]
+    return _has_generation(device, 9, "hopper")
 
 
 def has_tensor_memory(device: torch.device) -> bool:
     """Return whether products on `device` accumulate in tensor memory (sm_100 and sm_103)."""
-    if not has_ptx(device):
-        return False
-    return _capability(device)[0] == 10 if device.type == "cuda" else _assumed["tensor_memory"]
+    return _has_generation(device, 10, "tensor_memory")
+
+
+def _has_generation(device: torch.device, major: int, assumed: str) -> bool:
+    found = _capability(device)[0] == major if device.type == "cuda" else _assumed[assumed]
+    return has_ptx(device) and found
 
 
 def float32_dot() -> str:
@@ -84,12 +85,9 @@ def assume_device(
 
     A property that is None stays as it is.
     """
+    given = {name: value for name, value in locals().items() if value is not None}
     before = dict(_assumed)
-    given = {
-        "sm_count": sm_count, "shared_bytes": shared_bytes, "hip": hip, "hopper": hopper,
-        "tensor_memory": tensor_memory,
-    }  # fmt: skip
-    _assumed.update({name: value for name, value in given.items() if value is not None})
+    _assumed.update(given)
     try:
         yield
     finally:
