@@ -9,8 +9,9 @@ idea is that of Liger-Kernel's fused linear cross entropy (Hsu et al., 2024).
 Without gradients not even a chunk of the logits is in memory:
 kernels/cross_entropy_details/linear_tiles.py.
 
-The FLOPs decide (`ops/linear_cross_entropy.py` counts them); they are those of plain products, so
-cuBLAS computes them. The memory besides inputs and gradients is the buffer. It has an eighth of the
+The FLOPs decide (`ops/linear_cross_entropy.py` counts them); they are those of plain products. On
+Hopper those of 16 bits are `matmul`'s, which no odd vocabulary slows down. All others are cuBLAS's,
+by way of PyTorch. The memory besides inputs and gradients is the buffer. It has an eighth of the
 logits, or BUFFER_BYTES, or LEAST_ROWS rows, whichever is most: a smaller buffer would save little
 and leave matmuls idle.
 
@@ -23,8 +24,6 @@ gradient of the loss, and float16 may not hold the sum over so many rows.
 The losses of rows, reduction "none", each wait for the gradient of their own. Their backward pass
 computes the logits of each chunk again, so it takes 6 M H V FLOPs after 2 M H V forward.
 """
-
-import functools
 
 import torch
 import triton
@@ -41,6 +40,7 @@ from ._runtime.checks import (
     check_tensors,
 )
 from ._runtime.configs import Configs
+from ._runtime.device import is_hopper
 from ._runtime.launch_guard import guarded
 from ._runtime.layout import as_read, as_rows_2d
 from .cross_entropy_details import linear_tiles as tiled
@@ -56,15 +56,19 @@ from .cross_entropy_details.row import (
     suits_row,
     target_logit,
 )
+from .matmul import product
 
 ACCUMULATES = {
     "linear_cross_entropy": "float32, dw of the chunks in its dtype, for a float16 mean in float32"
 }
 # dw is rounded, and read and written, once in each chunk.
 MOST_CHUNKS = 8
+LINE_BYTES = 128
 BUFFER_BYTES, LEAST_ROWS = 2**28, 1024
 # Rows of a chunk in steps of a matmul's tile.
 ROW_STEP = 128
+# An inner dimension that cuBLAS may divide.
+LONG = 4096
 
 
 def linear_cross_entropy(
@@ -308,23 +312,23 @@ def _in_chunks(
     dw = (torch.empty if m else torch.zeros)((v, h), **sums) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
     step = _rows_of_chunk(m, v * x.element_size())
-    buffer = torch.empty((min(step, m), v), **kind)
+    # Rows begin at whole lines of memory. Products of others are slow, or are copied.
+    line = LINE_BYTES // x.element_size()
+    buffer = torch.empty((min(step, m), -(-v // line) * line), **kind)
     for first in range(0, m, step):
         rows = slice(first, first + step)
         part = x[rows]
-        logits = buffer[: part.shape[0]]
-        if bias is None:
-            torch.mm(part, weight.T, out=logits)
-        else:
-            torch.addmm(bias, part, weight.T, out=logits)
+        padded = buffer[: part.shape[0]]
+        logits = padded[:, :v]
+        _write_product(logits, part, weight.T, bias)
         _finish(
             logits, targets[rows], losses[rows], None if penalties is None else penalties[rows],
             n_valid, *options, any(wanted),
         )  # fmt: skip
         if factors is not None:
-            shared.scale_rows(logits, factors[rows])
+            shared.scale_rows(padded, factors[rows])
         if dx is not None:
-            torch.mm(logits, weight, out=dx[rows])
+            _write_product(dx[rows], logits, weight)
         if dw is not None:
             _add_product(dw, logits.T, part, first > 0)
         if db is not None:
@@ -360,23 +364,51 @@ def _finish(
     if not wants_gradient:
         _loss_kernel[(m,)](
             logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, z_losses_ptr=penalties,
-            V=v, ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss,
-            softcap=softcap or None, SMOOTH=smooth, **LOSS.pick(logits.device, **key),
+            stride=logits.stride(0), V=v, ignore_index=ignore_index, smoothing=smoothing,
+            z_loss=z_loss, softcap=softcap or None, SMOOTH=smooth,
+            **LOSS.pick(logits.device, **key),
         )  # fmt: skip
     else:
         num_looped, config = shared.chunk_split(**key, config=CHUNK.pick(logits.device, **key))
         _chunk_kernel[(m,)](
             logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, z_losses_ptr=penalties,
-            n_valid_ptr=n_valid, V=v, num_looped=num_looped, ignore_index=ignore_index,
-            smoothing=smoothing, z_loss=z_loss, softcap=softcap or None, SMOOTH=smooth, **config,
+            n_valid_ptr=n_valid, stride=logits.stride(0), V=v, num_looped=num_looped,
+            ignore_index=ignore_index, smoothing=smoothing, z_loss=z_loss, softcap=softcap or None,
+            SMOOTH=smooth, **config,
         )  # fmt: skip
+
+
+def _write_product(
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None
+) -> None:
+    """Write out = a b + bias, rounded once to out's dtype.
+
+    cuBLAS divides a long inner dimension among programs, and adds their parts in the dtype of the
+    result. So a result of 16 bits comes by way of float32 if PyTorch can.
+    """
+    if _multiplies(a):
+        product(a, b, bias, out=out)
+    elif bias is not None:
+        torch.addmm(bias, a, b, out=out)
+    elif a.shape[1] > LONG and a.element_size() == 2 and _multiplies_wide(a):
+        out.copy_(torch.mm(a, b, out_dtype=torch.float32))
+    else:
+        torch.mm(a, b, out=out)
 
 
 def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bool) -> None:
     """Write dw = a b, or dw + a b if `further`, accumulated in float32 and stored in dw's dtype."""
+    if _multiplies(a):
+        if dw.dtype == a.dtype:
+            product(a, b, residual=dw if further else None, out=dw)
+        elif further:
+            product(a, b, into=dw)
+        else:
+            product(a, b, out_dtype=dw.dtype, out=dw)
+        return
     wide = {}
     if dw.dtype != a.dtype:
-        if _asks(a) and _multiplies_wide(a.device, a.dtype):
+        if _multiplies_wide(a):
             wide = {"out_dtype": dw.dtype}
         else:
             a, b = a.to(dw.dtype), b.to(dw.dtype)
@@ -386,15 +418,32 @@ def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bo
         torch.mm(a, b, **wide, out=dw)
 
 
-def _asks(a: torch.Tensor) -> bool:
-    """Return whether a trial may run now: a captured graph may not wait for its result."""
+def _multiplies(a: torch.Tensor) -> bool:
+    """Return whether products of a are those of `matmul`: of 16 bits, on Hopper, and not traced."""
+    return (
+        a.is_cuda
+        and a.element_size() == 2
+        and not torch.compiler.is_compiling()
+        and is_hopper(a.device)
+    )
+
+
+# What trials found, by device and dtype.
+_WIDE: dict[tuple[torch.device, torch.dtype], bool] = {}
+
+
+def _multiplies_wide(a: torch.Tensor) -> bool:
+    """Return whether PyTorch writes products of a in float32. If no trial may run now, it is no."""
     if torch.compiler.is_compiling() or not a.is_cuda:
         return False
-    return not torch.cuda.is_current_stream_capturing()
+    key = a.device, a.dtype
+    # A captured graph may not wait for the result of a trial.
+    if key not in _WIDE and not torch.cuda.is_current_stream_capturing():
+        _WIDE[key] = _tried_wide(*key)
+    return _WIDE.get(key, False)
 
 
-@functools.cache
-def _multiplies_wide(device: torch.device, dtype: torch.dtype) -> bool:
+def _tried_wide(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether PyTorch writes and adds products of this dtype in float32 without a copy.
 
     Its version and its backend decide.
@@ -411,20 +460,20 @@ def _multiplies_wide(device: torch.device, dtype: torch.dtype) -> bool:
 
 @triton.jit
 def _loss_kernel(
-    logits_ptr, targets_ptr, losses_ptr, z_losses_ptr, V, ignore_index, smoothing, z_loss, softcap,
-    SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
+    logits_ptr, targets_ptr, losses_ptr, z_losses_ptr, stride, V, ignore_index, smoothing, z_loss,
+    softcap, SMOOTH: tl.constexpr, UNROLL: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """losses[r] = lse - (1 - e) x[t] - e mean x + z lse^2, for row x of logits with target t.
 
-    Grid: one program a row. Reads logits [M, V], contiguous, and targets [M]; writes losses float32
-    [M], and z lse^2 to z_losses float32 [M] unless its pointer is None. softcap: as in
-    cross_entropy_details/row.py. SMOOTH: smoothing > 0. UNROLL blocks of BLOCK_V columns a step,
+    Grid: one program a row. Reads logits [M, V], its rows `stride` apart, and targets [M]; writes
+    losses float32 [M], and z lse^2 to z_losses float32 [M] unless its pointer is None. softcap: as
+    in cross_entropy_details/row.py. SMOOTH: smoothing > 0. UNROLL blocks of BLOCK_V columns a step,
     both powers of two.
     """
     # A traced graph hands floats over as float64.
     smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * V
+    row_ptr = logits_ptr + row * stride
     target = tl.load(targets_ptr + row)
     loss = 0.0
     penalty = 0.0
@@ -440,24 +489,25 @@ def _loss_kernel(
 @triton.jit
 def _chunk_kernel(
     logits_ptr, targets_ptr, losses_ptr, z_losses_ptr, n_valid_ptr,
-    V, num_looped, ignore_index, smoothing, z_loss, softcap,
+    stride, V, num_looped, ignore_index, smoothing, z_loss, softcap,
     SMOOTH: tl.constexpr, LOOPS: tl.constexpr, REG_CHUNKS: tl.constexpr, PREFETCH: tl.constexpr,
     LANES: tl.constexpr, VEC: tl.constexpr,
 ):  # fmt: skip
     """Losses, and over the logits (p (1 + 2 z lse) - e / V - (1 - e) [j = t]) / n_valid.
 
-    Grid: one program a row. Reads logits [M, V], contiguous, targets [M] and, unless n_valid_ptr is
-    None, n_valid. Writes losses float32 [M], z lse^2 to z_losses float32 [M] unless its pointer is
-    None, and the gradient over the logits. softcap: as in cross_entropy_details/row.py.
-    SMOOTH: smoothing > 0. Chunks of LANES times VEC logits, LANES = 32 num_warps: num_looped times
-    PREFETCH chunks and REG_CHUNKS more cover the row. LOOPS: num_looped > 0.
+    Grid: one program a row. Reads logits [M, V], its rows `stride` apart, targets [M] and, unless
+    n_valid_ptr is None, n_valid. Writes losses float32 [M], z lse^2 to z_losses float32 [M] unless
+    its pointer is None, and the gradient over the logits. softcap: as in
+    cross_entropy_details/row.py. SMOOTH: smoothing > 0. Chunks of LANES times VEC logits, LANES =
+    32 num_warps: num_looped times PREFETCH chunks and REG_CHUNKS more cover the row. LOOPS:
+    num_looped > 0.
     """
     smoothing, z_loss = tl.cast(smoothing, tl.float32), tl.cast(z_loss, tl.float32)
     scale = 1.0
     if n_valid_ptr is not None:
         scale /= tl.load(n_valid_ptr)
     row = tl.program_id(0).to(tl.int64)
-    row_ptr = logits_ptr + row * V
+    row_ptr = logits_ptr + row * stride
     if z_losses_ptr is not None:
         z_losses_ptr += row
     gradient_of_row(
@@ -471,7 +521,7 @@ LOSS = Configs(_loss_kernel, LOOP_CONFIGS, choose_loop)
 CHUNK = Configs(_chunk_kernel, ROW_CONFIGS, choose_row, suits_row)
 TILES, HOPPER_TILES = tiled.TILES, tiled.HOPPER_TILES
 
-# The products are PyTorch's, so only what follows them can be cached.
+# Some products are PyTorch's, so only what follows them can be cached.
 linear_cross_entropy_fwd = guarded(linear_cross_entropy_fwd)
 linear_cross_entropy_bwd = guarded(linear_cross_entropy_bwd)
 _finish = cached_launch(_finish)

@@ -9,10 +9,11 @@ rows of its operands, or their columns, start at multiples of 16 bytes. Its tile
 descriptors (TMA on Hopper, plain loads elsewhere). A fixed number of programs stride over the
 tiles, so the loads of one tile overlap the epilogue of the one before.
 
-Either takes a and b by rows or by columns, so no operand is copied (`matmul_details/batches.py`
-walks batches). The epilogue (`matmul_details/epilogue.py`) works on the float32 accumulator, so it
-costs no memory traffic but for its own operands. A float32 product is done as three tf32 products
-(tf32x3), which keeps float32 accuracy on the tensor cores.
+Either takes a and b by rows or by columns (`matmul_details/batches.py` walks batches). An operand
+whose rows begin elsewhere is copied if the product is long enough (`matmul_details/padded.py`). The
+epilogue (`matmul_details/epilogue.py`) works on the float32 accumulator, so it costs no memory
+traffic but for its own operands. A float32 product is done as three tf32 products (tf32x3), which
+keeps float32 accuracy on the tensor cores.
 """
 
 import torch
@@ -48,6 +49,7 @@ from .matmul_details.epilogue import (
     affine,
     tile_coords,
 )
+from .matmul_details.padded import padded, write_back
 
 LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
@@ -152,12 +154,14 @@ def product(
     b_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     into: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
     keep: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return the result of `matmul`, then the pre-activation and the factor of the gate or None.
 
     For the ops that are built on the product. It checks shapes and dtypes, and asks for no
-    gradient. into: as accumulate_into. keep: as save_preactivation.
+    gradient. into: as accumulate_into. out: where the result is written, any rows apart; it may be
+    the residual. keep: as save_preactivation.
     """
     batch, n = _check_factors(a, b, up)
     shape = (*batch, a.shape[-2], n)
@@ -190,11 +194,16 @@ def product(
             raise TypeError(f"accumulate_into: {into.dtype}, expected torch.float32")
         check_same_device(a=a, accumulate_into=into)
         check_that(not keep, "save_preactivation: True, expected False beside accumulate_into")
+    if out is not None:
+        check_shape("out", out, shape)
+        _check_dtype("out", out, dtype)
+        check_same_device(a=a, out=out)
+        check_that(not keep and into is None, "out: expected None, as into and keep are given")
     forward = _traced if torch.compiler.is_compiling() else _called
     bias, up_bias = (x if x is None else as_read(x).contiguous() for x in (bias, up_bias))
     return forward(
         as_read(a), as_read(b), bias, residual, up if up is None else as_read(up), up_bias,
-        a_scale, b_scale, activation, scale, dtype, into, keep,
+        a_scale, b_scale, activation, scale, dtype, into, keep, out,
     )  # fmt: skip
 
 
@@ -253,11 +262,11 @@ def _check_factors(a, b, up):
 
 
 def _called(
-    a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep
+    a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep, out
 ):
     return matmul_fwd(
-        a, b, bias, residual, up, up_bias, a_scale, b_scale, into, activation, scale, scale != 1,
-        dtype, keep,
+        a, b, bias, residual, up, up_bias, a_scale, b_scale, into, out, activation, scale,
+        scale != 1, dtype, keep,
     )  # fmt: skip
 
 
@@ -278,6 +287,7 @@ def matmul_fwd(
     a_scale: torch.Tensor | None,
     b_scale: torch.Tensor | None,
     into: torch.Tensor | None,
+    out: torch.Tensor | None,
     activation: str,
     scale: float,
     scaled: bool,
@@ -287,12 +297,13 @@ def matmul_fwd(
     """Return the result, the pre-activation and the factor of the gate, the last two if `keep`.
 
     Operands as `product` has checked them: biases contiguous, residual of the result's shape.
-    scaled: whether scale is not one.
+    into, out: where the result is added or written, or None. scaled: whether scale is not one.
     """
     m, n = a.shape[-2], b.shape[-1]
     batch = () if a.dim() == b.dim() == 2 else torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*batch, m, n)
-    out = torch.empty(shape, dtype=dtype, device=a.device) if into is None else into
+    out = into if out is None else out
+    out = torch.empty(shape, dtype=dtype, device=a.device) if out is None else out
     pre = torch.empty(shape, dtype=dtype, device=a.device) if keep else None
     up_pre = torch.empty(shape, dtype=dtype, device=a.device) if keep and up is not None else None
     if out.numel() == 0:
@@ -309,7 +320,10 @@ def matmul_fwd(
         "ACCUMULATE": into is not None,
     }  # fmt: skip
     for walk in walks(tuple(batch), by_row, {"b": b, "up": up, "b_scale": b_scale}):
-        _launch(walk, epilogue)
+        whole = padded(walk, into is not None) if m > FEW_ROWS else None
+        _launch(whole or walk, epilogue)
+        if whole is not None:
+            write_back(whole, walk)
     return out, pre, up_pre
 
 
@@ -386,7 +400,9 @@ def _launch(walk: Walk, epilogue: dict) -> None:
             **pointers, partial_ptr=partial, counters_ptr=counters, **_strides("a", a),
             **_strides("b", b), **_strides("u", up), **_strides("o", out),
             # Only float32 has anything to split.
-            PRECISION=float32_dot() if size == 4 else "ieee", **common, **config,
+            PRECISION=float32_dot() if size == 4 else "ieee",
+            A_WRAPS=not a_turned or m % config["BLOCK_M"] == 0,
+            B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, **common, **config,
         )  # fmt: skip
 
 
@@ -433,7 +449,7 @@ def _traced_matmul(
     keep: bool,
 ) -> list[torch.Tensor]:
     factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
-    found = _called(*factors, dtype, None, keep)
+    found = _called(*factors, dtype, None, keep, None)
     return [x for x in found if x is not None]
 
 
@@ -460,17 +476,18 @@ def _traced_matmul_into(
     into: torch.Tensor,
 ) -> None:
     factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
-    _called(*factors, into.dtype, into, False)
+    _called(*factors, into.dtype, into, False, None)
 
 
 def _traced(
-    a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep
+    a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep, out
 ):
     factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
     if into is not None:
         _traced_matmul_into(*factors, into)
         return into, None, None
-    return (*_traced_matmul(*factors, dtype, keep), None, None)[:3]
+    found = (*_traced_matmul(*factors, dtype, keep), None, None)[:3]
+    return found if out is None else (out.copy_(found[0]), None, None)
 
 
 @triton.jit
@@ -482,7 +499,7 @@ def _pointer_kernel(
     stride_o0, stride_o1, stride_om, stride_on, stride_x0, stride_x1, stride_xm, stride_y0,
     stride_y1, stride_yn, scale, inner_batches, batches, M, N, K,
     BATCHED: tl.constexpr, SCALED: tl.constexpr, ACTIVATION: tl.constexpr, PRECISE: tl.constexpr,
-    ACCUMULATE: tl.constexpr, PRECISION: tl.constexpr,
+    ACCUMULATE: tl.constexpr, PRECISION: tl.constexpr, A_WRAPS: tl.constexpr, B_WRAPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -496,8 +513,9 @@ def _pointer_kernel(
     [M, N]. Writes out [M, N], and pre and up_pre, the arguments of the gate's factors, if they are
     not None; they have the strides of out. With ACCUMULATE the result is added to out. Accumulates
     in float32. Strides: of the outer and the inner batch, of rows, of columns. PRECISION: input
-    precision of the product. PRECISE: precision of the activation. GROUP_M: rows of tiles that
-    share columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
+    precision of the product. PRECISE: precision of the activation. A_WRAPS, B_WRAPS: rows
+    of a and columns of b past the end are read from the start. GROUP_M: rows of tiles that share
+    columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
     """
     number = tl.program_id(0) // SPLITS
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
@@ -527,10 +545,16 @@ def _pointer_kernel(
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
     steps = offs_k.to(tl.int64)
-    # Rows and columns past the end wrap around, so only K needs a mask in the loop.
-    rows = (offs_m % M).to(tl.int64)[:, None]
-    columns = (offs_n % N).to(tl.int64)[None, :]
-    a_ptrs = a_ptr + rows * stride_am + steps[None, :] * stride_an
+    in_rows, in_columns = offs_m[:, None] < M, offs_n[None, :] < N
+    # Rows and columns past the end wrap around, so only K needs a mask in the loop. Where they are
+    # runs of memory, wrapping would hide that from the compiler, unless they end with a block.
+    a_rows, b_columns = offs_m, offs_n
+    if A_WRAPS:
+        a_rows = offs_m % M
+    if B_WRAPS:
+        b_columns = offs_n % N
+    a_ptrs = a_ptr + a_rows.to(tl.int64)[:, None] * stride_am + steps[None, :] * stride_an
+    columns = b_columns.to(tl.int64)[None, :]
     b_ptrs = b_ptr + steps[:, None] * stride_bm + columns * stride_bn
     SUM: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
     acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
@@ -547,11 +571,16 @@ def _pointer_kernel(
         if up_ptr is not None:
             up_ptrs += first.to(tl.int64) * stride_um
     for start in range(first, end, BLOCK_K):
-        a = tl.load(a_ptrs, mask=start + offs_k[None, :] < K, other=0.0)
-        b = tl.load(b_ptrs, mask=start + offs_k[:, None] < K, other=0.0)
+        in_a, in_b = start + offs_k[None, :] < K, start + offs_k[:, None] < K
+        if not A_WRAPS:
+            in_a &= in_rows
+        if not B_WRAPS:
+            in_b &= in_columns
+        a = tl.load(a_ptrs, mask=in_a, other=0.0)
+        b = tl.load(b_ptrs, mask=in_b, other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=SUM)
         if up_ptr is not None:
-            up = tl.load(up_ptrs, mask=start + offs_k[:, None] < K, other=0.0)
+            up = tl.load(up_ptrs, mask=in_b, other=0.0)
             up_acc = tl.dot(a, up, up_acc, input_precision=PRECISION, out_dtype=SUM)
             up_ptrs += tl.cast(stride_um, tl.int64) * BLOCK_K
         a_ptrs += tl.cast(stride_an, tl.int64) * BLOCK_K
@@ -579,7 +608,7 @@ def _pointer_kernel(
                 up_ptrs = part_ptrs + further + split * (BLOCK_M * BLOCK_N)
                 up_acc += tl.load(up_ptrs, volatile=True)
     rows, columns = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[None, :]
-    mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    mask = in_rows & in_columns
     offsets = rows * stride_om + columns * stride_on
     pre = affine(
         acc, bias_ptr, scale, a_scale_ptr, b_scale_ptr, stride_xm, stride_yn, offs_m, offs_n, M, N,

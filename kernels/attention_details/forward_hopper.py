@@ -3,7 +3,9 @@
 A program has four warps that only start copies and two or three warpgroups of 64 query rows each.
 The groups share one ring of keys and one of values, which TMA fills. A group issues the scores of a
 tile of keys before the product of the previous tile's weights and values. So the exponentials of
-one tile run under a product of the other, of the same group and of the others.
+one tile run under a product of the other, of the same group and of the others. The last product
+of a tile of rows runs under the first exponentials of the next one, whose rows have slots of their
+own.
 
 The kernel walks keys from the last that any row sees to the first. Only tiles that the diagonal, a
 window or the end of the keys cuts are masked. Programs stay: each takes tiles of rows in rounds,
@@ -34,6 +36,8 @@ from .._triton.math import LN2, LOG2E
 
 # Shared memory of a program, and at most so much of it for barriers.
 SHARED_BYTES, BARRIER_BYTES = 232448, 1024
+# Slots of each group's query rows: those of a tile are loaded while the tile before is computed.
+Q_SLOTS = gl.constexpr(2)
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
 
@@ -55,12 +59,13 @@ def choose(s, d, causal):
     # See the lab book: the tiles' order by a counter.
     if d == 128:
         return PAIR
-    return SHORT if causal and s < 8192 else TRIPLE
+    # Three groups with masks have registers that spill.
+    return SHORT if causal else TRIPLE
 
 
 def fits(config, s, d, causal):
     """Return whether the slots of a configuration fit in shared memory."""
-    rows = 2 * config["GROUPS"] * config["ROWS"]
+    rows = (Q_SLOTS.value + 1) * config["GROUPS"] * config["ROWS"]
     rows += (config["K_SLOTS"] + config["V_SLOTS"]) * config["BLOCK_N"]
     return 2 * rows * d + BARRIER_BYTES <= SHARED_BYTES
 
@@ -166,11 +171,12 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
         b, h = head // H, head % H
         tiles = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
         for which in gl.static_range(GROUPS):
-            mbarrier.wait(q_free.index(which), turn % 2 ^ 1)
-            mbarrier.expect(q_full.index(which), q_desc.block_type.nbytes)
+            slot = turn % Q_SLOTS * GROUPS + which
+            mbarrier.wait(q_free.index(slot), turn // Q_SLOTS % 2 ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                q_desc, [b, h, (tile * GROUPS + which) * ROWS, 0], q_full.index(which),
-                q_ring.index(which),
+                q_desc, [b, h, (tile * GROUPS + which) * ROWS, 0], q_full.index(slot),
+                q_ring.index(slot),
             )  # fmt: skip
         for back in range(tiles[3] - tiles[0]):
             start = (tiles[3] - 1 - back) * BLOCK_N
@@ -327,6 +333,26 @@ def _attend(
 
 
 @gluon.jit
+def _begun(
+    scores, tile, nothing, no_sums, sizes, factor, WHICH: gl.constexpr, options: gl.constexpr
+):
+    """Weights, m and l of the first tile of keys that a group's rows of a tile walk."""
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    WHOLE: gl.constexpr = options[2]
+    BLOCK_N: gl.constexpr = options[3]
+    GROUPS: gl.constexpr = options[4]
+    ROWS: gl.constexpr = scores.shape[0]
+    if not WHOLE:
+        _, _, _, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
+        first_row = (tile * GROUPS + WHICH) * ROWS
+        rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))
+        scores = _masked(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
+    p, _, m, l = _softmax(scores, nothing, no_sums, factor)
+    return p, m, l
+
+
+@gluon.jit
 def consumer(
     descs, rings, barriers, sizes, counter_ptr, numbers, WHICH: gl.constexpr, options: gl.constexpr
 ):
@@ -334,12 +360,12 @@ def consumer(
     lse_ptr, stats_ptr, factor = numbers
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
-    WHOLE: gl.constexpr = options[2]
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
     K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
     TURNS: gl.constexpr = options[7]
+    PINNED: gl.constexpr = options[8]
     Q_LOADED: gl.constexpr = options[9]
     SPLIT: gl.constexpr = options[10]
     out_desc, out_ring = descs[3], rings[3]
@@ -352,29 +378,30 @@ def consumer(
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     no_sums = _row_sums(zeros)
+    nothing = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
     if TURNS and WHICH == GROUPS - 1:
         _pass_turn(WHICH, GROUPS)
     index, turn, step = gl.program_id(0), 0, 0
+    # There is a tile for each program. The first scores of the others come at the end of the loop.
+    tile, _ = tile_of(index, sizes, RIGHT)
+    mbarrier.wait(q_full.index(WHICH), 0)
+    scores = _scores(_matrix(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
+    scores = warpgroup_mma_wait(0, (scores,))
+    mbarrier.arrive(k_free.index(0), count=1)
+    p, m, l = _begun(scores, tile, nothing, no_sums, sizes, factor, WHICH, options)
+    p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
     while index < sizes[6] * sizes[7]:
         tile, head = tile_of(index, sizes, RIGHT)
         first, whole, cut, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
         start_m = (tile * GROUPS + WHICH) * ROWS
         rows = start_m + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
         acc = gl.zeros([ROWS, D], gl.float32, ACC)
-        m = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        mbarrier.wait(q_full.index(WHICH), turn % 2)
+        slot = turn % Q_SLOTS * GROUPS + WHICH
         if Q_LOADED:
-            q = _matrix(rings[0], WHICH).load(gl.DotOperandLayout(0, SCORES, 2))
-            mbarrier.arrive(q_free.index(WHICH), count=1)
+            q = _matrix(rings[0], slot).load(gl.DotOperandLayout(0, SCORES, 2))
+            mbarrier.arrive(q_free.index(slot), count=1)
         else:
-            q = _matrix(rings[0], WHICH)
-        scores = _scores(q, rings, barriers, step, zeros, K_SLOTS)
-        scores = warpgroup_mma_wait(0, (scores,))
-        mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
-        if not WHOLE:
-            scores = _masked(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
-        p, _, m, l = _softmax(scores, m, no_sums, factor)
-        p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
+            q = _matrix(rings[0], slot)
         step += 1
         if SPLIT and RIGHT:
             for back in range(2, last - cut + 1):
@@ -401,8 +428,32 @@ def consumer(
                     q, rings, barriers, rows, sizes, factor, zeros, WHICH, options,
                 )  # fmt: skip
         if not Q_LOADED:
-            mbarrier.arrive(q_free.index(WHICH), count=1)
-        acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            mbarrier.arrive(q_free.index(slot), count=1)
+        if counter_ptr is None:
+            index += gl.num_programs(0)
+        else:
+            index = _told(rings[4], barriers, turn)
+        turn += 1
+        m_next, l_next = m, l
+        if index < sizes[6] * sizes[7]:
+            slot = turn % Q_SLOTS * GROUPS + WHICH
+            mbarrier.wait(q_full.index(slot), turn // Q_SLOTS % 2)
+            scores = _scores(_matrix(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
+            acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            scores = warpgroup_mma_wait(1, (scores,))
+            mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
+            tile, _ = tile_of(index, sizes, RIGHT)
+            p_next, m_next, l_next = _begun(
+                scores, tile, nothing, no_sums, sizes, factor, WHICH, options
+            )
+            if PINNED:
+                l_next = _computed(l_next)
+            acc, p = warpgroup_mma_wait(0, (acc, p))
+            p = gl.convert_layout(p_next.to(p.dtype), p.type.layout)
+        else:
+            acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            acc, p = warpgroup_mma_wait(0, (acc, p))
+        mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
         l = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, SCORES))
         # A row that sees no key has a sum of zero.
         empty = l == 0.0
@@ -414,20 +465,14 @@ def consumer(
         if stats_ptr is not None:
             # To the backward pass it is a row whose weights are all zero.
             gl.store(stats_ptr + place, gl.where(empty, float("inf"), m + log_l), mask=rows < SQ)
-        if counter_ptr is None:
-            index += gl.num_programs(0)
-        else:
-            index = _told(rings[4], barriers, turn)
         # The last tile's copy has read its slot.
         tma.store_wait(0)
-        acc, p = warpgroup_mma_wait(0, (acc, p))
-        mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
         _matrix(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(
             out_desc, [head // H, head % H, start_m, 0], out_ring.index(WHICH)
         )
-        turn += 1
+        m, l = m_next, l_next
     tma.store_wait(0)
 
 
@@ -479,12 +524,12 @@ def forward_hopper_kernel(
     factor = gl.cast(scale, gl.float32) * LOG2E
     descs = q_desc, k_desc, v_desc, out_desc
     rings = (
-        _ring(q_desc, GROUPS), _ring(k_desc, K_SLOTS), _ring(v_desc, V_SLOTS),
+        _ring(q_desc, Q_SLOTS * GROUPS), _ring(k_desc, K_SLOTS), _ring(v_desc, V_SLOTS),
         _ring(out_desc, GROUPS),
         gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )  # fmt: skip
     barriers = (
-        _barriers(GROUPS, 1), _barriers(GROUPS, 1), _barriers(K_SLOTS, 1),
+        _barriers(Q_SLOTS * GROUPS, 1), _barriers(Q_SLOTS * GROUPS, 1), _barriers(K_SLOTS, 1),
         _barriers(K_SLOTS, GROUPS), _barriers(V_SLOTS, 1), _barriers(V_SLOTS, GROUPS),
         _barriers(1, 1), _barriers(1, GROUPS),
     )  # fmt: skip
@@ -536,6 +581,8 @@ def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
 
 # Bytes of keys and values that stay in L2 while programs of some heads run side by side.
 NEAR_BYTES = 2**25
+# Heads side by side at most, without a diagonal and with one (docs/lab/attention.md).
+NEAR_HEADS, NEAR_HEADS_CAUSAL = 16, 32
 
 
 def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -582,7 +629,8 @@ def forward_hopper(
     (b, h, sq, d), (key_heads, sk) = q.shape, k.shape[1:3]
     rows, block_n, groups = config["ROWS"], config["BLOCK_N"], config["GROUPS"]
     group = h // key_heads
-    near = min(b * h, max(1, NEAR_BYTES // (4 * sk * d)) * group)
+    most = NEAR_HEADS if right is None else NEAR_HEADS_CAUSAL
+    near = min(b * h, max(1, min(NEAR_BYTES // (4 * sk * d), most // group)) * group)
     tiles = triton.cdiv(sq, groups * rows) * b * h
     counter = None
     if left is not None or right is not None:

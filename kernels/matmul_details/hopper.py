@@ -40,9 +40,7 @@ from .epilogue import activated
 # Forms that no GPU has shown right. Models show that they neither hang nor race
 # (tests/kernels/test_matmul_hopper_threads.py). A form leaves the set when it passes
 # tests/gpu/test_gpu_matmul_hopper.py.
-UNSHOWN = frozenset(
-    ("residual", "gated", "kept", "float32 result", "added", "batched", "scales", "8 bits")
-)
+UNSHOWN = frozenset(("scales", "8 bits"))
 # The least share of the multiprocessors that tiles of 128x256 occupy.
 FILLED = 0.5
 # Multiplying groups of four warps, and registers of their threads.

@@ -149,10 +149,9 @@ def test_the_others_keep_their_numbers(tmp_path, impl, status):
         report(tmp_path, "fake", name, CELLS)
     out = tmp_path / "raw/fake.csv"
     with gpu_lock.hold(exclusive=False) as gpu:
-        gate, origin = (
-            Gate(tmp_path, "fake", impls, code_of),
-            measure.origin_of("fake", ENVIRONMENT, []),
-        )
+        environment = ENVIRONMENT | {"gpu": ENVIRONMENT["gpu"] | {"uuid": gpu.uuid}}
+        gate = Gate(tmp_path, "fake", impls, code_of)
+        origin = measure.origin_of("fake", environment, [])
         a_plan = plan(impls, worker="tests.support.gpu_worker:GpuWorker", cell_timeout_s=120.0)
         watch = gpu_lock.GpuMonitor(gpu)
         # This process has used the GPU in other tests, so the measurement would report it as a

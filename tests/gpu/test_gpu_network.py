@@ -19,7 +19,7 @@ from tests.support.part_errors import (
 
 pytestmark = pytest.mark.gpu
 
-STACKS = ("ours", "ours_cublas", stack.EAGER)
+STACKS = ("ours", "ours_cublas")
 GPT2 = next(case for case in ops.TRAIN_STEP.sweep if "gpt2_124m" in case.flags)
 BATCH_64 = next(case for case in ops.DECODE.sweep if case["B"] == 64)
 PARTS = used(config_of(GPT2))

@@ -310,7 +310,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_the_logits_are_never_in_memory_as_a_whole(monkeypatch):
-    m, h, v = 64, 5, 300
+    m, h, v = 64, 5, 320
     for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
         monkeypatch.setattr(linear, name, value)
     x, weight = randn(m, h).requires_grad_(), randn(v, h, seed=2).requires_grad_()
@@ -320,6 +320,36 @@ def test_the_logits_are_never_in_memory_as_a_whole(monkeypatch):
     with Largest() as seen:
         F.cross_entropy(x @ weight.T, classes(m, v)).backward()
     assert seen.most == 4 * m * v
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_matmul_are_those_of_pytorch(biased, autocast, monkeypatch):
+    """Several chunks, so that dw is written first and added to later, in both of its dtypes."""
+    m, h, v = 70, 24, 53
+    for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
+        monkeypatch.setattr(linear, name, value)
+    dtype = torch.float32 if autocast else torch.float16
+    given = [randn(m, h, dtype=dtype), randn(v, h, dtype=dtype, seed=2)]
+    given += [randn(v, dtype=dtype, seed=3)] if biased else []
+    targets = classes(m, v)
+
+    def gradients(dtype=None):
+        leaves = [x.to(dtype or x.dtype).requires_grad_() for x in given]
+        with torch.autocast("cpu", torch.float16, enabled=autocast and dtype is None):
+            function = linear_cross_entropy if dtype is None else exact_loss
+            loss = function(*leaves[:2], targets, *leaves[2:])
+        return torch.autograd.grad(loss, leaves)
+
+    def exact_loss(x, weight, targets, bias=None):
+        return F.cross_entropy(F.linear(x, weight, bias), targets)
+
+    truths, calls = gradients(torch.float64), []
+    monkeypatch.setattr(linear, "_multiplies", lambda a: calls.append(a.dtype) or True)
+    for found, truth in zip(gradients(), truths, strict=True):
+        assert (found.double() - truth).norm() <= 3e-3 * truth.norm()
+    assert set(calls) == {torch.float16} and len(calls) > 3 * 3
 
 
 @pytest.mark.parametrize("row_bytes", [2, 64000, 256512, 1 << 20])

@@ -28,7 +28,8 @@ def main(form, sizes, turned, dtype):
         found, truths = called(*form, sizes, turned, getattr(torch, dtype))
         again, _ = called(*form, sizes, turned, getattr(torch, dtype))
     torch.cuda.synchronize()
-    compare(found, truths)
+    # Hopper adds products of 8 bits in fewer bits than float32 has (DeepSeek-V3, 2024, 3.3.2).
+    compare(found, truths, 2e-3 if "float8" in dtype else 1e-3)
     assert launched, "the form took another kernel"
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
 

@@ -1,0 +1,104 @@
+"""Products of operands that TMA cannot read, by way of copies whose rows it can.
+
+A descriptor wants rows that begin at multiples of 16 bytes. An operand with other rows, as that of
+an odd size has, is copied to a buffer with longer ones. A result with other rows is computed in
+such a buffer and copied out. The copies cost bytes, and the product gains TMA and the tensor cores
+of Hopper, so FLOPs for each copied byte decide.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .batches import Operand, Walk
+
+# A copy pays from so many FLOPs for each of its bytes, and for the start of its kernel
+# (docs/lab/matmul.md).
+FLOPS_OF_BYTE, FLOPS_OF_COPY = 31, 9.4e7
+# Entries of a result from which tiles without parts of K fill a GPU.
+LEAST_ENTRIES = 2**17
+# Rows of a copy begin at multiples of so many bytes: a line of the cache.
+LINE_BYTES = 128
+# Items of a tile of a copy, and its columns at most.
+TILE, MOST_COLUMNS = 4096, 512
+
+
+def padded(walk: Walk, accumulates: bool) -> Walk | None:
+    """Return the launch with copies in the place of operands, or None if they would not pay.
+
+    Its operand `out` is a buffer if that of `walk` cannot be described; `write_back` empties it.
+    accumulates: whether the result is added to its buffer.
+    """
+    a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
+    kept = walk.operands["pre"] is not None
+    if walk.count > 1 or accumulates or kept or a.matrix.element_size() != 2:
+        return None
+    poor = {
+        name: x
+        for name, x in {"a": a, "b": b, "up": up, "out": out}.items()
+        if x is not None and not _stored(x).describable()
+    }
+    (m, k), n = a.matrix.shape, b.matrix.shape[1]
+    flops = 2 * m * n * k * (1 if up is None else 2)
+    copied = sum(x.matrix.numel() * x.matrix.element_size() for x in poor.values())
+    least = copied * FLOPS_OF_BYTE + len(poor) * FLOPS_OF_COPY
+    if not poor or m * n < LEAST_ENTRIES or flops < least:
+        return None
+    return Walk(
+        walk.sizes, {**walk.operands} | {name: _longer(x, name) for name, x in poor.items()}
+    )
+
+
+def write_back(whole: Walk, walk: Walk) -> None:
+    """Copy the result of a padded launch to where that of `walk` belongs."""
+    source, target = whole.operands["out"].matrix, walk.operands["out"].matrix
+    if source is not target:
+        _copy(source, target)
+
+
+def _stored(x: Operand) -> Operand:
+    """The operand by the rows of its memory."""
+    return x.transposed if x.by_columns() else x
+
+
+def _longer(x: Operand, name: str) -> Operand:
+    """A copy of an operand with rows that TMA can read; of the result only its place."""
+    stored = _stored(x).matrix
+    line = LINE_BYTES // stored.element_size()
+    rows, columns = stored.shape
+    copy = stored.new_empty((rows, triton.cdiv(columns, line) * line)).narrow(1, 0, columns)
+    if name != "out":
+        _copy(stored, copy)
+    return Operand(copy).transposed if x.by_columns() else Operand(copy)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Write target [M, N], whose rows are runs of memory, from source of any strides."""
+    m, n = source.shape
+    block_n = min(MOST_COLUMNS, triton.next_power_of_2(n))
+    block_m = TILE // block_n
+    _copy_kernel[(triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
+        source_ptr=source, target_ptr=target, stride_m=source.stride(0),
+        stride_n=source.stride(1), stride_t=target.stride(0), M=m, N=n, BLOCK_M=block_m,
+        BLOCK_N=block_n, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _copy_kernel(
+    source_ptr, target_ptr, stride_m, stride_n, stride_t, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """target = source, [M, N].
+
+    Grid: one program for each tile [BLOCK_M, BLOCK_N], by rows of tiles. Reads source, its rows and
+    columns stride_m and stride_n apart. Writes target, its rows stride_t apart and its columns side
+    by side. M and N need not be multiples of the blocks.
+    """
+    across = tl.cdiv(N, BLOCK_N)
+    row, column = tl.program_id(0) // across, tl.program_id(0) % across
+    rows = (row * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    columns = (column * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
+    mask = (rows < M) & (columns < N)
+    x = tl.load(source_ptr + rows * stride_m + columns * stride_n, mask=mask)
+    tl.store(target_ptr + rows * stride_t + columns, x, mask=mask)

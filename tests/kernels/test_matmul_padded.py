@@ -1,0 +1,118 @@
+"""Products of operands that TMA cannot read: which are copied, and that the result is the same."""
+
+import itertools
+from unittest import mock
+
+import pytest
+import torch
+
+from kernels import matmul
+from kernels._runtime.call_cache import uncached
+from kernels.matmul_details import padded
+from kernels.matmul_details.batches import Operand, Walk
+from tests.support.values import randn
+
+ALWAYS = {"FLOPS_OF_BYTE": 0, "FLOPS_OF_COPY": 0, "LEAST_ENTRIES": 0}
+
+
+def stored(rows, columns, turned, **kind):
+    return randn(columns, rows, **kind).T if turned else randn(rows, columns, **kind)
+
+
+def walk(m, n, k, dtype=torch.bfloat16, **more):
+    def operand(*shape):
+        return Operand(torch.empty(shape, dtype=dtype, device="meta"))
+
+    names = ("up", "pre", "up_pre", "residual", "a_scale", "b_scale")
+    given = {"a": operand(m, k), "b": operand(k, n), "out": operand(m, n)}
+    return Walk((1, 1), dict.fromkeys(names) | given | more)
+
+
+@pytest.fixture
+def copies():
+    """The shapes of what is copied while every copy pays."""
+    seen, copy = [], padded._copy
+
+    def noted(source, target):
+        seen.append(tuple(source.shape))
+        copy(source, target)
+
+    with mock.patch.multiple(padded, _copy=noted, **ALWAYS), uncached():
+        yield seen
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("turned", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize(
+    ("m", "n", "k", "expected"),
+    [
+        (67, 33, 45, 3),
+        (64, 40, 45, None),
+        (67, 40, 48, None),
+        (64, 40, 48, 0),
+    ],
+)
+def test_a_product_of_copies_is_that_of_its_operands(m, n, k, expected, turned, copies):
+    a = stored(m, k, turned[0], dtype=torch.float16)
+    b = stored(k, n, turned[1], dtype=torch.float16, seed=1)
+    bias, residual = (randn(*shape, dtype=torch.float16, seed=2) for shape in ((n,), (m, n)))
+    found = matmul.matmul(a, b, bias, "silu", residual=residual)
+    truth = torch.nn.functional.silu(a.double() @ b.double() + bias) + residual
+    assert found.is_contiguous()
+    assert (found.double() - truth).abs().max() <= 2e-3 * truth.abs().max()
+    by_hand = (k if not turned[0] else m, n if not turned[1] else k, n)
+    wanted = sum(row % 8 != 0 for row in by_hand)
+    assert len(copies) == wanted
+    assert expected is None or wanted == expected
+
+
+@pytest.mark.no_gpu
+def test_a_gated_product_copies_the_second_factor_too(copies):
+    a, b, up = (randn(*shape, dtype=torch.float16) for shape in ((40, 24), (24, 33), (24, 33)))
+    found = matmul.matmul(a, b, activation="silu", up=up)
+    truth = torch.nn.functional.silu(a.double() @ b.double()) * (a.double() @ up.double())
+    assert (found.double() - truth).abs().max() <= 2e-3 * truth.abs().max()
+    assert copies == [(24, 33), (24, 33), (40, 33)]
+
+
+def test_copies_pay_for_long_products_alone():
+    with mock.patch.object(padded, "_copy"):
+        assert padded.padded(walk(4096, 4097, 4097), False) is not None
+        assert padded.padded(walk(4096, 4097, 8), False) is None
+        assert padded.padded(walk(64, 65, 65), False) is None
+        assert padded.padded(walk(200, 201, 30001), False) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "accumulates"),
+    [
+        (walk(4096, 4096, 4096), False),
+        (walk(4097, 4097, 4097), True),
+        (walk(4097, 4097, 4097, dtype=torch.float32), False),
+        (walk(4097, 4097, 4097, pre=Operand(torch.empty(1, 1, device="meta"))), False),
+        (Walk((1, 2), walk(4097, 4097, 4097).operands), False),
+    ],
+)
+def test_products_that_are_never_copied(given, accumulates):
+    with mock.patch.multiple(padded, _copy=mock.Mock(), **ALWAYS):
+        assert padded.padded(given, accumulates) is None
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("always", [False, True])
+def test_a_result_goes_where_it_is_told(always):
+    """Rows apart, odd or not, and the residual in the same place."""
+    a, b = (
+        randn(*shape, dtype=torch.float16, seed=n) for n, shape in enumerate([(40, 24), (24, 33)])
+    )
+    given = ALWAYS if always else {"LEAST_ENTRIES": 2**30}
+    for stride in (33, 40):
+        place = randn(40, stride, dtype=torch.float16, seed=3)
+        out, beside = place[:, :33], place[:, 33:].clone()
+        truth = a.double() @ b.double() + out
+        with mock.patch.multiple(padded, **given), uncached():
+            matmul.product(a, b, residual=out, out=out)
+        assert (out.double() - truth).abs().max() <= 2e-3 * truth.abs().max()
+        assert torch.equal(place[:, 33:], beside)
+    with pytest.raises(ValueError, match="out: shape"):
+        matmul.product(a, b, out=torch.empty(40, 32, dtype=torch.float16))
