@@ -428,7 +428,7 @@ def _multiplies(a: torch.Tensor) -> bool:
     )
 
 
-# What trials found, by device and dtype.
+# Findings of trials, by device and dtype.
 _WIDE: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 
@@ -465,7 +465,7 @@ def _loss_kernel(
 ):  # fmt: skip
     """losses[r] = lse - (1 - e) x[t] - e mean x + z lse^2, for row x of logits with target t.
 
-    Grid: one program a row. Reads logits [M, V], its rows `stride` apart, and targets [M]; writes
+    Grid: one program a row. Reads logits [M, V], its rows `stride` apart, and targets [M]. Writes
     losses float32 [M], and z lse^2 to z_losses float32 [M] unless its pointer is None. softcap: as
     in cross_entropy_details/row.py. SMOOTH: smoothing > 0. UNROLL blocks of BLOCK_V columns a step,
     both powers of two.

@@ -362,8 +362,7 @@ def _launch(walk: Walk, epilogue: dict) -> None:
     few = m <= FEW_ROWS and walk.count == 1
     sms = key["sms"]
     described = described and not few and (up is None or _moving(up) == _moving(b))
-    added = epilogue["ACCUMULATE"]
-    if described and hopper.suits(walk, config := HOPPER.pick(device, **key), added):
+    if described and hopper.suits(walk, config := HOPPER.pick(device, **key)):
         hopper.launch_product(walk, epilogue | factors, config, sms)
     elif described:
         config = DESCRIPTOR.pick(device, **key)
@@ -546,8 +545,8 @@ def _pointer_kernel(
     offs_k = tl.arange(0, BLOCK_K)
     steps = offs_k.to(tl.int64)
     in_rows, in_columns = offs_m[:, None] < M, offs_n[None, :] < N
-    # Rows and columns past the end wrap around, so only K needs a mask in the loop. Where they are
-    # runs of memory, wrapping would hide that from the compiler, unless they end with a block.
+    # Rows and columns past the end wrap around, so only K needs a mask in the loop. Wrapping would
+    # hide from the compiler that they are runs of memory, unless they end with a block.
     a_rows, b_columns = offs_m, offs_n
     if A_WRAPS:
         a_rows = offs_m % M

@@ -12,8 +12,6 @@ group. In the gated form a slot holds columns of b and as many of up, so one pro
 A tile leaves in parts, through slots of shared memory, by bulk stores; a buffer is added to by bulk
 additions. Copies put zeros in the place of rows and columns that do not exist, and stores leave
 them out, so every size is right.
-
-Forms that no GPU has shown right are those of `UNSHOWN`, and are not taken.
 """
 
 import functools
@@ -37,10 +35,6 @@ from .._runtime.device import is_hopper, sm_count
 from .._runtime.layout import ACCESS_BYTES
 from .epilogue import activated
 
-# Forms that no GPU has shown right. Models show that they neither hang nor race
-# (tests/kernels/test_matmul_hopper_threads.py). A form leaves the set when it passes
-# tests/gpu/test_gpu_matmul_hopper.py.
-UNSHOWN = frozenset(("scales", "8 bits"))
 # The least share of the multiprocessors that tiles of 128x256 occupy.
 FILLED = 0.5
 # Multiplying groups of four warps, and registers of their threads.
@@ -540,33 +534,14 @@ def choose(
 HOPPER = Configs(matmul_hopper_kernel, CONFIGS, choose, family="matmul")
 
 
-def forms(walk, added) -> set[str]:
-    """Return how a launch goes beyond the plain product, by the names of `UNSHOWN`.
-
-    added: whether the result is added to a buffer.
-    """
-    a, out = walk.operands["a"].matrix, walk.operands["out"].matrix
-    parts = {
-        "residual": "residual", "up": "gated", "pre": "kept", "a_scale": "scales",
-        "b_scale": "scales",
-    }  # fmt: skip
-    found = {form for name, form in parts.items() if walk.operands[name] is not None}
-    known = {
-        "batched": walk.count > 1, "8 bits": a.element_size() == 1, "added": added,
-        "float32 result": out.dtype == torch.float32 and not added,
-    }  # fmt: skip
-    return found | {form for form, present in known.items() if present}
-
-
-def suits(walk, config, added) -> bool:
+def suits(walk, config) -> bool:
     """Return whether the kernel takes the operands of a launch with a configuration."""
     a, out, residual = (walk.operands[name] for name in ("a", "out", "residual"))
     if not is_hopper(a.matrix.device) or a.matrix.dtype == torch.int8:
         return False
     (m, n), sms = out.matrix.shape, sm_count(a.matrix.device)
     # Fewer tiles are to be measured.
-    few = -(-m // 128) * -(-n // 256) * walk.count < FILLED * sms
-    if few or forms(walk, added) & UNSHOWN:
+    if -(-m // 128) * -(-n // 256) * walk.count < FILLED * sms:
         return False
     if residual is None:
         return True

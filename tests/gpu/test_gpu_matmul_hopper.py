@@ -1,7 +1,6 @@
 """Check each form of the Hopper product on the GPU, in a process with a time limit of its own.
 
-`hopper.UNSHOWN` names the forms that wait for these tests. They are independent, so `-n 8` runs
-eight of them beside each other.
+The tests are independent, so `-n 8` runs eight of them beside each other.
 """
 
 import json

@@ -22,7 +22,7 @@ CONFIGS = [
 
 def on_threads(config, programs, *form, **broken):
     with (
-        mock.patch.multiple(hopper, FILLED=0, UNSHOWN=frozenset(), is_hopper=lambda device: True),
+        mock.patch.multiple(hopper, FILLED=0, is_hopper=lambda device: True),
         mock.patch.object(hopper.Configs, "pick", lambda *_, **__: config),
         mock.patch.object(matmul, "FEW_ROWS", 0), assume_device(sm_count=programs),
         product_on_threads(**broken) as launches, uncached(),

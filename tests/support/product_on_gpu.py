@@ -22,7 +22,7 @@ def main(form, sizes, turned, dtype):
         launch(*arguments)
 
     with (
-        mock.patch.multiple(hopper, FILLED=0, UNSHOWN=frozenset(), launch_product=noted),
+        mock.patch.multiple(hopper, FILLED=0, launch_product=noted),
         torch.inference_mode(),
     ):
         found, truths = called(*form, sizes, turned, getattr(torch, dtype))
