@@ -49,7 +49,7 @@ from .matmul_details.epilogue import (
     affine,
     tile_coords,
 )
-from .matmul_details.padded import padded, write_back
+from .matmul_details.padded import with_copies, write_back
 
 LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
@@ -320,7 +320,7 @@ def matmul_fwd(
         "ACCUMULATE": into is not None,
     }  # fmt: skip
     for walk in walks(tuple(batch), by_row, {"b": b, "up": up, "b_scale": b_scale}):
-        whole = padded(walk, into is not None) if m > FEW_ROWS else None
+        whole = with_copies(walk, into is not None) if m > FEW_ROWS else None
         _launch(whole or walk, epilogue)
         if whole is not None:
             write_back(whole, walk)

@@ -23,7 +23,7 @@ LINE_BYTES = 128
 TILE, MOST_COLUMNS = 4096, 512
 
 
-def padded(walk: Walk, accumulates: bool) -> Walk | None:
+def with_copies(walk: Walk, accumulates: bool) -> Walk | None:
     """Return the launch with copies in the place of operands, or None if they would not pay.
 
     Its operand `out` is a buffer if that of `walk` cannot be described; `write_back` empties it.

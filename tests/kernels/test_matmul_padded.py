@@ -77,10 +77,10 @@ def test_a_gated_product_copies_the_second_factor_too(copies):
 
 def test_copies_pay_for_long_products_alone():
     with mock.patch.object(padded, "_copy"):
-        assert padded.padded(walk(4096, 4097, 4097), False) is not None
-        assert padded.padded(walk(4096, 4097, 8), False) is None
-        assert padded.padded(walk(64, 65, 65), False) is None
-        assert padded.padded(walk(200, 201, 30001), False) is None
+        assert padded.with_copies(walk(4096, 4097, 4097), False) is not None
+        assert padded.with_copies(walk(4096, 4097, 8), False) is None
+        assert padded.with_copies(walk(64, 65, 65), False) is None
+        assert padded.with_copies(walk(200, 201, 30001), False) is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_copies_pay_for_long_products_alone():
 )
 def test_products_that_are_never_copied(given, accumulates):
     with mock.patch.multiple(padded, _copy=mock.Mock(), **ALWAYS):
-        assert padded.padded(given, accumulates) is None
+        assert padded.with_copies(given, accumulates) is None
 
 
 @pytest.mark.no_gpu
