@@ -39,6 +39,18 @@ def with_gradients(op, function, case, tensors):
     return invoke.run(op, function, case, tensors, gradients), gradients
 
 
+def assert_near(results, expected, case):
+    """Within a graph another kernel may run, whose sums have another order."""
+    for key, truth in expected.items():
+        finite = truth[truth.isfinite()].abs()
+        largest = finite.max().item() if finite.numel() else 0.0
+        atol = 4 * torch.finfo(truth.dtype).eps * largest if truth.is_floating_point() else 0
+        torch.testing.assert_close(
+            results[key], truth, rtol=0, atol=atol, msg=f"{case.name}: {key} differs"
+        )
+
+
+# An op may write over its arguments, so each call has its own.
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", OPS)
 def test_a_graph_without_a_break_gives_the_same(name, dynamic):
@@ -46,10 +58,10 @@ def test_a_graph_without_a_break_gives_the_same(name, dynamic):
     for case, dtype in plain_cases(op):
         torch.compiler.reset()
         compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
-        tensors = inputs.make(op, case, dtype, 0, "cuda")
-        expected, gradients = with_gradients(op, function, case, tensors)
-        for key, result in invoke.run(op, compiled, case, tensors, gradients).items():
-            torch.testing.assert_close(result, expected[key], msg=f"{case.name}: {key} differs")
+        given = (inputs.make(op, case, dtype, 0, "cuda") for _ in range(3))
+        _, gradients = with_gradients(op, function, case, next(given))
+        expected = invoke.run(op, function, case, next(given), gradients)
+        assert_near(invoke.run(op, compiled, case, next(given), gradients), expected, case)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -61,14 +73,12 @@ def test_a_captured_graph_follows_what_lies_in_its_inputs(name):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             captured = invoke.run(op, function, case, tensors, gradients)
-        others = inputs.make(op, case, dtype, 1, "cuda")
-        for key, tensor in others.items():
+        for key, tensor in inputs.make(op, case, dtype, 1, "cuda").items():
             if tensor is not None:
                 tensors[key].copy_(tensor)
         graph.replay()
-        expected = invoke.run(op, function, case, others, gradients)
-        for key, result in captured.items():
-            torch.testing.assert_close(result, expected[key], msg=f"{case.name}: {key} differs")
+        others = inputs.make(op, case, dtype, 1, "cuda")
+        assert_near(captured, invoke.run(op, function, case, others, gradients), case)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
