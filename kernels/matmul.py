@@ -37,7 +37,7 @@ from ._runtime.checks import (
     shown,
 )
 from ._runtime.configs import Configs
-from ._runtime.device import float32_dot, shared_bytes, sm_count
+from ._runtime.device import float32_dot, is_hopper, shared_bytes, sm_count
 from ._runtime.layout import ACCESS_BYTES, as_read
 from ._triton.arrival_counter import MOST_COUNTERS, arrival_counters
 from ._triton.memory import load_f32, store_as
@@ -50,6 +50,7 @@ from .matmul_details.epilogue import (
     tile_coords,
 )
 from .matmul_details.padded import with_copies, write_back
+from .matmul_details.split import launch_parts, parts_of
 
 LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
@@ -320,11 +321,26 @@ def matmul_fwd(
         "ACCUMULATE": into is not None,
     }  # fmt: skip
     for walk in walks(tuple(batch), by_row, {"b": b, "up": up, "b_scale": b_scale}):
-        whole = with_copies(walk, into is not None) if m > FEW_ROWS else None
-        _launch(whole or walk, epilogue)
-        if whole is not None:
-            write_back(whole, walk)
+        _launch_whole(walk, epilogue)
     return out, pre, up_pre
+
+
+def _launch_whole(walk: Walk, epilogue: dict) -> None:
+    """Start a launch, with copies of operands and in parts of K if they pay."""
+    a, b = (walk.operands[name].matrix for name in ("a", "b"))
+    (m, k), n, added = a.shape, b.shape[1], epilogue["ACCUMULATE"]
+    if m <= FEW_ROWS or a.element_size() != 2 or walk.count > 1:
+        _launch(walk, epilogue)
+        return
+    beside = (walk.operands[name] for name in ("up", "pre", "a_scale", "b_scale"))
+    if is_hopper(a.device) and all(x is None for x in beside):
+        parts = parts_of(m, n, k, sm_count(a.device))
+        if parts > 1 and (whole := with_copies(walk, added, parts)) is not None:
+            launch_parts(whole, parts, epilogue, _launch)
+            return
+    whole = with_copies(walk, added) or walk
+    _launch(whole, epilogue)
+    write_back(whole, walk)
 
 
 def _launch(walk: Walk, epilogue: dict) -> None:

@@ -122,6 +122,7 @@ MATMUL = Op(
         make_case("leaky_relu", M=4096, N=4096, K=4096, dtypes=HALVES),
         make_case("gelu", "bias", M=4096, N=4096, K=4096, dtypes=("bfloat16",)),
         make_case("tn", M=8192, N=8192, K=8192, dtypes=("bfloat16",)),  # the gradient of a weight
+        make_case("tn", M=512, N=2048, K=16384, dtypes=("bfloat16",)),  # Llama 3.2 1B, of keys
         make_case("tn", "nt", M=8192, N=8192, K=8192, dtypes=("bfloat16",)),
         make_case(
             "residual", M=8192, N=4096, K=14336, dtypes=("bfloat16",)

@@ -51,8 +51,15 @@ def tile(block_n, groups, k_slots, v_slots, turns, pinned, q_loaded=0, split=0, 
 
 
 PAIR, TRIPLE = tile(128, 2, 2, 2, 0, 0), tile(128, 3, 4, 4, 0, 0, split=1)
-SHORT = tile(128, 2, 4, 4, 0, 1, q_loaded=1)
-CONFIGS = (PAIR, TRIPLE, SHORT, tile(128, 2, 2, 2, 0, 1, q_loaded=1), tile(128, 2, 2, 2, 1, 0))
+HELD = tile(128, 2, 4, 4, 0, 1)
+CONFIGS = (
+    PAIR,
+    TRIPLE,
+    HELD,
+    tile(128, 2, 4, 4, 0, 1, q_loaded=1),
+    tile(128, 2, 2, 2, 0, 1, q_loaded=1),
+    tile(128, 2, 2, 2, 1, 0),
+)
 
 
 def choose(s, d, causal):
@@ -60,7 +67,7 @@ def choose(s, d, causal):
     if d == 128:
         return PAIR
     # Three groups with masks have registers that spill.
-    return SHORT if causal else TRIPLE
+    return HELD if causal else TRIPLE
 
 
 def fits(config, s, d, causal):

@@ -8,7 +8,7 @@ import torch
 
 from kernels import matmul
 from kernels._runtime.call_cache import uncached
-from kernels.matmul_details import padded
+from kernels.matmul_details import padded, split
 from kernels.matmul_details.batches import Operand, Walk
 from tests.support.values import randn
 
@@ -75,27 +75,93 @@ def test_a_gated_product_copies_the_second_factor_too(copies):
     assert copies == [(24, 33), (24, 33), (40, 33)]
 
 
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("turned", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize(("m", "n", "k"), [(40, 48, 640), (33, 35, 325)])
+@pytest.mark.parametrize("given", ["plain", "epilogue", "float32", "added"])
+def test_a_product_in_parts_of_k_is_that_of_its_operands(m, n, k, turned, given):
+    """Also if K is no multiple of the parts, and with all that the second kernel does."""
+    a = stored(m, k, turned[0], dtype=torch.float16)
+    b = stored(k, n, turned[1], dtype=torch.float16, seed=1)
+    options, truth = {}, a.double() @ b.double()
+    if given == "epilogue":
+        bias, residual = (randn(*x, dtype=torch.float16, seed=2) for x in ((n,), (m, n)))
+        options = {"bias": bias, "activation": "gelu", "residual": residual, "scale": 0.5}
+        truth = torch.nn.functional.gelu(0.5 * truth + bias) + residual
+    elif given == "float32":
+        options = {"out_dtype": torch.float32}
+    elif given == "added":
+        buffer = randn(m, n, seed=3)
+        options, truth = {"accumulate_into": buffer.clone()}, truth + buffer
+    launched = []
+
+    def noted(*arguments):
+        launched.append(1)
+        split.launch_parts(*arguments)
+
+    with (
+        mock.patch.multiple(padded, **ALWAYS),
+        mock.patch.multiple(
+            matmul, parts_of=lambda *_: 5, is_hopper=lambda device: True, launch_parts=noted
+        ),
+        mock.patch.object(matmul.hopper, "is_hopper", lambda device: False),
+        uncached(),
+    ):
+        found = matmul.matmul(a, b, **options)
+    assert launched
+    bound = 2e-3 if found.dtype == torch.float16 else 1e-5
+    assert (found.double() - truth).abs().max() <= bound * truth.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ((512, 2048, 16384), 4),  # the gradient of a weight for keys
+        ((786, 1426, 10762), 3),
+        ((512, 2048, 2048), 1),  # short
+        ((8192, 8192, 8192), 1),  # many tiles
+        ((2048, 2048, 16384), 1),
+        ((100, 200, 65536), 1),  # too few tiles for eight parts each
+        ((512, 512, 64), 1),
+    ],
+)
+def test_k_is_divided_for_few_tiles_and_a_long_k(sizes, parts):
+    assert split.parts_of(*sizes, 132) == parts
+
+
 def test_copies_pay_for_long_products_alone():
     with mock.patch.object(padded, "_copy"):
         assert padded.with_copies(walk(4096, 4097, 4097), False) is not None
         assert padded.with_copies(walk(4096, 4097, 8), False) is None
         assert padded.with_copies(walk(64, 65, 65), False) is None
         assert padded.with_copies(walk(200, 201, 30001), False) is None
+        assert padded.with_copies(walk(200, 201, 30001), False, parts=4) is not None
 
 
 @pytest.mark.parametrize(
     ("given", "accumulates"),
     [
-        (walk(4096, 4096, 4096), False),
         (walk(4097, 4097, 4097), True),
-        (walk(4097, 4097, 4097, dtype=torch.float32), False),
         (walk(4097, 4097, 4097, pre=Operand(torch.empty(1, 1, device="meta"))), False),
-        (Walk((1, 2), walk(4097, 4097, 4097).operands), False),
     ],
 )
-def test_products_that_are_never_copied(given, accumulates):
+def test_a_result_with_one_place_has_no_buffer(given, accumulates):
     with mock.patch.multiple(padded, _copy=mock.Mock(), **ALWAYS):
         assert padded.with_copies(given, accumulates) is None
+        # The sum of parts goes to any place.
+        assert (
+            padded.with_copies(given, accumulates, parts=2).operands["out"] is given.operands["out"]
+        )
+
+
+def test_operands_that_need_no_copy_stay():
+    given = walk(4096, 4096, 4096)
+    assert padded.with_copies(given, False) is given
+    assert padded.with_copies(given, True, parts=8) is given
+    with mock.patch.multiple(padded, _copy=mock.Mock(), **ALWAYS):
+        found = padded.with_copies(given, True, parts=3)
+    assert found.operands["a"].matrix.shape == (4096, 4224)
+    assert found.operands["b"].matrix.shape == (4224, 4096)
 
 
 @pytest.mark.no_gpu
