@@ -32,8 +32,8 @@ def with_copies(walk: Walk, accumulates: bool, parts: int = 1) -> Walk | None:
     pre-activation, has no other place. Otherwise the operand `out` is a buffer if that of `walk`
     cannot be described, and `write_back` empties it.
 
-    walk: one product of 16 bits. accumulates: whether the result is added to its buffer. parts: of
-    K, which becomes a multiple of so many steps; any result takes the sum of several.
+    walk: one product of 16 bits. accumulates: whether the result is added to its buffer. parts: K
+    becomes a multiple of so many steps. The sum of several parts goes to any result.
     """
     a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
     (m, k), n = a.matrix.shape, b.matrix.shape[1]
