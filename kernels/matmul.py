@@ -10,10 +10,11 @@ descriptors (TMA on Hopper, plain loads elsewhere). A fixed number of programs s
 tiles, so the loads of one tile overlap the epilogue of the one before.
 
 Either takes a and b by rows or by columns (`matmul_details/batches.py` walks batches). An operand
-whose rows begin elsewhere is copied if the product is long enough (`matmul_details/padded.py`). The
-epilogue (`matmul_details/epilogue.py`) works on the float32 accumulator, so it costs no memory
-traffic but for its own operands. A float32 product is done as three tf32 products (tf32x3), which
-keeps float32 accuracy on the tensor cores.
+whose rows begin elsewhere is copied if the product is long enough (`matmul_details/padded.py`). A
+long K is divided among programs if the tiles are few: within the pointer kernel, and as batches for
+the others (`matmul_details/split.py`). The epilogue (`matmul_details/epilogue.py`) works on the
+float32 accumulator, so it costs no memory traffic but for its own operands. A float32 product is
+done as three tf32 products (tf32x3), which keeps float32 accuracy on the tensor cores.
 """
 
 import torch
