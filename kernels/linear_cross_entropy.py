@@ -312,8 +312,9 @@ def _in_chunks(
     dw = (torch.empty if m else torch.zeros)((v, h), **sums) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
     step = _rows_of_chunk(m, v * x.element_size())
-    # Rows begin at whole lines of memory. Products of others are slow, or are copied.
-    line = LINE_BYTES // x.element_size()
+    # Rows begin at whole lines of memory. Products of others are slow, or are copied. No traced
+    # graph writes to rows that lie apart.
+    line = 1 if torch.compiler.is_compiling() else LINE_BYTES // x.element_size()
     buffer = torch.empty((min(step, m), -(-v // line) * line), **kind)
     for first in range(0, m, step):
         rows = slice(first, first + step)
