@@ -3,8 +3,8 @@
 A descriptor wants rows that begin at multiples of 16 bytes. An operand with other rows, as that of
 an odd size has, is copied to a buffer with longer ones. A result with other rows is computed in
 such a buffer and copied out. If K is to be divided into parts, the copies end it with zeros. The
-copies cost bytes, and the product gains TMA and the tensor cores
-of Hopper, so FLOPs for each copied byte decide.
+copies cost bytes, and the product gains TMA and the tensor cores of Hopper, so FLOPs for each
+copied byte decide.
 """
 
 import torch

@@ -13,7 +13,7 @@ from harness.cli import UserError
 from harness.study import surroundings
 from tests.support import synthetic
 from tests.support.paper_scripts import PAPER
-from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, snakemake
+from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, interruptible, snakemake
 
 RAW = "results/study/raw/dot.csv"
 SURVEY = "results/study/survey.csv"
@@ -58,8 +58,9 @@ def started(tree, *words):
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     with out:
         return subprocess.Popen(
-            command(*words), cwd=tree, env=variables, stdout=out, stderr=out, start_new_session=True
-        )
+            command(*words), cwd=tree, env=variables, stdout=out, stderr=out,
+            start_new_session=True, preexec_fn=interruptible,
+        )  # fmt: skip
 
 
 def ended(study):

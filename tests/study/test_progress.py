@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.study import progress
-from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, snakemake
+from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, interruptible, snakemake
 
 Event = enum.Enum("Event", ["PROGRESS", "JOB_FINISHED", "RESOURCES_INFO", "JOB_INFO"])
 
@@ -83,8 +83,9 @@ def test_ctrl_c_ends_a_study_in_a_few_lines(tmp_path):
     command = [sys.executable, "-m", "snakemake", "--nocolor", "results/study/survey.csv", *REPLAY]
     with (tmp_path / "said").open("w+") as text:
         study = subprocess.Popen(
-            command, cwd=tree, stdout=text, stderr=text, start_new_session=True
-        )
+            command, cwd=tree, stdout=text, stderr=text, start_new_session=True,
+            preexec_fn=interruptible,
+        )  # fmt: skip
         try:
             while study.poll() is None and not (log.is_file() and log.read_text()):
                 time.sleep(0.1)

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,14 @@ CODE = (
 RECORDED = "results/recorded/h200"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
+
+
+def interruptible():
+    """Let a new process end by Ctrl-C, also if these tests run in the background of a shell.
+
+    A shell lets its background jobs ignore that signal, and their processes inherit it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def copied(folder):
