@@ -57,13 +57,13 @@ from .cross_entropy_details.row import (
     target_logit,
 )
 from .matmul import product
+from .matmul_details.padded import LINE_BYTES
 
 ACCUMULATES = {
     "linear_cross_entropy": "float32, dw of the chunks in its dtype, for a float16 mean in float32"
 }
 # dw is rounded, and read and written, once in each chunk.
 MOST_CHUNKS = 8
-LINE_BYTES = 128
 BUFFER_BYTES, LEAST_ROWS = 2**28, 1024
 # Rows of a chunk in steps of a matmul's tile.
 ROW_STEP = 128

@@ -76,6 +76,8 @@ def matmul(
     """Return activation(scale a b + bias) + residual, accumulated in float32.
 
     With up it is the gated form: activation(scale a b + bias) (scale a up + up_bias) + residual.
+    A long product takes memory for copies of operands whose rows do not begin at multiples of 16
+    bytes. One with few tiles and a long K takes memory for float32 parts of its result.
 
     Args:
         a: `[..., M, K]`, float32, float16, bfloat16, float8_e4m3fn or int8, any strides. int8 is

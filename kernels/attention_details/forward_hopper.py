@@ -8,8 +8,8 @@ of a tile of rows runs under the first exponentials of the next one, whose rows 
 own.
 
 The kernel walks keys from the last that any row sees to the first. Only tiles that the diagonal, a
-window or the end of the keys cuts are masked. Programs stay: each takes tiles of rows in rounds,
-the longest first, and every other round in reverse, so that all get about the same work.
+window or the end of the keys cuts are masked. Programs stay and stride over the tiles of rows. If
+these differ in length, programs draw them from a counter, the longest first.
 
 The scheme is FlashAttention-3's (Shah et al., 2024), written anew for Gluon.
 """
