@@ -82,7 +82,11 @@ class Timer:
             self._broken.append(graph)
 
     def cold(
-        self, calls: Sequence[Call], count: int, before: Sequence[Call] = ()
+        self,
+        calls: Sequence[Call],
+        count: int,
+        before: Sequence[Call] = (),
+        host_s: float | None = None,
     ) -> tuple[float, dict[str, object]]:
         """The median GPU time in µs of `count` calls in rotation, each after a flush of the L2.
 
@@ -90,14 +94,19 @@ class Timer:
         repeated until it lasts longer than the host needs to submit the call. So no host time lies
         between the events, unless the call itself waits for the GPU. As in steady use, the L2 is
         full of written lines when the call starts. The second result is the `nvml.digest` of
-        readings from within the loop. before: for each call, work to do before its flush.
+        readings from within the loop.
+
+        - before: for each call, work to do before its flush.
+        - host_s: the seconds in which the host submits that work and the call; None to find them
+          by calls.
         """
         before = before or [_nothing] * len(calls)
         begin = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         end = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
         with torch.cuda.stream(self.stream):
-            host_s = SLACK * self._submission_s(before[0], calls[0])
-            flushes = 1 + int(host_s / self._flush_s)
+            if host_s is None:
+                host_s = self._submission_s(before[0], calls[0])
+            flushes = 1 + int(SLACK * host_s / self._flush_s)
             self._overwrite(HEAD_START)
             for index in range(count):
                 before[index % len(calls)]()

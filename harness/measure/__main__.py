@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.measure.worker:MeasureWorker"
 # Whole networks do not fit in memory side by side.
 PARKED_WORKER = "harness.measure.parked_worker:ParkedWorker"
+# Calls of a block, by whether the op is a whole network: one takes up to seconds.
+LEAST_CALLS = {False: 3, True: 1}
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]
@@ -88,6 +90,7 @@ def main() -> None:
             for impl in self_tuned(ROOT, op.name, impls)
         },
         drawn_seed=drawn_seed,
+        least_calls=LEAST_CALLS[whole],
     )
     code = partial(fingerprint.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)

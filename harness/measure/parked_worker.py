@@ -63,12 +63,15 @@ class ParkedWorker(MeasureWorker):
         """Time `calls` calls; see `MeasureWorker.block`. A call before them is not timed."""
         with torch.cuda.stream(self._timer.stream):
             kept = self._unpark()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
             self._calls[0]()
             kept.restore()
+            host_s = time.perf_counter() - began
             torch.cuda.synchronize()
         began = time.perf_counter()
         with affinity.held(turn):
-            device_us, reading = self._timer.cold(self._timed, calls, [kept.restore])
+            device_us, reading = self._timer.cold(self._timed, calls, [kept.restore], host_s)
             self._outputs = [sampled(self._outputs[0])]
             call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began

@@ -40,8 +40,7 @@ from harness.workers.messages import Answer, Failure, Request
 from harness.workers.pool import POOL_DIED, WorkerPool, process_of, worker_name
 from ops._spec import Op
 
-WARM_UP_CALLS = 3
-CALLS = (3, 100)
+MOST_CALLS = 100
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class MeasurementPlan:
       holds the environment variables by which it finds its earlier choices
       (`harness.results.choices`). Each makes its first call alone, after the others.
     - drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
+    - least_calls: the calls of a block however long a call is, and those of the warm-up block.
     """
 
     op: Op
@@ -68,6 +68,7 @@ class MeasurementPlan:
     worker: str
     self_tuning: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     drawn_seed: int | None = None
+    least_calls: int = 3
 
 
 @dataclass(frozen=True)
@@ -175,11 +176,11 @@ class Scheduler:
         ready = {}
         for impl, said in prepared.items():
             # The first block is warm-up; it also says how many calls fill the time of a block.
-            answer = self._block(impl, WARM_UP_CALLS)
+            answer = self._block(impl, self._plan.least_calls)
             if isinstance(answer, Failure):
                 self._failed(impl, answer)
             else:
-                calls = _calls(self._plan.timing.block_ms, answer.device_us)
+                calls = _calls(self._plan, answer.device_us)
                 ready[impl] = Ready(said, answer.device_us, calls)
         return ready
 
@@ -200,7 +201,7 @@ class Scheduler:
         further = {}
         for name, prepared in self._ask_to_prepare(names, cell).items():
             failed = isinstance(prepared, Failure)
-            answer = prepared if failed else self._block(name, WARM_UP_CALLS)
+            answer = prepared if failed else self._block(name, self._plan.least_calls)
             if isinstance(answer, Failure):
                 self._leave_behind(name, answer)
             else:
@@ -376,10 +377,10 @@ def _impls(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(process_of(name)[0] for name in names))
 
 
-def _calls(block_ms: float, device_us: float) -> int:
-    """Return how many calls of this length fill a block, within the bounds CALLS."""
-    least, most = CALLS
-    return int(min(max(block_ms * 1e3 / max(device_us, 1e-3), least), most))
+def _calls(plan: MeasurementPlan, device_us: float) -> int:
+    """Return how many calls of this length fill a block, within bounds."""
+    filling = plan.timing.block_ms * 1e3 / max(device_us, 1e-3)
+    return int(min(max(filling, plan.least_calls), MOST_CALLS))
 
 
 def _digest(rows: Sequence[Mapping]) -> str:

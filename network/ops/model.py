@@ -30,6 +30,8 @@ PART_BY_PART = ("model_train_step",)
 IN_PLACE = ("model_train_step",)
 # AdamW's count of steps, this one included. In the first step it would divide by the gradient.
 STEP = 10
+# Sequences that the oracle of decoding reads at a time, for the sake of memory.
+SEQUENCES = 8
 
 
 def model_forward_reference(ids, weights, preset_name):
@@ -39,7 +41,6 @@ def model_forward_reference(ids, weights, preset_name):
 
 
 def model_train_step_reference(ids, targets, weights, m, v, preset_name):
-    new, first = weights.clone(), m.clone()
     model = _oracle.network(undropped(preset_name), weights)
     with torch.enable_grad():
         # One sequence after the other, for the sake of memory.
@@ -52,6 +53,8 @@ def model_train_step_reference(ids, targets, weights, m, v, preset_name):
     norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
     scale = torch.clamp(CLIP / (norm + 1e-6), max=1.0)
     b1, b2 = BETAS
+    # Made after the backward pass, whose inner results need the memory.
+    new, first = weights.clone(), m.clone()
     olds, means, squares = (views(model, each) for each in (new, first, v))
     for old, mean, square, gradient in zip(olds, means, squares, gradients, strict=True):
         g = gradient.mul_(scale)
@@ -67,9 +70,10 @@ def model_train_step_reference(ids, targets, weights, m, v, preset_name):
 def model_decode_reference(ids, follow, weights, preset_name):
     model = _oracle.network(undropped(preset_name), weights)
     with torch.no_grad():
-        h = model.hidden(torch.cat((ids, follow), 1))
+        told = torch.cat((ids, follow), 1).split(SEQUENCES)
+        h = torch.cat([model.hidden(some)[:, [ids.shape[1] - 1, -1]] for some in told])
         head = model.roles["head"].matrix
-        return h[:, ids.shape[1] - 1] @ head.T, h[:, -1] @ head.T
+        return h[:, 0] @ head.T, h[:, 1] @ head.T
 
 
 def _forward_cost(case, pass_, itemsize):

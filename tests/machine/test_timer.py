@@ -9,7 +9,7 @@ import torch
 
 from harness.machine import energy, nvml
 from harness.machine import timer as timing
-from harness.machine.timer import HEAD_START, Timer
+from harness.machine.timer import HEAD_START, SLACK, Timer
 from tests.support.patience import wait_until
 
 POWER_W = 300.0
@@ -92,6 +92,12 @@ def test_a_slow_host_gets_as_many_flushes_as_hide_it(timer):
     assert timer.log[:2] == ["call", "call"]
     between = timer.log.index("call", 2) - 2 - HEAD_START
     assert between >= 3 and timer.log[-between - 1 :] == [*["flush"] * between, "call"]
+
+
+def test_known_host_time_takes_no_call_to_find(timer):
+    calls = [lambda: timer.log.append("call")]
+    timer.cold(calls, 1, host_s=2.2e-3)
+    assert timer.log == [*["flush"] * (HEAD_START + 1 + int(SLACK * 2.2)), "call"]
 
 
 @pytest.fixture

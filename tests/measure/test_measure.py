@@ -163,6 +163,10 @@ def test_a_block_fills_its_time_within_bounds(timed, block_ms, calls):
     assert {row["calls"] for row in timed(["ours"], block_ms=block_ms)} == {calls}
 
 
+def test_a_plan_says_how_many_calls_a_block_has_at_least(timed):
+    assert {row["calls"] for row in timed(["ours"], block_ms=0.001, least_calls=1)} == {1}
+
+
 def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):
     report(tmp_path, "fake", "ours", CELLS)
     bad = {"case": "M1", "dtype": "float32", "pass": "forward"}

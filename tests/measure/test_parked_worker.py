@@ -52,6 +52,15 @@ def test_inputs_have_memory_in_a_block_alone_and_the_same_numbers_in_each(park):
     assert not inputs_of(made)
 
 
+def test_a_block_makes_one_call_that_is_not_timed(park):
+    calls = []
+    made = park(lambda x, bias: calls.append(1) or x + 1)
+    made.prepare(**CELL, pass_="forward")
+    calls.clear()
+    made.block(1)
+    assert len(calls) == 1 + 1 + 1  # one ahead, one by events, one by the clock of the host
+
+
 def test_a_call_in_place_begins_with_the_drawn_numbers(park):
     begins = []
 

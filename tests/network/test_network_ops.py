@@ -83,12 +83,13 @@ def test_the_oracle_is_what_pytorch_computes_in_float64(name, case):
         assert apart(mine, theirs) < 1e-10
 
 
-def test_scores_and_logits_in_pieces_are_those_at_once(monkeypatch):
-    op = ops.TRAIN_STEP
+@pytest.mark.parametrize("op", [ops.TRAIN_STEP, ops.DECODE], ids=lambda op: op.name)
+def test_an_oracle_in_pieces_is_that_of_all_at_once(op, monkeypatch):
     case = op.edge[0]
     whole = called(op.reference, op, case, in_float64(drawn(op, case)))
     monkeypatch.setattr(ops._oracle, "SCORES", 5)
     monkeypatch.setattr(ops._oracle, "LOGITS", 7)
+    monkeypatch.setattr(ops, "SEQUENCES", 1)
     pieces = called(op.reference, op, case, in_float64(drawn(op, case)))
     for one, other in zip(pieces, whole, strict=True):
         assert apart(one, other) < 1e-12

@@ -30,7 +30,7 @@ class Timer:
 
         return replay, first
 
-    def cold(self, calls, count, before=()):
+    def cold(self, calls, count, before=(), host_s=None):
         for index in range(count):
             if before:
                 before[index % len(calls)]()
