@@ -126,6 +126,8 @@ def beyond_cap(eager: Distance, result: torch.Tensor) -> bool:
 def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Distance:
     """Return the distance of x from the oracle, a float64 (or integer) tensor of its shape.
 
+    The oracle may lie on another device than x.
+
     An entry of the oracle that x's dtype cannot hold is inf or NaN there, and x must hold the same.
     All other entries of x must be finite; those of an integer x must be the same. Half a step of
     x's subnormal numbers is no distance, since no rounding does better. An oracle of zeros is
@@ -136,7 +138,7 @@ def distance(x: torch.Tensor, oracle: torch.Tensor, scale: float = 1.0) -> Dista
     if not x.numel():
         return Distance(0.0, 0.0)
     parts = zip(x.detach().reshape(-1).split(CHUNK), oracle.reshape(-1).split(CHUNK), strict=True)
-    sums = [_compare(part, truth) for part, truth in parts]
+    sums = [_compare(part, truth.to(part.device)) for part, truth in parts]
     misplaced, worst, square, largest, truth_square = torch.stack(sums).unbind(1)
     if misplaced.any():
         return Distance(math.inf, math.inf)

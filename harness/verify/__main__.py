@@ -37,6 +37,7 @@ from ops._spec import DTYPES, PASSES
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.verify.worker:VerifyWorker"
 # All share the GPU; then the cells whose memory ran out, one verification at a time; then alone.
+# From the second on the oracle's results lie in the memory of the host.
 ATTEMPTS = ("shared", "in turn", "alone")
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
@@ -66,7 +67,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     units: dict[int, list] = {}
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
         with _surroundings(mode, attempt, arguments.choices):
-            facts, units = _run(arguments, mode, units)
+            facts, units = _run(arguments, mode, units, spare=attempt != ATTEMPTS[0])
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
         if not crowded:
             break
@@ -108,7 +109,9 @@ def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None
     yield
 
 
-def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tuple[dict, dict]:
+def _run(
+    arguments: argparse.Namespace, mode: str, units: dict[int, list], spare: bool
+) -> tuple[dict, dict]:
     """Add the cells of each missing unit, in a new process after each that is lost.
 
     Returns the facts that hold for the whole report, and the cells by number of the unit.
@@ -122,7 +125,7 @@ def _run(arguments: argparse.Namespace, mode: str, units: dict[int, list]) -> tu
                 return found, {}
             plan = hello
             if not isinstance(hello, Failure):
-                plan = _ask(worker, limit_s, _chosen(arguments, mode))
+                plan = _ask(worker, limit_s, _chosen(arguments, mode, spare))
             if isinstance(plan, Failure):
                 if plan.status != "unsupported":
                     print(worker.log_tail(), file=sys.stderr)
@@ -225,7 +228,7 @@ def _ask(worker: WorkerHandle, limit_s: float, request: Request) -> Answer:
     return worker.answer(limit_s)
 
 
-def _chosen(arguments: argparse.Namespace, mode: str) -> ChooseUnits:
+def _chosen(arguments: argparse.Namespace, mode: str, spare: bool) -> ChooseUnits:
     edge_only = arguments.edge_only or mode != "gpu"
     # The time for a baseline may be limited, so the cases that will be timed come first.
     timed = ["sweep", "drawn"]
@@ -241,6 +244,7 @@ def _chosen(arguments: argparse.Namespace, mode: str) -> ChooseUnits:
         kinds=["edge"] if edge_only else kinds,
         most=arguments.max_cases,
         drawn_seed=drawn.read(arguments.drawn),
+        spare=spare,
     )
 
 

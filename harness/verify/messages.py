@@ -50,6 +50,7 @@ class ChooseUnits(Request):
     - kinds: of the cases, "edge", "sweep" or "drawn", in the order in which they run.
     - most: the number of cases of each kind, None for all.
     - drawn_seed: the seed of the drawn shapes, None for no such shape.
+    - spare: the GPU's memory, by keeping the results of the oracle in that of the host.
     """
 
     do: ClassVar[str] = "choose"
@@ -60,6 +61,7 @@ class ChooseUnits(Request):
     kinds: list[str]
     most: int | None = None
     drawn_seed: int | None = None
+    spare: bool = False
 
 
 @dataclass(frozen=True)

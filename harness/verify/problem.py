@@ -23,7 +23,7 @@ class Problem:
 
     - seeds: gradients of the outputs, None where the op has no backward pass.
     - expected: tensors without data that have the shape and dtype of each result.
-    - oracle: the results in float64.
+    - oracle: the results in float64, on the device of the inputs or on the CPU.
     - eager: the distance of PyTorch eager from the oracle, by result.
     - eager_fallback: the results of eager that are too far from the oracle to be judged by it
       alone, in float64.
@@ -134,6 +134,7 @@ def problem(
     eager: Callable,
     ones: bool = False,
     in_place: bool = False,
+    spare: bool = False,
 ) -> Problem:
     """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
 
@@ -141,6 +142,7 @@ def problem(
       cell's dtype takes its place. If that raises too, the floor alone is the bound.
     - ones: the gradients of the outputs are one, as the pass "both" of a loss is timed.
     - in_place: eager may write over its inputs.
+    - spare: keep the results of the oracle in the memory of the host, for the sake of the GPU's.
     """
     shapes = inputs.make(op, case, dtype, seed, "meta")
     outputs = run(op, op.reference, case, shapes)
@@ -157,6 +159,8 @@ def problem(
     wide = {name: None if t is None else _wide(t) for name, t in tensors.items()}
     oracle = run(op, op.reference, case, wide, _each(seeds, _wide))
     del wide
+    if spare:
+        oracle = {name: tensor.cpu() for name, tensor in oracle.items()}
     kept = InputSnapshot(filter(_present, tensors.values()) if in_place else ())
     # Plain values are around one.
     scale = _scale(tensors.values()) if case.values else 1.0

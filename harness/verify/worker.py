@@ -42,7 +42,7 @@ class VerifyWorker:
         if os.environ.get("TRITON_INTERPRET") == "1":
             interpreter.quicken()
         self.seed = seed
-        self.device = "cpu"
+        self.device, self.spare = "cpu", False
         self.units: list[tuple[Case, str]] = []
         self.blanks: list[list[dict]] = []
         self.eager_in_place = False
@@ -60,12 +60,13 @@ class VerifyWorker:
         kinds: list[str],
         most: int | None = None,
         drawn_seed: int | None = None,
+        spare: bool = False,
     ) -> messages.Chosen:
         """Choose the device and the units, see `messages.ChooseUnits`.
 
         The hostile edge cases of a baseline come last, because its time may be limited.
         """
-        self.device = "cuda" if gpu else "cpu"
+        self.device, self.spare = "cuda" if gpu else "cpu", spare
         passes = [name for name in passes if name in self.op.passes]
         cases = {"edge": self.op.edge, "sweep": self.op.sweep}
         cases["drawn"] = drawn.cases(self.op, drawn_seed)
@@ -115,6 +116,7 @@ def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> l
             worker.eager,
             ones,
             worker.eager_in_place,
+            worker.spare,
         )
     except Exception as error:
         fault = _fault(error, ours=True)

@@ -118,6 +118,22 @@ def test_the_verifier_judges_with_casts_and_fills_the_ledger_without(monkeypatch
     assert set(made.profile(0).entries) == set(OP.passes)
 
 
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_worker_keeps_the_oracle_off_the_gpu_if_memory_is_to_be_spared(monkeypatch, spare):
+    monkeypatch.setattr(registry, "op", lambda name: (OP, "family"))
+    fake = {"in_place": False, "wide": (), "settings": "", "accumulates": "", "function": scaled}
+    for name, value in fake.items():
+        monkeypatch.setattr(registry, name, lambda op, impl, value=value: value)
+    monkeypatch.setattr(registry, "version", lambda impl: "1")
+    moved = []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
+    made = worker.VerifyWorker("scaled", "ours", 0)
+    made.choose(False, ["float32"], ["forward"], ["sweep"], spare=spare)
+    assert [cell["status"] for cell in made.check(0).cells] == ["ok"]
+    assert [tensor.dtype for tensor in moved] == [torch.float64] * len(moved)
+    assert bool(moved) == spare
+
+
 def test_ours_declares_no_wide_inputs(monkeypatch):
     assert (
         registry.wide("layer_norm", "ours") == () and registry.settings("layer_norm", "ours") == ""

@@ -181,7 +181,7 @@ def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     )  # fmt: skip
 
     def run():
-        _, units = verification._run(arguments, "gpu", {})
+        _, units = verification._run(arguments, "gpu", {}, spare=False)
         return [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
 
     timed, late = [("sweep", "ok")] * 2 + [("drawn", "ok")] * 2, ("edge", "unreached")
@@ -213,7 +213,8 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
         attempts.append(attempt)
         yield
 
-    def run(arguments, mode, units):
+    def run(arguments, mode, units, spare):
+        assert spare == (attempts[-1] != "shared")
         fine = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
         assert set(units) == (set() if attempts[-1] == "shared" else {0})
         status = "ok" if attempts[-1] == remedy else "oom"
