@@ -124,14 +124,14 @@ def attention_varlen(
     options = scale, cap_number(softcap), *window_sizes(window, causal), longest_q, longest_k
     if needs_grad(q, k, v):
         return _AttentionVarlen.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse, *options)
-    out, lse, _ = varlen_fwd(q, k, v, cu_seqlens_q, cu_seqlens_k, *options, return_lse, False)
+    out, lse, _ = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *options, return_lse, False)
     return (out, lse) if return_lse else out
 
 
 class _AttentionVarlen(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, cu_q, cu_k, return_lse, *options):
-        out, lse, stats = varlen_fwd(q, k, v, cu_q, cu_k, *options, return_lse, True)
+        out, lse, stats = _forward(q, k, v, cu_q, cu_k, *options, return_lse, True)
         ctx.save_for_backward(q, k, v, out, stats, cu_q, cu_k)
         ctx.options = options
         return (out, lse) if return_lse else out
@@ -141,7 +141,7 @@ class _AttentionVarlen(torch.autograd.Function):
     def backward(ctx, dout, dlse=None):
         q, k, v, out, stats, cu_q, cu_k = ctx.saved_tensors
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        grads = varlen_bwd(q, k, v, out, stats, dout, dlse, cu_q, cu_k, *ctx.options, keys)
+        grads = _backward(q, k, v, out, stats, dout, dlse, cu_q, cu_k, *ctx.options, keys)
         return *grads, *[None] * (3 + len(ctx.options))
 
 
@@ -309,6 +309,22 @@ def _dkdv_kernel(
         )  # fmt: skip
 
 
+def _forward(*arguments):
+    """Return what `varlen_fwd` returns, in a traced graph by way of one operation."""
+    if not torch.compiler.is_compiling():
+        return varlen_fwd(*arguments)
+    *_, return_lse, keep_stats = arguments
+    found = iter(_traced_forward(*arguments))
+    return tuple(next(found) if there else None for there in (True, return_lse, keep_stats))
+
+
+def _backward(*arguments):
+    """Return what `varlen_bwd` returns, in a traced graph by way of one operation."""
+    if not torch.compiler.is_compiling():
+        return varlen_bwd(*arguments)
+    return (*_traced_backward(*arguments), None, None)[:3]
+
+
 def varlen_fwd(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -334,8 +350,7 @@ def varlen_fwd(
     total, h, d = q.shape
     out = like(q)
     lse = q.new_empty((h, total), dtype=torch.float32) if return_lse else None
-    planes = 2 if q.dtype == torch.float32 else 1
-    stats = q.new_empty((planes, h, total), dtype=torch.float32) if keep_stats else None
+    stats = q.new_empty((_planes(q), h, total), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
     config = FORWARD.pick(
@@ -398,6 +413,11 @@ def varlen_bwd(
     return dq, dk, dv
 
 
+def _planes(q):
+    """The numbers that are kept of each row of scores."""
+    return 2 if q.dtype == torch.float32 else 1
+
+
 def _slots(x, cu, block):
     """How many programs find all tiles of a head; see `slots_of`."""
     return x.shape[0] // block + cu.shape[0]
@@ -457,3 +477,68 @@ DKDV = Configs(_dkdv_kernel, KEY_CONFIGS, _choose_dkdv)
 
 varlen_fwd = cached_launch(varlen_fwd)
 varlen_bwd = cached_launch(varlen_bwd)
+
+
+# A store whose place follows from the boundaries looks to the tracer like one to the boundaries.
+@torch.library.custom_op("tilewright::attention_varlen", mutates_args=())
+def _traced_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    scale: float,
+    softcap: float,
+    left: int | None,
+    right: int | None,
+    longest_q: int,
+    longest_k: int,
+    return_lse: bool,
+    keep_stats: bool,
+) -> list[torch.Tensor]:
+    found = varlen_fwd(
+        q, k, v, cu_q, cu_k, scale, softcap, left, right, longest_q, longest_k, return_lse,
+        keep_stats,
+    )  # fmt: skip
+    return [each for each in found if each is not None]
+
+
+@_traced_forward.register_fake
+def _(q, k, v, cu_q, cu_k, *options):
+    *_, return_lse, keep_stats = options
+    total, h, _ = q.shape
+    rows = q.new_empty((_planes(q), h, total), dtype=torch.float32)
+    made = like(in_rows(q)), torch.empty_like(rows[0]), rows
+    there = True, return_lse, keep_stats
+    return [each for each, wanted in zip(made, there, strict=True) if wanted]
+
+
+@torch.library.custom_op("tilewright::attention_varlen_backward", mutates_args=())
+def _traced_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    stats: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    scale: float,
+    softcap: float,
+    left: int | None,
+    right: int | None,
+    longest_q: int,
+    longest_k: int,
+    keys: bool,
+) -> list[torch.Tensor]:
+    found = varlen_bwd(
+        q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, softcap, left, right, longest_q,
+        longest_k, keys,
+    )  # fmt: skip
+    return [each for each in found if each is not None]
+
+
+@_traced_backward.register_fake
+def _(q, k, v, out, stats, dout, dlse, cu_q, cu_k, *options):
+    return [like(in_rows(each)) for each in ((q, k, v) if options[-1] else (q,))]

@@ -40,7 +40,7 @@ from ._runtime.launch_guard import guarded
 from ._runtime.layout import ACCESS_BYTES, as_read, as_rows_2d
 from ._triton.math import DENSITY, LOG2E, gelu_gate, gelu_gate_slope, normal, reciprocal
 from ._triton.memory import load_f32, store_as
-from .matmul import matmul, product
+from .matmul import matmul, product, product_of_fitting
 from .matmul_details.epilogue import ACTIVATIONS, LEAKY_SLOPE, activated
 
 ACCUMULATES = {"linear": "float32"}
@@ -102,7 +102,8 @@ def linear(
     _check(x, weight, activation, given)
     if needs_grad(x, weight, bias, up, up_bias):
         return _Linear.apply(x, weight, bias, up, up_bias, activation, main_grad, up_main_grad)
-    return linear_fwd(x, weight, bias, up, up_bias, activation, False)[0]
+    out, _, _ = linear_fwd(x, weight, bias, up, up_bias, activation, False)
+    return out.view(*x.shape[:-1], weight.shape[0])
 
 
 class _Linear(torch.autograd.Function):
@@ -112,9 +113,12 @@ class _Linear(torch.autograd.Function):
         out = z = u = None
         if not keep:
             out = _quick(x, weight, bias, activation)
+        # A traced graph cannot keep the view that it returns.
+        kept = out
         if out is None:
-            out, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
-        slope_from = z if keep else out if activation != "none" else None
+            kept, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
+            out = kept.view(*x.shape[:-1], weight.shape[0])
+        slope_from = z if keep else kept if activation != "none" else None
         ctx.save_for_backward(x, weight, up, slope_from, u)
         ctx.activation = activation
         # Autograd would take a write to a saved tensor for a fault.
@@ -189,12 +193,11 @@ def linear_fwd(
     activation: str,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return out, and z and u if `keep`; the arguments are those of `linear`, checked."""
-    out, z, u = product(
-        as_rows_2d(x), weight.T, bias, up=up if up is None else up.T, up_bias=up_bias,
-        activation=activation, keep=keep,
+    """Return out `[M, N]`, and z and u if `keep`; the arguments are those of `linear`, checked."""
+    return product_of_fitting(
+        as_rows_2d(x), weight.T, bias, None, up if up is None else up.T, up_bias, None, None,
+        activation, 1.0, x.dtype, None, keep, None,
     )  # fmt: skip
-    return out.view(*x.shape[:-1], weight.shape[0]), z, u
 
 
 def linear_grad_fwd(

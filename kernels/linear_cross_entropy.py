@@ -149,9 +149,7 @@ def linear_cross_entropy(
     bias = bias if bias is None else as_read(bias).contiguous()
     if not needs_grad(x, weight, bias):
         factors = _cast(compute, x, weight, bias)
-        loss, *_, penalty = linear_cross_entropy_fwd(
-            *factors, targets, *options, (False,) * 3, False
-        )
+        loss, *_, penalty = _forward(*factors, targets, *options, [False] * 3, False)
         result = shared.with_penalty(loss, penalty)
     elif reduction == "none":
         result = _LinearCrossEntropyOfRows.apply(x, weight, bias, targets, compute, *options)
@@ -179,7 +177,7 @@ def _cast(dtype, *tensors):
 
 def _wanted(x, weight, bias):
     """Return whether the gradients of the three are wanted, and that of the weight in float32."""
-    wanted = x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad
+    wanted = [x.requires_grad, weight.requires_grad, bias is not None and bias.requires_grad]
     return wanted, weight.dtype == torch.float32
 
 
@@ -189,7 +187,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted = _wanted(x, weight, bias)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, weight, bias)]
         factors = _cast(compute, x, weight, bias)
-        loss, *sums, penalty = linear_cross_entropy_fwd(*factors, targets, *options, *wanted)
+        loss, *sums, penalty = _forward(*factors, targets, *options, *wanted)
         # Autograd checks the saved loss in the place of the inputs, which are not saved.
         ctx.save_for_backward(*sums, loss)
         ctx.unseen = shared.alone()
@@ -214,9 +212,7 @@ class _LinearCrossEntropyOfRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, targets, compute, *options):
         factors = _cast(compute, x, weight, bias)
-        loss, *_, penalty = linear_cross_entropy_fwd(
-            *factors, targets, *options, (False,) * 3, False
-        )
+        loss, *_, penalty = _forward(*factors, targets, *options, [False] * 3, False)
         ctx.save_for_backward(x, weight, bias, targets)
         ctx.compute, ctx.options = compute, options[:4]
         if penalty is not None:
@@ -228,9 +224,31 @@ class _LinearCrossEntropyOfRows(torch.autograd.Function):
     def backward(ctx, dlosses, _=None):
         *given, targets = ctx.saved_tensors
         factors, wanted = _cast(ctx.compute, *given), _wanted(*given)
-        sums = linear_cross_entropy_bwd(dlosses, *factors, targets, *ctx.options, *wanted)
+        sums = _backward(dlosses, *factors, targets, *ctx.options, *wanted)
         gradients = (d if d is None else d.to(x.dtype) for d, x in zip(sums, given, strict=True))
         return (*gradients, *(None,) * 9)
+
+
+def _forward(*arguments):
+    """Return what `linear_cross_entropy_fwd` returns, in a traced graph by way of one operation."""
+    if not torch.compiler.is_compiling():
+        return linear_cross_entropy_fwd(*arguments)
+    x, *_, reduction, _, wants_penalty, wanted, _ = arguments
+    later = any(wanted) and shared.defers_mean(x.dtype, reduction)
+    return _spread(_traced_forward(*arguments), (True, *wanted, later, wants_penalty))
+
+
+def _backward(*arguments):
+    """Return what `linear_cross_entropy_bwd` returns, in a traced graph by way of one operation."""
+    if not torch.compiler.is_compiling():
+        return linear_cross_entropy_bwd(*arguments)
+    return _spread(_traced_backward(*arguments), arguments[-2])
+
+
+def _spread(found, present):
+    """Return the tensors where there is one, and None elsewhere."""
+    left = iter(found)
+    return tuple(next(left) if there else None for there in present)
 
 
 def linear_cross_entropy_fwd(
@@ -245,7 +263,7 @@ def linear_cross_entropy_fwd(
     reduction: str,
     dtype: torch.dtype,
     wants_penalty: bool,
-    wanted: tuple[bool, bool, bool],
+    wanted: list[bool],
     wide: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the loss, the gradients of x, weight and bias, a count or None, and the z-loss.
@@ -284,7 +302,7 @@ def linear_cross_entropy_bwd(
     smoothing: float,
     z_loss: float,
     softcap: float,
-    wanted: tuple[bool, bool, bool],
+    wanted: list[bool],
     wide: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of x, weight and bias for those of the losses of rows, dlosses: [M].
@@ -312,9 +330,8 @@ def _in_chunks(
     dw = (torch.empty if m else torch.zeros)((v, h), **sums) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
     step = _rows_of_chunk(m, v * x.element_size())
-    # Rows begin at whole lines of memory. Products of others are slow, or are copied. No traced
-    # graph writes to rows that lie apart.
-    line = 1 if torch.compiler.is_compiling() else LINE_BYTES // x.element_size()
+    # Rows begin at whole lines of memory. Products of others are slow, or are copied.
+    line = LINE_BYTES // x.element_size()
     buffer = torch.empty((min(step, m), -(-v // line) * line), **kind)
     for first in range(0, m, step):
         rows = slice(first, first + step)
@@ -420,13 +437,8 @@ def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bo
 
 
 def _multiplies(a: torch.Tensor) -> bool:
-    """Return whether products of a are those of `matmul`: of 16 bits, on Hopper, and not traced."""
-    return (
-        a.is_cuda
-        and a.element_size() == 2
-        and not torch.compiler.is_compiling()
-        and is_hopper(a.device)
-    )
+    """Return whether products of a are those of `matmul`: of 16 bits, on Hopper."""
+    return a.is_cuda and a.element_size() == 2 and is_hopper(a.device)
 
 
 # Findings of trials, by device and dtype.
@@ -435,7 +447,7 @@ _WIDE: dict[tuple[torch.device, torch.dtype], bool] = {}
 
 def _multiplies_wide(a: torch.Tensor) -> bool:
     """Return whether PyTorch writes products of a in float32. If no trial may run now, it is no."""
-    if torch.compiler.is_compiling() or not a.is_cuda:
+    if not a.is_cuda:
         return False
     key = a.device, a.dtype
     # A captured graph may not wait for the result of a trial.
@@ -526,3 +538,73 @@ TILES, HOPPER_TILES = tiled.TILES, tiled.HOPPER_TILES
 linear_cross_entropy_fwd = guarded(linear_cross_entropy_fwd)
 linear_cross_entropy_bwd = guarded(linear_cross_entropy_bwd)
 _finish = cached_launch(_finish)
+
+
+# Kernels and products write the same buffer by many views, which no tracer follows well.
+@torch.library.custom_op("tilewright::linear_cross_entropy", mutates_args=())
+def _traced_forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    softcap: float,
+    reduction: str,
+    dtype: torch.dtype,
+    wants_penalty: bool,
+    wanted: list[bool],
+    wide: bool,
+) -> list[torch.Tensor]:
+    found = linear_cross_entropy_fwd(
+        x, weight, bias, targets, ignore_index, smoothing, z_loss, softcap, reduction, dtype,
+        wants_penalty, wanted, wide,
+    )  # fmt: skip
+    return [each for each in found if each is not None]
+
+
+@_traced_forward.register_fake
+def _(x, weight, bias, targets, *numbers):
+    reduction, dtype, wants_penalty, wanted, wide = numbers[4:]
+    losses = x.new_empty(targets.shape if reduction == "none" else (), dtype=dtype)
+    later = any(wanted) and shared.defers_mean(x.dtype, reduction)
+    made = [losses, *_gradients_like(x, weight, wanted, wide or later)]
+    made += [x.new_empty((), dtype=torch.float32)] * later
+    return made + ([torch.empty_like(losses)] if wants_penalty else [])
+
+
+@torch.library.custom_op("tilewright::linear_cross_entropy_backward", mutates_args=())
+def _traced_backward(
+    dlosses: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    ignore_index: int,
+    smoothing: float,
+    z_loss: float,
+    softcap: float,
+    wanted: list[bool],
+    wide: bool,
+) -> list[torch.Tensor]:
+    found = linear_cross_entropy_bwd(
+        dlosses, x, weight, bias, targets, ignore_index, smoothing, z_loss, softcap, wanted, wide
+    )
+    return [each for each in found if each is not None]
+
+
+@_traced_backward.register_fake
+def _(dlosses, x, weight, bias, targets, *numbers):
+    return _gradients_like(x, weight, *numbers[-2:])
+
+
+def _gradients_like(x, weight, wanted, wide):
+    """Return tensors as the gradients that are wanted, of x, weight and bias; wide: of float32."""
+    dtype = torch.float32 if wide else x.dtype
+    made = (
+        x.new_empty(x.shape),
+        x.new_empty(weight.shape, dtype=dtype),
+        x.new_empty(weight.shape[:1], dtype=torch.float32),
+    )
+    return [each for each, there in zip(made, wanted, strict=True) if there]

@@ -213,16 +213,15 @@ def _rotate(
         if k is not None:
             k_out = torch.empty_like(k, memory_format=torch.contiguous_format)
     results = q_out, k_out
-    if k is None:
-        # No program takes a head of these, because there are none.
-        k, k_out, heads = q, q_out, 0
-    else:
-        heads = k.shape[2]
     b, s, h, d = q.shape
+    heads = 0 if k is None else k.shape[2]
     if b * s * (h + heads) == 0:
         return results
     q = q if q.stride(3) == 1 else q.contiguous()
-    k = k if k.stride(3) == 1 else k.contiguous()
+    stride_kb = stride_ks = stride_kh = 0
+    if k is not None:
+        k = k if k.stride(3) == 1 else k.contiguous()
+        stride_kb, stride_ks, stride_kh, _ = k.stride()
     r, rows = cos.shape[-1], cos if positions is None else positions
     config = TILES.pick(
         q.device, heads=max(h, heads), r=r, itemsize=q.element_size(), interleaved=interleaved
@@ -230,7 +229,6 @@ def _rotate(
     block = config["BLOCK_H"]
     groups = (h + block - 1) // block + (heads + block - 1) // block
     stride_qb, stride_qs, stride_qh, _ = q.stride()
-    stride_kb, stride_ks, stride_kh, _ = k.stride()
     _rotary_kernel[(b * s * groups,)](
         q_ptr=q, k_ptr=k,
         cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(),
@@ -256,9 +254,9 @@ def _rotary_kernel(
 
     Grid: B * S * (cdiv(H, BLOCK_H) + cdiv(K, BLOCK_H)). A program owns BLOCK_H heads of q, or of k,
     at one token. It reads the heads and the R cosines and sines of their position, and writes the
-    heads. H, K: heads of q and k. D: entries of a head. R: pairs of a head, 0 < 2R <= D.
-    INTERLEAVED: pairs are neighbours. INVERSE: rotate by the opposite angles. BLOCK_H: a power of
-    two.
+    heads. H, K: heads of q and k; if K is 0, k_ptr and k_out_ptr are None. D: entries of a head. R:
+    pairs of a head, 0 < 2R <= D. INTERLEAVED: pairs are neighbours. INVERSE: rotate by the opposite
+    angles. BLOCK_H: a power of two.
 
     cos and sin have a row for each place [S, R], or PER_TOKEN [B * S, R]. Unless positions_ptr is
     None, they are [L, R], and positions, [S] or PER_TOKEN [B * S], has the row of each token; a row
@@ -278,16 +276,16 @@ def _rotary_kernel(
         row = tl.where(exists, row, 0)
     cos_ptr += row * R
     sin_ptr += row * R
-    if group < GROUPS_Q:
-        _turn_heads(
-            q_ptr + b * stride_qb + s * stride_qs, q_out_ptr + token * (H * D), cos_ptr, sin_ptr,
-            exists, stride_qh, group * BLOCK_H, H, D, R, INTERLEAVED, INVERSE, INPLACE, BLOCK_H,
-        )  # fmt: skip
-    else:
+    if K > 0 and group >= GROUPS_Q:
         _turn_heads(
             k_ptr + b * stride_kb + s * stride_ks, k_out_ptr + token * (K * D), cos_ptr, sin_ptr,
             exists, stride_kh, (group - GROUPS_Q) * BLOCK_H, K, D, R,
             INTERLEAVED, INVERSE, INPLACE, BLOCK_H,
+        )  # fmt: skip
+    else:
+        _turn_heads(
+            q_ptr + b * stride_qb + s * stride_qs, q_out_ptr + token * (H * D), cos_ptr, sin_ptr,
+            exists, stride_qh, group * BLOCK_H, H, D, R, INTERLEAVED, INVERSE, INPLACE, BLOCK_H,
         )  # fmt: skip
 
 

@@ -46,6 +46,8 @@ class Tensor:
       drawn once for all tables of a cell.
     - finish: (case, values) -> the values that the tensor takes in place of those drawn, such as
       their magnitudes.
+    - narrow: the oracle gets it in its own dtype, and widens the parts that it reads. A large tensor
+      needs no copy in float64 then.
     """
 
     shape: str
@@ -62,6 +64,7 @@ class Tensor:
     scale: "float | Callable[[Case], float]" = 1.0
     table: "Callable[[Case, int], object] | None" = None
     finish: "Callable[[Case, object], object] | None" = None
+    narrow: bool = False
 
     def letters(self, sizes: Mapping[str, int]) -> list[str]:
         """Return the letters of its sizes in a case with these sizes; KeyError if it lacks one."""

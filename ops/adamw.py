@@ -68,7 +68,8 @@ def _in_lists(function):
 
 def _joined(result, lists, vectors):
     for name, parts in lists.items():
-        if result is parts:
+        # A traced graph compares tensors, and no lists.
+        if isinstance(result, list) and result[0] is parts[0]:
             return vectors[name]
     return torch.cat(result) if isinstance(result, list) else result
 

@@ -95,10 +95,7 @@ class Problem:
         """The distance by which the oracle moves if each input is rounded in float32, by result."""
         worst = {}
         for draw in range(ROUNDINGS):
-            moved = {
-                name: None if t is None else _rounded(t, self.seed + draw)
-                for name, t in self.tensors.items()
-            }
+            moved = _changed(self.op, self.tensors, lambda t, draw=draw: _rounded(t, self.seed + draw))
             seeds = _each(self.seeds, lambda t, draw=draw: _rounded(t, self.seed + draw))
             for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
                 found = tolerance.distance(tensor, self.oracle[name], self.scale)
@@ -116,7 +113,7 @@ class Problem:
                 for name, t in self.tensors.items()
             }
             seeds = _each(self.seeds, lambda t, draw=draw: _neighbour(t, self.seed + draw))
-            wide = {name: None if t is None else _wide(t) for name, t in beside.items()}
+            wide = _changed(self.op, beside, _wide)
             oracle = run(self.op, self.op.reference, self.case, wide, _each(seeds, _wide))
             for name, tensor in run(self.op, self.rival, self.case, beside, seeds).items():
                 found = tolerance.distance(tensor, oracle[name], self.scale)
@@ -156,7 +153,7 @@ def problem(
         name: bands.copy(t) if t is not None and t.numel() else t
         for name, t in inputs.make(op, case, dtype, seed, device).items()
     }
-    wide = {name: None if t is None else _wide(t) for name, t in tensors.items()}
+    wide = _changed(op, tensors, _wide)
     oracle = run(op, op.reference, case, wide, _each(seeds, _wide))
     del wide
     if spare:
@@ -194,6 +191,15 @@ def problem(
         scale,
         rival,
     )
+
+
+def _changed(
+    op: Op, tensors: Mapping[str, torch.Tensor | None], change: Callable
+) -> dict[str, torch.Tensor | None]:
+    """Return inputs of the oracle, each changed; one that it takes as it is stays."""
+    return {
+        name: t if t is None or op.inputs[name].narrow else change(t) for name, t in tensors.items()
+    }
 
 
 def _each(tensors: Sequence[torch.Tensor] | None, change: Callable) -> list | None:

@@ -158,10 +158,9 @@ HOPPER_TILES = Configs(
 def suited(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return whether `write_losses` can take x [M, H] and weight [V, H], and fills the device.
 
-    Items have two bytes, TMA can read both tensors, and there is a tile for each multiprocessor. A
-    traced graph has no addresses, so the answer there is False.
+    Items have two bytes, TMA can read both tensors, and there is a tile for each multiprocessor.
     """
-    if torch.compiler.is_compiling() or not (tma_compatible(x) and tma_compatible(weight)):
+    if not (tma_compatible(x) and tma_compatible(weight)):
         return False
     (m, h), v, itemsize = x.shape, weight.shape[0], x.element_size()
     config = TILES.pick(x.device, v=v, h=h)

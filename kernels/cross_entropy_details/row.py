@@ -479,9 +479,11 @@ def _scale_kernel(
     """out = x * factor, over n_valid if there is one.
 
     Grid: one program for `length` elements of x, N in all. A factor per row has a program per row
-    and `length` = V; a scalar has stride_factor 0. IN_PLACE: out is x, and a factor of one reads
-    and writes nothing. BLOCK_N: elements a step, a power of two.
+    and `length` = V; a scalar has stride_factor 0. IN_PLACE: x lies in out, x_ptr is None, and a
+    factor of one reads and writes nothing. BLOCK_N: elements a step, a power of two.
     """
+    if IN_PLACE:
+        x_ptr = out_ptr
     program = tl.program_id(0).to(tl.int64)
     factor = tl.load(factor_ptr + program * stride_factor).to(tl.float32)
     if n_valid_ptr is not None:
@@ -676,7 +678,7 @@ def _scaled(
             length = -(-n // (SCALERS * sm_count(x.device) * SCALED)) * SCALED
             rows = -(-n // length)
         _scale_kernel[(rows,)](
-            x_ptr=x, out_ptr=out, factor_ptr=factor,
+            x_ptr=x if again else None, out_ptr=out, factor_ptr=factor,
             stride_factor=factor.stride(0) if factor.dim() else 0, n_valid_ptr=count, N=n,
             length=length, IN_PLACE=not again, BLOCK_N=SCALED, num_warps=8,
         )  # fmt: skip

@@ -37,9 +37,13 @@ def first_moment() -> Tensor:
     """
     b1, _ = BETAS
     short = ((1 - b1) / (1 + b1)) ** 0.5
-    return Finished("N", grad=False, finish=lambda case, x: x.mul_(short * case["N"] ** -0.5))
+    return _moment(lambda case, x: x.mul_(short * case["N"] ** -0.5))
 
 
 def second_moment() -> Tensor:
     """A mean of squares of such gradients, never zero."""
-    return Finished("N", grad=False, finish=lambda case, x: x.square_().add_(1).div_(2 * case["N"]))
+    return _moment(lambda case, x: x.square_().add_(1).div_(2 * case["N"]))
+
+
+def _moment(finish: Callable[[Case, torch.Tensor], torch.Tensor]) -> Tensor:
+    return Finished("N", grad=False, narrow=True, finish=finish)

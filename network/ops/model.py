@@ -54,12 +54,12 @@ def model_train_step_reference(ids, targets, weights, m, v, preset_name):
     scale = torch.clamp(CLIP / (norm + 1e-6), max=1.0)
     b1, b2 = BETAS
     # Made after the backward pass, whose inner results need the memory.
-    new, first = weights.clone(), m.clone()
+    new, first = weights.clone(), m.to(weights.dtype, copy=True)
     olds, means, squares = (views(model, each) for each in (new, first, v))
     for old, mean, square, gradient in zip(olds, means, squares, gradients, strict=True):
         g = gradient.mul_(scale)
         mean.mul_(b1).add_((1 - b1) * g)
-        second = b2 * square + (1 - b2) * g * g
+        second = b2 * square.to(g.dtype) + (1 - b2) * g * g
         if old.dim() > 1:
             old.mul_(1 - RATE * DECAY)
         step = (mean / (1 - b1**STEP)) / ((second / (1 - b2**STEP)).sqrt() + EPS)

@@ -103,3 +103,23 @@ def test_the_sensitivity_is_of_the_oracle_in_float64():
     for found in problem.sensitivity.values():
         assert half / 4 < found.max <= half * (1 + 1e-6)
     assert seen == [torch.float64] * oracle.ROUNDINGS
+
+
+def test_an_oracle_gets_a_narrow_tensor_as_it_is_and_others_in_float64():
+    seen = []
+
+    def reference(x, m):
+        seen.append((x.dtype, m.dtype))
+        return x + m.to(x.dtype)
+
+    inputs = {"x": Tensor("N"), "m": Tensor("N", grad=False, narrow=True)}
+    op = Op("sum", reference, inputs, no_cost, edge=(), sweep=())
+    problem = oracle.problem(op, make_case(N=40), "bfloat16", 0, "cpu", torch.add)
+    wide = torch.float64, torch.bfloat16
+    assert wide in seen
+    x, m = (problem.tensors[name].double() for name in ("x", "m"))
+    assert torch.equal(problem.oracle["out"], x + m)
+    for nearby in ("sensitivity", "eager_worst_nearby"):
+        seen.clear()
+        getattr(problem, nearby)
+        assert set(seen) == {wide}
