@@ -43,6 +43,8 @@ from harness.study import placement
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
+# Processes that compile kernels of ours at a time.
+COMPILERS = 8
 # As `harness.results.manifest` has it, which reads more than file names.
 MANIFEST = "manifest.json"
 # How each mode of `tuning` tells the kernels, which know nothing of a configuration.
@@ -270,6 +272,13 @@ class Study:
         limits = self.config["verify"] if wildcards.impl != OURS else {}
         given = {key: value for key, value in limits.items() if value is not None}
         return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
+
+    def verify_threads(self, wildcards) -> int:
+        """How many processes verify an implementation: several, if our kernels are compiled for a
+        GPU in each. Whole networks do not fit in its memory side by side.
+        """
+        compiles = self.measures and wildcards.impl == OURS and wildcards.op not in self.networks
+        return COMPILERS if compiles else 1
 
     def verify_priority(self, wildcards) -> float:
         """Which verifications begin first: of the recorded run the share that ran out of time.

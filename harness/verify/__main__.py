@@ -15,9 +15,11 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +31,8 @@ from harness.project import fingerprint, libraries, source_tree
 from harness.project.implementations import is_ours
 from harness.results import choices, severity, withdrawn
 from harness.verify import ledger
-from harness.verify.messages import CheckUnit, ChooseUnits
-from harness.workers.messages import Answer, Failure, Request
+from harness.verify.messages import CheckUnit, ChooseUnits, Chosen
+from harness.workers.messages import Answer, Failure, Hello, Request
 from harness.workers.pool import POOL_DIED, START_S, WorkerHandle
 from ops._spec import DTYPES, PASSES
 
@@ -109,20 +111,75 @@ def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None
     yield
 
 
+class _Queue:
+    """The units that are still to run, handed out one by one, and the cells of the others.
+
+    - units: the cells by number of the unit.
+    - spent_s: the seconds by class of cell; see `_class`.
+    """
+
+    def __init__(self, units: dict[int, list]):
+        self.units, self.spent_s = units, Counter()
+        self._taken, self._lock, self._closed = set(units), threading.Lock(), False
+
+    def take(self, plan: Chosen) -> int | None:
+        """Return the number of the next unit, None if there is none."""
+        with self._lock:
+            left = (n for n in range(len(plan.units)) if n not in self._taken)
+            number = None if self._closed else next(left, None)
+            self._taken.add(number)
+            return number
+
+    def spend(self, name: str, seconds: float) -> None:
+        """Count the seconds of a unit to its class of cells."""
+        with self._lock:
+            self.spent_s[name] += seconds
+
+    def close(self) -> None:
+        """Hand out no more."""
+        self._closed = True
+
+
 def _run(
     arguments: argparse.Namespace, mode: str, units: dict[int, list], spare: bool
 ) -> tuple[dict, dict]:
-    """Add the cells of each missing unit, in a new process after each that is lost.
+    """Add the cells of each missing unit; return the facts of the whole report, and all cells.
 
-    Returns the facts that hold for the whole report, and the cells by number of the unit.
+    `--jobs` processes work at a time, unless memory is to be spared.
+    """
+    queue = _Queue(units)
+
+    def lane(finish: Callable | None = None) -> dict | None:
+        try:
+            return _lane(arguments, mode, spare, queue, finish)
+        except BaseException:
+            queue.close()
+            raise
+
+    with futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
+        others = [pool.submit(lane) for _ in range(1, 1 if spare else arguments.jobs)]
+        facts = lane(lambda *last: _facts(queue, others, *last))
+    return facts, queue.units if "ledger" in facts else {}
+
+
+def _lane(
+    arguments: argparse.Namespace,
+    mode: str,
+    spare: bool,
+    queue: _Queue,
+    finish: Callable | None = None,
+) -> dict | None:
+    """Run units of a queue, in a new process after each that is lost.
+
+    Returns what `finish` says at the end, with the last process; or, of an absent library, the
+    facts of its report.
     """
     name, limit_s = f"verify {arguments.op} {arguments.impl}", arguments.cell_timeout_s
-    spent_s = Counter()
     while True:
         with _worker(arguments) as worker:
             hello = worker.answer(START_S)
             if isinstance(hello, Failure) and (found := _absent(hello, worker, arguments.impl)):
-                return found, {}
+                return found
             plan = hello
             if not isinstance(hello, Failure):
                 plan = _ask(worker, limit_s, _chosen(arguments, mode, spare))
@@ -130,31 +187,41 @@ def _run(
                 if plan.status != "unsupported":
                     print(worker.log_tail(), file=sys.stderr)
                 raise UserError(f"{name}: {plan.reason}")
-            for number, blanks in enumerate(plan.units):
-                if number in units:
-                    continue
-                if late := _late(blanks, arguments, spent_s):
-                    units[number] = late
+            while (number := queue.take(plan)) is not None:
+                blanks = plan.units[number]
+                if late := _late(blanks, arguments, queue.spent_s):
+                    queue.units[number] = late
                     continue
                 began = time.monotonic()
                 answer = _ask(worker, limit_s, CheckUnit(number))
-                spent_s[_class(blanks[0])] += time.monotonic() - began
+                queue.spend(_class(blanks[0]), time.monotonic() - began)
                 if isinstance(answer, Failure):
                     if answer.status == "unsupported":
                         raise UserError(f"{name}: {answer.reason}")
                     lost = {"status": answer.status, "reason": answer.reason}
-                    units[number] = [blank | lost for blank in blanks]
+                    queue.units[number] = [blank | lost for blank in blanks]
                 else:
-                    units[number] = answer.cells
-                if any(cell["status"] == "crashed" for cell in units[number]):
+                    queue.units[number] = answer.cells
+                if any(cell["status"] == "crashed" for cell in queue.units[number]):
                     print(worker.log_tail(), file=sys.stderr)
                 if isinstance(answer, Failure) or not answer.alive:
                     break
             else:
-                facts = {"impl_version": hello.impl_version, "device": plan.device}
-                facts["spent_s"] = {name: round(s, 1) for name, s in spent_s.items()}
-                ask = partial(_ask, worker, limit_s)
-                return facts | {"ledger": ledger.take(units, plan.declared, ask)}, units
+                return finish and finish(hello, plan, partial(_ask, worker, limit_s))
+
+
+def _facts(
+    queue: _Queue, others: Iterable[futures.Future], hello: Hello, plan: Chosen, ask: Callable
+) -> dict:
+    """Return the facts of a report as soon as the other lanes are done; ask: of the last process.
+
+    Raises UserError if one of them has failed.
+    """
+    for other in others:
+        other.result()
+    spent_s = {name: round(s, 1) for name, s in queue.spent_s.items()}
+    facts = {"impl_version": hello.impl_version, "device": plan.device, "spent_s": spent_s}
+    return facts | {"ledger": ledger.take(queue.units, plan.declared, ask)}
 
 
 def _absent(failure: Failure, worker: WorkerHandle, impl: str) -> dict[str, str]:
@@ -257,6 +324,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--passes", nargs="+", default=list(PASSES))
     parser.add_argument("--max-cases", type=int, help="so many of each kind of case")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that verify at a time")
     parser.add_argument(
         "--drawn", type=Path, help="file of harness.calls.drawn; on a GPU its shapes too"
     )

@@ -95,8 +95,8 @@ class Problem:
         """The distance by which the oracle moves if each input is rounded in float32, by result."""
         worst = {}
         for draw in range(ROUNDINGS):
-            moved = _changed(self.op, self.tensors, lambda t, draw=draw: _rounded(t, self.seed + draw))
-            seeds = _each(self.seeds, lambda t, draw=draw: _rounded(t, self.seed + draw))
+            rounded = functools.partial(_rounded, seed=self.seed + draw)
+            moved, seeds = _changed(self.op, self.tensors, rounded), _each(self.seeds, rounded)
             for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
                 found = tolerance.distance(tensor, self.oracle[name], self.scale)
                 worst[name] = tolerance.elementwise_max(worst.get(name, found), found)

@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,7 @@ ANSWER_S = 10.0
 PAUSE_S = 0.002
 
 _servers: dict[str, "Forkserver"] = {}
+_starting = threading.Lock()
 
 
 class Forkserver:
@@ -44,6 +46,8 @@ class Forkserver:
             self._process = subprocess.Popen(call, cwd=ROOT, stdin=theirs, start_new_session=True)
         self._control.settimeout(ANSWER_S)
         self.pid = self._process.pid
+        # Workers may belong to several threads, and an answer to the one that asked.
+        self._asking = threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -62,21 +66,23 @@ class Forkserver:
         reap: free its number, which stands for it and its group until then.
         """
         question = {"pid": pid, "limit_s": limit_s, "reap": reap}
-        self._control.settimeout(limit_s + ANSWER_S)
-        self._control.send(json.dumps(question).encode())
-        while answer := self._control.recv(2**10):
-            # An answer that came too late for its question is passed over.
-            if (said := json.loads(answer))["pid"] == pid:
-                return said["code"]
+        with self._asking:
+            self._control.settimeout(limit_s + ANSWER_S)
+            self._control.send(json.dumps(question).encode())
+            while answer := self._control.recv(2**10):
+                # An answer that came too late for its question is passed over.
+                if (said := json.loads(answer))["pid"] == pid:
+                    return said["code"]
         raise ConnectionResetError("the forkserver is gone")
 
 
 def current() -> Forkserver:
     """Return the server for the present environment; start one if there is none or it is dead."""
     early = os.environ.get(EARLY, "")
-    if early not in _servers or not _servers[early].alive:
-        _servers[early] = Forkserver()
-    return _servers[early]
+    with _starting:
+        if early not in _servers or not _servers[early].alive:
+            _servers[early] = Forkserver()
+        return _servers[early]
 
 
 def servers() -> list[Forkserver]:

@@ -7,8 +7,10 @@ import dataclasses
 import itertools
 import os
 import re
+import threading
 import time
 import types
+from concurrent import futures
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from harness import files
 from harness.calls.cell import sweep
+from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
 from harness.measure.gate import Gate
@@ -26,7 +29,7 @@ from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
 from harness.verify import worker
 from harness.verify.messages import ChooseUnits, Chosen, UnitChecked
-from harness.workers.messages import Hello
+from harness.workers.messages import Failure, Hello
 from ops._spec import PASSES, Cost, Tensor, make_case
 from tests.support.measuring import ENVIRONMENT, OP, FakeMonitor, plan
 from tests.support.verifying import KERNELS, OPS, verify
@@ -79,6 +82,58 @@ def test_a_baseline_may_die_refuse_or_run_out_of_memory(tree):
     ]
     assert (report["status"], report["mode"]) == ("crashed", "cpu")
     assert report["impl_version"]
+
+
+def test_several_processes_find_what_one_does(tree):
+    one, three = (
+        verify(tree, "double", "picky", "--seed", "5", *more) for more in ((), ("--jobs", "3"))
+    )
+    for done, report in (one, three):
+        assert done.returncode == 0, done.stderr
+        report.pop("spent_s")
+    assert three[1] == one[1] and len(one[1]["cells"]) == 4
+
+
+def test_units_are_handed_out_once_and_no_more_after_the_end():
+    queue, plan = verification._Queue({1: ["done"]}), Chosen("cpu", [[], [], [], []], {})
+    with futures.ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda _: queue.take(plan), range(4)))
+    assert sorted(taken, key=str) == [0, 2, 3, None]
+    late = verification._Queue({})
+    late.close()
+    assert late.take(plan) is None
+
+
+def test_a_fault_in_one_lane_ends_all(monkeypatch, tree):
+    units = [[{"kind": "edge", "hostile": False}]] * 50
+    ran, both = [], threading.Barrier(2)
+
+    class Worker:
+        def answer(self, limit_s):
+            return Hello("1")
+
+        def log_tail(self):
+            return ""
+
+    def ask(worker, limit_s, request):
+        if isinstance(request, ChooseUnits):
+            both.wait(60)
+            return Chosen("a GPU", units, {})
+        ran.append(request.unit)
+        if len(ran) == 1:
+            return Failure("unsupported", "no")
+        time.sleep(0.01)
+        return UnitChecked([{"status": "ok"}], True)
+
+    monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(Worker()))
+    monkeypatch.setattr(verification, "_ask", ask)
+    arguments = argparse.Namespace(
+        op="double", impl="ours", cell_timeout_s=60.0, edge_only=False, dtypes=["float32"],
+        passes=["forward"], max_cases=None, drawn=None, jobs=2, ordinary_s=None,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="double ours: no"):
+        verification._run(arguments, "gpu", {}, spare=False)
+    assert len(ran) < 10
 
 
 def test_a_seed_is_fresh_each_time_and_can_be_repeated(tree):
@@ -177,7 +232,7 @@ def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
     arguments = argparse.Namespace(
         op="double", impl="slow", hostile_s=5.0, sweep_s=None, cell_timeout_s=60.0,
-        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, drawn=None,
+        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, drawn=None, jobs=1,
     )  # fmt: skip
 
     def run():

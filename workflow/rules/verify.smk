@@ -9,6 +9,7 @@ rule verify:
     log:
         "<log>/verify/{op}/{impl}.log",
     priority: study.verify_priority
+    threads: study.verify_threads
     params:
         seed=config["seed"],
         dtypes=config["dtypes"],
@@ -26,7 +27,8 @@ rule verify:
     shell:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
         " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
-        " {params.budget} {params.choices} {params.drawing} --out {output} > {log} 2>&1"
+        " {params.budget} {params.choices} {params.drawing} --jobs {threads} --out {output}"
+        " > {log} 2>&1"
 
 
 rule verified:
