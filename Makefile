@@ -90,7 +90,7 @@ tuned: $(READY)
 	$(BIN)/python -m harness.tune.merge --run results/study --into kernels/tuned
 
 capabilities: $(READY)
-	$(BIN)/python -m harness.summarize.capabilities --recorded results/recorded/h200 --out docs/capabilities.md
+	$(BIN)/python -m harness.summarize.capabilities --recorded results/recorded/hopper --out docs/capabilities.md
 
 headline:
 	cp results/study/figures/headline.svg docs/

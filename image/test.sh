@@ -122,7 +122,7 @@ grep -q "Nothing to be done" "$STORE/second.log"
 
 say "compare"
 code=0
-image "$TAG" compare results/recorded/h200 results/smoke >"$STORE/compare.log" || code=$?
+image "$TAG" compare results/recorded/hopper results/smoke >"$STORE/compare.log" || code=$?
 tail -3 "$STORE/compare.log"
 case $code in 0 | 3) ;; *) exit 1 ;; esac
 

@@ -45,8 +45,10 @@ def block(folder) -> str:
         f"without {_listed(far.index)}, of these the furthest ahead": rest,
         "training: both passes in one call, in none of the above": training,
     }
+    models = dict.fromkeys(_data.read(folder, "runs")["gpu"].dropna())
     lines = [
-        "Time of the fastest baseline of each cell over the time of ours, on the recorded H200:",
+        "Time of the fastest baseline of each cell over the time of ours, as recorded on "
+        f"{_listed(models)}:",
         "",
         "| cells | number | geometric mean | median |",
         "| --- | --: | --: | --: |",

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # A time below this share of the floor is impossible. The floor is uncertain because the ceiling of
-# a dtype is the rate of one large product at one moment's clock. On the recorded H200 the float32
-# products of ours take 0.91 of the floor (`raw/matmul.csv`, M4096-N4096-K4096), other calls more.
+# a dtype is the rate of one large product at one moment's clock.
 FASTEST = 0.8
+# Tensor cores multiply in float32's accuracy as three products of TF32 (Ootomo and Yokota, 2022),
+# which has half the rate of bfloat16. Fewer products are less accurate.
+BFLOAT16_FOR_FLOAT32 = 6
 # Bytes that a call writes may still lie in the L2 when its time ends. In a call of both passes, the
 # backward pass may find in the L2 bytes that the forward pass has read. A row of a run does not
 # tell the size of the L2, and no GPU of this project has more than this.
@@ -41,10 +43,17 @@ def floor_us(work: Work, ceilings: Mapping[str, float], cached: int = 0) -> tupl
         read = max(0.0, work.bytes_read - (cached if work.pass_ == "both" else 0))
         memory = read / ceilings["read"] + written / ceilings["write"]
     if work.dtype in ceilings:
-        compute = work.flops / ceilings[work.dtype]
+        compute = work.flops / _rate(work.dtype, ceilings)
     # Bytes over GB/s are ns; FLOPs over TFLOP/s are ps.
     floor = max(memory / 1e3, compute / 1e6)
     return floor, ("compute" if compute / 1e6 > memory / 1e3 else "memory") if floor else ""
+
+
+def _rate(dtype: str, ceilings: Mapping[str, float]) -> float:
+    """Return the TFLOP/s of products of a dtype by the fastest units that are accurate enough."""
+    if dtype != "float32":
+        return ceilings[dtype]
+    return max(ceilings[dtype], ceilings.get("bfloat16", 0.0) / BFLOAT16_FOR_FLOAT32)
 
 
 def impossible(time_us: float, work: Work, ceilings: Mapping[str, float]) -> str:

@@ -1,6 +1,6 @@
 """Copies the ops that a run measured, with their verification, to where git keeps them.
 
-`python -m harness.results.record --run results/study --into results/recorded/h200`; an op is
+`python -m harness.results.record --run results/study --into results/recorded/hopper`; an op is
 replaced whole: CSV, sidecar and reports of all its implementations come from one run. The
 sanitizer's report on a kernel file goes along, and so does what was seen within a training step.
 `manifest.json` holds the digest of each file; `--seal` writes it for what lies in a recorded

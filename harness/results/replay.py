@@ -1,6 +1,6 @@
 """Copies the recorded measurement of one op into a run, in place of measuring it.
 
-`python -m harness.results.replay --op softmax --recorded results/recorded/h200 --out
+`python -m harness.results.replay --op softmax --recorded results/recorded/hopper --out
 raw/softmax.csv`
 """
 

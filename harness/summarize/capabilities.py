@@ -1,6 +1,6 @@
 """Show the capabilities of each implementation, as verified: rows of CSV files, and of the docs.
 
-`python -m harness.summarize.capabilities --recorded results/recorded/h200 --out
+`python -m harness.summarize.capabilities --recorded results/recorded/hopper --out
 docs/capabilities.md` renews the page.
 """
 

@@ -73,7 +73,7 @@ def test_a_script_that_needs_a_gpu_says_so(path):
 def test_the_cells_of_a_finding_are_in_the_recorded_reports():
     """Each case that a page names was verified for a named implementation, in the named class."""
     verified: dict[str, set[str]] = {}
-    for report in reports.verified((ROOT / "results/recorded/h200/verify").iterdir()):
+    for report in reports.verified((ROOT / "results/recorded/hopper/verify").iterdir()):
         for cell in report["cells"]:
             verified.setdefault(cell["case"], set()).add(report["impl"])
     impls = set().union(*verified.values())
@@ -92,7 +92,7 @@ def test_the_cells_of_a_finding_are_in_the_recorded_reports():
 def test_every_ordinary_verdict_of_the_record_has_a_finding():
     """Each wrong ordinary result has a page that names the case and the implementation."""
     pages = [path.read_text(encoding="utf-8") for path in FINDINGS.glob("*.md")]
-    for report in reports.verified((ROOT / "results/recorded/h200/verify").iterdir()):
+    for report in reports.verified((ROOT / "results/recorded/hopper/verify").iterdir()):
         for cell in report["cells"]:
             if cell["status"] in ("inaccurate", "crashed", "hung") and not cell["hostile"]:
                 told = any(f"`{cell['case']}`" in page and report["impl"] in page for page in pages)

@@ -114,7 +114,7 @@ def test_the_commands_of_the_page_build_and_verify_a_kernel_that_was_added(squar
     # Without a GPU there is nothing to time, and no recorded run has the op.
     done = run(squared, *measured)
     assert done.returncode != 0
-    assert "tilewright: results/recorded/h200: has no times of square" in done.stderr
+    assert "tilewright: results/recorded/hopper: has no times of square" in done.stderr
     planned = run(squared, *measured, "measure=True", "run=plan", "-n")
     assert planned.returncode == 0, planned.stderr
     assert "Measure square" in planned.stdout + planned.stderr

@@ -31,8 +31,8 @@ def image():
 
 
 def furnished(folder):
-    (folder / "recorded/h200").mkdir(parents=True)
-    (folder / "recorded/h200/manifest.json").write_text("{}")
+    (folder / "recorded/hopper").mkdir(parents=True)
+    (folder / "recorded/hopper/manifest.json").write_text("{}")
     (folder / "results/study").mkdir(parents=True)
     (folder / "results/recorded").symlink_to("../recorded")
     (folder / "bin").mkdir()
@@ -130,7 +130,7 @@ def test_a_mount_on_results_does_not_hide_the_recorded_run(image):
     (image / "results").chmod(0o777)
     for _ in range(2):
         assert start(image).returncode == 0
-        assert (image / "results/recorded/h200/manifest.json").is_file()
+        assert (image / "results/recorded/hopper/manifest.json").is_file()
     assert (image / "results/.snakemake").is_dir()
 
 
@@ -163,7 +163,7 @@ def rules():
 
 
 def test_a_file_that_is_not_named_stays_outside():
-    for path in ("Snakefile", "kernels/softmax.py", "results/recorded/h200/raw/dot.csv"):
+    for path in ("Snakefile", "kernels/softmax.py", "results/recorded/hopper/raw/dot.csv"):
         assert (ROOT / path).exists() and not ignored(path, rules())
     for path in (".env", ".git/config", "secret.txt", "results/study/raw/dot.csv", ".venv/bin/x"):
         assert ignored(path, rules()), path

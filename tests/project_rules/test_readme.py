@@ -13,7 +13,7 @@ from harness.results import raw
 from harness.summarize import __main__ as summarize
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "results/recorded/h200"
+RECORDED = ROOT / "results/recorded/hopper"
 
 
 def edges(mermaid):

@@ -79,7 +79,7 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
     assert not any(
         message.startswith("Measure ") and "ceilings" not in message for message in found
     )
-    assert {f"Replay {op} from results/recorded/h200" for op in source_tree.every_op(ROOT)} <= found
+    assert {f"Replay {op} from results/recorded/hopper" for op in source_tree.every_op(ROOT)} <= found
 
 
 def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(tree):
@@ -105,17 +105,17 @@ def test_a_family_adds_its_own_jobs(finished):
 
 
 def test_a_family_adds_its_own_jobs_where_times_are_replayed(tree):
-    (tree / "results/recorded/h200/raw").mkdir()
-    (tree / "results/recorded/h200/raw/softmax.csv").touch()
+    (tree / "results/recorded/hopper/raw").mkdir()
+    (tree / "results/recorded/hopper/raw/softmax.csv").touch()
     before = jobs(tree, *REPLAY)
     assert {job for job in before if job.startswith("Replay")} == {
-        "Replay softmax from results/recorded/h200"
+        "Replay softmax from results/recorded/hopper"
     }
     add_shift(tree)
     # The new op has no record yet, and the others are shown without it.
     assert jobs(tree, *REPLAY) - before == {"Build shift", "Verify shift of ours"}
     named = jobs(tree, "--config", "measure=False", "ops=[shift]")
-    assert "Replay shift from results/recorded/h200" in named
+    assert "Replay shift from results/recorded/hopper" in named
 
 
 def test_a_baseline_file_adds_its_own_jobs_and_times_its_rivals_with_it(finished):
@@ -333,7 +333,7 @@ def study(folder, **changes):
         ({"run": "a\n"}, r"run: 'a\\n' does not fit"),
         ({"run": "x" * 300}, "run: 'x+' does not fit; expected a folder name of up to 100"),
         ({"recorded": "results/{x}"}, "recorded: 'results/{x}' does not fit; .* without braces"),
-        (REPLAYED | {"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .*/h200"),
+        (REPLAYED | {"recorded": "nowhere"}, "recorded: 'nowhere' is no recorded run, .*/hopper"),
         (REPLAYED | {"recorded": "config"}, "recorded: 'config' is no recorded run"),
         ({"verify": VERIFY | {"sweep_s": float("nan")}}, "verify.sweep_s: nan does not"),
         ({"verify": VERIFY | {"sweep_s": float("inf")}}, "verify.sweep_s: inf does not"),

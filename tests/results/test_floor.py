@@ -16,6 +16,14 @@ def test_the_floor_is_the_slower_of_traffic_and_arithmetic():
     assert floor_us(WORK, {"float32": 50.0}) == (pytest.approx(1000.0), "compute")
 
 
+def test_float32_may_be_three_products_of_tf32():
+    fast = {"float32": 50.0, "bfloat16": 600.0}
+    assert floor_us(WORK, fast) == (pytest.approx(500.0), "compute")
+    assert floor_us(WORK, fast | {"bfloat16": 240.0}) == (pytest.approx(1000.0), "compute")
+    half = dataclasses.replace(WORK, dtype="float16")
+    assert floor_us(half, fast | {"float16": 50.0}) == (pytest.approx(1000.0), "compute")
+
+
 @pytest.mark.parametrize("ceilings", [{}, {"read": 4000.0}, {"write": 2000.0}, {"float16": 50.0}])
 def test_without_its_ceilings_a_call_has_no_floor(ceilings):
     assert floor_us(WORK, ceilings) == (0.0, "")

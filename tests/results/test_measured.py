@@ -41,7 +41,7 @@ def test_a_measured_run_refuses_a_replay_in_one_line(tree, words):
     assert "--config run=replay" in line
     assert contents(tree / RAW) == before
     # The command that the message names works.
-    assert "Replay softmax from results/recorded/h200" in jobs(tree, "--config", "run=replay")
+    assert "Replay softmax from results/recorded/hopper" in jobs(tree, "--config", "run=replay")
 
 
 @pytest.mark.parametrize("missing", [".csv", ".json"])
@@ -53,7 +53,7 @@ def test_half_of_a_measurement_is_kept_as_well(tree, missing):
 
 def test_a_replayed_run_is_replayed_again(tree):
     measure(tree / "results/study", mode="replayed")
-    assert "Replay softmax from results/recorded/h200" in jobs(tree, "--forceall")
+    assert "Replay softmax from results/recorded/hopper" in jobs(tree, "--forceall")
 
 
 def test_a_measurement_that_fails_leaves_the_former_times_and_is_made_again(finished):
@@ -174,7 +174,7 @@ def test_the_command_refuses_as_the_workflow_does(tmp_path):
 @pytest.fixture
 def results(tmp_path):
     folder = tmp_path / "results"
-    for name in ("recorded/h200", "study", "again"):
+    for name in ("recorded/hopper", "study", "again"):
         measure(folder / name)
     measure(folder / "smoke", mode="replayed")
     (folder / "begun/raw").mkdir(parents=True)

@@ -16,7 +16,7 @@ from harness.results import columns, schema
 from tests.support import synthetic
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "results/recorded/h200"
+RECORDED = ROOT / "results/recorded/hopper"
 PLACES = {
     "sidecar": "raw/*.json",
     "verification": "verify/*/*.json",

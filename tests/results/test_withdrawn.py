@@ -8,7 +8,7 @@ import pytest
 from harness.results import reports, withdrawn
 from harness.summarize import capabilities, tables
 
-RECORDED = Path(__file__).parents[2] / "results/recorded/h200/verify"
+RECORDED = Path(__file__).parents[2] / "results/recorded/hopper/verify"
 MISCOUNT = "writes past the end of an output of 2 bytes"
 BAND = "writes past the end of an output or a workspace of 2 bytes"
 FAR = "dx has inf or NaN where the oracle has none, or none where it has"

@@ -10,7 +10,7 @@ from harness.results import columns, reports
 from harness.summarize import capabilities
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "results/recorded/h200"
+RECORDED = ROOT / "results/recorded/hopper"
 FAMILIES = {"add": "vector", "dot": "vector", "softmax": "softmax"}
 
 

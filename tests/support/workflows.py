@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 CODE = (
     "workflow", "profiles", "config", "harness", "network", "ops", "kernels", "baselines", "paper",
 )  # fmt: skip
-RECORDED = "results/recorded/h200"
+RECORDED = "results/recorded/hopper"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
 

@@ -154,7 +154,7 @@ def test_every_recorded_op_is_exported():
         for alias in node.names
     ]
     assert sorted(imported) == sorted(exported)
-    recorded = {path.stem for path in (ROOT / "results/recorded/h200/raw").glob("*.csv")}
+    recorded = {path.stem for path in (ROOT / "results/recorded/hopper/raw").glob("*.csv")}
     # A class stands beside the function of its op.
     assert recorded <= set(exported)
     others = {name for name in exported if name.lower() not in source_tree.ops(ROOT)}
