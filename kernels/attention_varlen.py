@@ -27,6 +27,7 @@ from ._runtime.checks import (
 )
 from ._runtime.configs import Config, Configs
 from ._runtime.device import has_tensor_memory, shared_bytes
+from ._runtime.traced import present, spread
 from .attention_details.backward import DKDV_CONFIGS, DQ_CONFIGS, dkdv_tile, dq_tile
 from .attention_details.launch import (
     SCALES,
@@ -313,16 +314,15 @@ def _forward(*arguments):
     """Return what `varlen_fwd` returns, in a traced graph by way of one operation."""
     if not torch.compiler.is_compiling():
         return varlen_fwd(*arguments)
-    *_, return_lse, keep_stats = arguments
-    found = iter(_traced_forward(*arguments))
-    return tuple(next(found) if there else None for there in (True, return_lse, keep_stats))
+    return spread(_traced_forward(*arguments), (True, *arguments[-2:]))
 
 
 def _backward(*arguments):
     """Return what `varlen_bwd` returns, in a traced graph by way of one operation."""
     if not torch.compiler.is_compiling():
         return varlen_bwd(*arguments)
-    return (*_traced_backward(*arguments), None, None)[:3]
+    keys = arguments[-1]
+    return spread(_traced_backward(*arguments), (True, keys, keys))
 
 
 def varlen_fwd(
@@ -496,11 +496,10 @@ def _traced_forward(
     return_lse: bool,
     keep_stats: bool,
 ) -> list[torch.Tensor]:
-    found = varlen_fwd(
+    return present(varlen_fwd(
         q, k, v, cu_q, cu_k, scale, softcap, left, right, longest_q, longest_k, return_lse,
         keep_stats,
-    )  # fmt: skip
-    return [each for each in found if each is not None]
+    ))  # fmt: skip
 
 
 @_traced_forward.register_fake
@@ -532,11 +531,10 @@ def _traced_backward(
     longest_k: int,
     keys: bool,
 ) -> list[torch.Tensor]:
-    found = varlen_bwd(
+    return present(varlen_bwd(
         q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, softcap, left, right, longest_q,
         longest_k, keys,
-    )  # fmt: skip
-    return [each for each in found if each is not None]
+    ))  # fmt: skip
 
 
 @_traced_backward.register_fake

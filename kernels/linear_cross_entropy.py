@@ -43,6 +43,7 @@ from ._runtime.configs import Configs
 from ._runtime.device import is_hopper
 from ._runtime.launch_guard import guarded
 from ._runtime.layout import as_read, as_rows_2d
+from ._runtime.traced import present, spread
 from .cross_entropy_details import linear_tiles as tiled
 from .cross_entropy_details import row as shared
 from .cross_entropy_details.row import (
@@ -235,20 +236,14 @@ def _forward(*arguments):
         return linear_cross_entropy_fwd(*arguments)
     x, *_, reduction, _, wants_penalty, wanted, _ = arguments
     later = any(wanted) and shared.defers_mean(x.dtype, reduction)
-    return _spread(_traced_forward(*arguments), (True, *wanted, later, wants_penalty))
+    return spread(_traced_forward(*arguments), (True, *wanted, later, wants_penalty))
 
 
 def _backward(*arguments):
     """Return what `linear_cross_entropy_bwd` returns, in a traced graph by way of one operation."""
     if not torch.compiler.is_compiling():
         return linear_cross_entropy_bwd(*arguments)
-    return _spread(_traced_backward(*arguments), arguments[-2])
-
-
-def _spread(found, present):
-    """Return the tensors where there is one, and None elsewhere."""
-    left = iter(found)
-    return tuple(next(left) if there else None for there in present)
+    return spread(_traced_backward(*arguments), arguments[-2])
 
 
 def linear_cross_entropy_fwd(
@@ -557,11 +552,10 @@ def _traced_forward(
     wanted: list[bool],
     wide: bool,
 ) -> list[torch.Tensor]:
-    found = linear_cross_entropy_fwd(
+    return present(linear_cross_entropy_fwd(
         x, weight, bias, targets, ignore_index, smoothing, z_loss, softcap, reduction, dtype,
         wants_penalty, wanted, wide,
-    )  # fmt: skip
-    return [each for each in found if each is not None]
+    ))  # fmt: skip
 
 
 @_traced_forward.register_fake
@@ -588,10 +582,9 @@ def _traced_backward(
     wanted: list[bool],
     wide: bool,
 ) -> list[torch.Tensor]:
-    found = linear_cross_entropy_bwd(
+    return present(linear_cross_entropy_bwd(
         dlosses, x, weight, bias, targets, ignore_index, smoothing, z_loss, softcap, wanted, wide
-    )
-    return [each for each in found if each is not None]
+    ))  # fmt: skip
 
 
 @_traced_backward.register_fake

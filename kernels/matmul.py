@@ -40,6 +40,7 @@ from ._runtime.checks import (
 from ._runtime.configs import Configs
 from ._runtime.device import float32_dot, is_hopper, shared_bytes, sm_count
 from ._runtime.layout import ACCESS_BYTES, as_read
+from ._runtime.traced import present, spread
 from ._triton.arrival_counter import MOST_COUNTERS, arrival_counters
 from ._triton.memory import load_f32, store_as
 from .matmul_details import hopper
@@ -480,8 +481,7 @@ def _traced_matmul(
     keep: bool,
 ) -> list[torch.Tensor]:
     factors = a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale
-    found = _called(*factors, dtype, None, keep, None)
-    return [x for x in found if x is not None]
+    return present(_called(*factors, dtype, None, keep, None))
 
 
 @_traced_matmul.register_fake
@@ -517,7 +517,7 @@ def _traced(
     if into is not None:
         _traced_matmul_into(*factors, into)
         return into, None, None
-    found = (*_traced_matmul(*factors, dtype, keep), None, None)[:3]
+    found = spread(_traced_matmul(*factors, dtype, keep), (True, keep, keep and up is not None))
     return found if out is None else (out.copy_(found[0]), None, None)
 
 

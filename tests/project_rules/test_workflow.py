@@ -79,7 +79,9 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
     assert not any(
         message.startswith("Measure ") and "ceilings" not in message for message in found
     )
-    assert {f"Replay {op} from results/recorded/hopper" for op in source_tree.every_op(ROOT)} <= found
+    assert {
+        f"Replay {op} from results/recorded/hopper" for op in source_tree.every_op(ROOT)
+    } <= found
 
 
 def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(tree):
