@@ -329,7 +329,7 @@ def dropout(x, p, seed):
 
 def embedding(ids, weight, padding_idx=None):
     if weight.is_cuda and weight.shape[1] == 0:
-        # It reads outside of its memory, which ends the process (PyTorch 2.11, H100).
+        # PyTorch's kernel reads outside of its memory, which ends the process (2.11, H100).
         raise ValueError("a table without columns is not read on a GPU")
     return F.embedding(ids, weight, padding_idx=padding_idx)
 

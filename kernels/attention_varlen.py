@@ -124,7 +124,9 @@ def attention_varlen(
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
     options = scale, cap_number(softcap), *window_sizes(window, causal), longest_q, longest_k
     if needs_grad(q, k, v):
-        return _AttentionVarlen.apply(q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse, *options)
+        # A tracer takes no tensor twice in such a call.
+        others = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
+        return _AttentionVarlen.apply(q, k, v, cu_seqlens_q, others, return_lse, *options)
     out, lse, _ = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *options, return_lse, False)
     return (out, lse) if return_lse else out
 
@@ -132,7 +134,8 @@ def attention_varlen(
 class _AttentionVarlen(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, cu_q, cu_k, return_lse, *options):
-        out, lse, stats = _forward(q, k, v, cu_q, cu_k, *options, return_lse, True)
+        both = cu_q, cu_q if cu_k is None else cu_k
+        out, lse, stats = _forward(q, k, v, *both, *options, return_lse, True)
         ctx.save_for_backward(q, k, v, out, stats, cu_q, cu_k)
         ctx.options = options
         return (out, lse) if return_lse else out
@@ -142,7 +145,8 @@ class _AttentionVarlen(torch.autograd.Function):
     def backward(ctx, dout, dlse=None):
         q, k, v, out, stats, cu_q, cu_k = ctx.saved_tensors
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        grads = _backward(q, k, v, out, stats, dout, dlse, cu_q, cu_k, *ctx.options, keys)
+        both = cu_q, cu_q if cu_k is None else cu_k
+        grads = _backward(q, k, v, out, stats, dout, dlse, *both, *ctx.options, keys)
         return *grads, *[None] * (3 + len(ctx.options))
 
 
@@ -414,7 +418,7 @@ def varlen_bwd(
 
 
 def _planes(q):
-    """The numbers that are kept of each row of scores."""
+    """Return how many numbers are kept of each row of scores."""
     return 2 if q.dtype == torch.float32 else 1
 
 

@@ -230,10 +230,10 @@ def _rotate(
     groups = (h + block - 1) // block + (heads + block - 1) // block
     stride_qb, stride_qs, stride_qh, _ = q.stride()
     _rotary_kernel[(b * s * groups,)](
-        q_ptr=q, k_ptr=k,
+        q_ptr=q, k_ptr=k if heads else None,
         cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(),
         positions_ptr=None if positions is None else positions.contiguous(),
-        q_out_ptr=q_out, k_out_ptr=k_out,
+        q_out_ptr=q_out, k_out_ptr=k_out if heads else None,
         stride_qb=stride_qb, stride_qs=stride_qs, stride_qh=stride_qh,
         stride_kb=stride_kb, stride_ks=stride_ks, stride_kh=stride_kh, S=s,
         L=None if positions is None else cos.shape[0],

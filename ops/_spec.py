@@ -46,8 +46,8 @@ class Tensor:
       drawn once for all tables of a cell.
     - finish: (case, values) -> the values that the tensor takes in place of those drawn, such as
       their magnitudes.
-    - narrow: the oracle gets it in its own dtype, and widens the parts that it reads. A large tensor
-      needs no copy in float64 then.
+    - narrow: the oracle gets the tensor itself, not a copy in float64, which might not fit. It
+      widens what it reads, and writes nothing there.
     """
 
     shape: str

@@ -1,9 +1,9 @@
 """Shows that a change of names or words left every binary as it was, and keeps what rests on them.
 
-`python -m harness.build --file softmax … --same-as OLD.json --keep results/recorded/hopper` compares
-a build with that of the tree before the change. If all binaries and launches are equal, then the
-recorded reports of the old code take over the digest of the new code. Entries of a tuned table do
-if both builds hold all that was tuned, so build with `--candidates` to keep them.
+`python -m harness.build --file softmax … --same-as OLD.json --keep results/recorded/hopper`
+compares a build with that of the tree before the change. If all binaries and launches are equal,
+then the recorded reports of the old code take over the digest of the new code. Entries of a tuned
+table do if both builds hold all that was tuned, so build with `--candidates` to keep them.
 """
 
 import hashlib

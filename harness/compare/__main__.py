@@ -1,8 +1,8 @@
 """Compares two runs of the study, cell by cell and claim by claim.
 
-`python -m harness.compare results/recorded/hopper results/mine` takes recorded folders or folders of
-runs. On one GPU model it compares the times of ours, else the ratios to each baseline and the share
-of the speed of light. Exit codes: 0 the same or better, 1 a regression, 2 unusable input, 3
+`python -m harness.compare results/recorded/hopper results/mine` takes recorded folders or folders
+of runs. On one GPU model it compares the times of ours, else the ratios to each baseline and the
+share of the speed of light. Exit codes: 0 the same or better, 1 a regression, 2 unusable input, 3
 undecided.
 
 On one GPU model, a regression is a cell or an (op, pass) that is slower, with families corrected by

@@ -274,8 +274,8 @@ class Study:
         return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
 
     def verify_threads(self, wildcards) -> int:
-        """How many processes verify an implementation: several, if our kernels are compiled for a
-        GPU in each. Whole networks do not fit in its memory side by side.
+        """Return how many processes verify an implementation: several, if our kernels are compiled
+        for a GPU in each. Whole networks do not fit in its memory side by side.
         """
         compiles = self.measures and wildcards.impl == OURS and wildcards.op not in self.networks
         return COMPILERS if compiles else 1

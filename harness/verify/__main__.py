@@ -1,6 +1,6 @@
 """Verification of one implementation of one op: `python -m harness.verify --op O --impl I --out F`.
 
-A child process runs the cells, so that one which kills or hangs its process becomes a row. The
+Child processes run the cells, so that one which kills or hangs its process becomes a row. The
 inputs come from a seed that is drawn anew for each run and stands in the report. With a
 GPU all cases run there. Without one our kernels run their edge cases in Triton's interpreter, and
 the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a baseline that is
@@ -120,13 +120,15 @@ class _Queue:
 
     def __init__(self, units: dict[int, list]):
         self.units, self.spent_s = units, Counter()
-        self._taken, self._lock, self._closed = set(units), threading.Lock(), False
+        self._taken, self._lock = set(units), threading.Lock()
+        self._fault: BaseException | None = None
+        self._workers: list[WorkerHandle] = []
 
     def take(self, plan: Chosen) -> int | None:
         """Return the number of the next unit, None if there is none."""
         with self._lock:
             left = (n for n in range(len(plan.units)) if n not in self._taken)
-            number = None if self._closed else next(left, None)
+            number = None if self._fault else next(left, None)
             self._taken.add(number)
             return number
 
@@ -135,9 +137,26 @@ class _Queue:
         with self._lock:
             self.spent_s[name] += seconds
 
-    def close(self) -> None:
-        """Hand out no more."""
-        self._closed = True
+    @contextlib.contextmanager
+    def served_by(self, worker: WorkerHandle) -> Iterator[None]:
+        """Within the body a worker runs units of the queue."""
+        self._workers.append(worker)
+        try:
+            yield
+        finally:
+            self._workers.remove(worker)
+
+    def closed_for(self, fault: BaseException) -> BaseException:
+        """Hand out no more, and end the workers, since nobody waits for what they would say.
+
+        Returns the first fault: that of a worker which was ended here follows from it.
+        """
+        with self._lock:
+            self._fault = self._fault or fault
+        for worker in list(self._workers):
+            if worker.pid is not None:
+                worker.send_sigkill()
+        return self._fault
 
 
 def _run(
@@ -152,9 +171,8 @@ def _run(
     def lane(finish: Callable | None = None) -> dict | None:
         try:
             return _lane(arguments, mode, spare, queue, finish)
-        except BaseException:
-            queue.close()
-            raise
+        except BaseException as fault:
+            raise queue.closed_for(fault) from None
 
     with futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
         others = [pool.submit(lane) for _ in range(1, 1 if spare else arguments.jobs)]
@@ -176,7 +194,7 @@ def _lane(
     """
     name, limit_s = f"verify {arguments.op} {arguments.impl}", arguments.cell_timeout_s
     while True:
-        with _worker(arguments) as worker:
+        with _worker(arguments) as worker, queue.served_by(worker):
             hello = worker.answer(START_S)
             if isinstance(hello, Failure) and (found := _absent(hello, worker, arguments.impl)):
                 return found

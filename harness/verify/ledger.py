@@ -49,7 +49,7 @@ def chosen(units: Mapping[int, list[dict]]) -> list[int]:
     Only units that are plain and right in all passes count.
     """
     best: dict[str, tuple[tuple, int]] = {}
-    for number, cells in units.items():
+    for number, cells in sorted(units.items()):
         if _plain_and_right(cells):
             cell = cells[0]
             swept = cell["kind"] == "sweep"

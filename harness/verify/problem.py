@@ -92,7 +92,8 @@ class Problem:
 
     @functools.cached_property
     def sensitivity(self) -> dict[str, Distance]:
-        """The distance by which the oracle moves if each input is rounded in float32, by result."""
+        """The distance by which the oracle moves if each input that is not narrow is rounded in
+        float32, by result."""
         worst = {}
         for draw in range(ROUNDINGS):
             rounded = functools.partial(_rounded, seed=self.seed + draw)

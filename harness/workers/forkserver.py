@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 from pathlib import Path
 from typing import IO
 
@@ -34,6 +35,8 @@ PAUSE_S = 0.002
 
 _servers: dict[str, "Forkserver"] = {}
 _starting = threading.Lock()
+# A server dies with the thread that started it, so this one lives as long as the process.
+_starter = futures.ThreadPoolExecutor(1)
 
 
 class Forkserver:
@@ -81,7 +84,7 @@ def current() -> Forkserver:
     early = os.environ.get(EARLY, "")
     with _starting:
         if early not in _servers or not _servers[early].alive:
-            _servers[early] = Forkserver()
+            _servers[early] = _starter.submit(Forkserver).result()
         return _servers[early]
 
 

@@ -86,3 +86,16 @@ def test_packed_attention(dtype, turned):
     for dlse, keys in itertools.product((None, torch.randn_like(lse)), (False, True)):
         given = q, k, v, out, stats, dout, dlse, cu, cu, *options, keys
         check(backward, attention_varlen.varlen_bwd, given)
+
+
+def test_packed_attention_takes_the_same_boundaries_twice():
+    def call(q, k, v, cu):
+        return attention_varlen.attention_varlen(q, k, v, cu, cu, causal=True)
+
+    drawn = [torch.randn(20, 2, 16).half() for _ in range(3)]
+    cu, found = torch.tensor([0, 7, 20], dtype=torch.int32), []
+    for function in (call, torch.compile(call, backend="eager", fullgraph=True)):
+        leaves = [each.clone().requires_grad_() for each in drawn]
+        out = function(*leaves, cu)
+        found.append((out, *torch.autograd.grad(out, leaves, torch.ones_like(out))))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -47,13 +47,12 @@ def raw(folder):
     names = sorted(folder.glob("*.csv"))
     frames = [pd.read_csv(path, keep_default_na=False, dtype=str) for path in names]
     rows = pd.concat(frames, ignore_index=True)
-    if "process" not in rows:
-        rows["process"] = "0"
+    # The rows of an older op lack these columns.
+    for column, usual in (("process", "0"), ("set", "grid")):
+        known = rows[column] if column in rows else pd.Series(usual, rows.index)
+        rows[column] = known.fillna(usual).replace("", usual)
     for column in ("device_us", "process", "block", "bytes_read", "bytes_written", "flops"):
         rows[column] = pd.to_numeric(rows[column])
-    if "set" not in rows:
-        rows["set"] = "grid"
-    rows["set"] = rows["set"].replace("", "grid")
     return rows, {path.stem: json.loads(path.with_suffix(".json").read_text()) for path in names}
 
 

@@ -122,6 +122,7 @@ def test_the_first_timed_case_is_looked_at_and_without_one_the_largest_edge_case
         7: [cell("M9-N9", "float32", "sweep")],
     }
     assert ledger.chosen(units) == [1, 6]
+    assert ledger.chosen(dict(reversed(units.items()))) == [1, 6]
 
 
 def test_a_worker_that_is_lost_is_asked_no_more():

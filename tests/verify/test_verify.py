@@ -7,6 +7,8 @@ import dataclasses
 import itertools
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -94,14 +96,37 @@ def test_several_processes_find_what_one_does(tree):
     assert three[1] == one[1] and len(one[1]["cells"]) == 4
 
 
+def test_a_second_attempt_follows_several_processes(tree):
+    """The server of the workers outlives the thread that asked for it first."""
+    program = (
+        "import argparse; from harness.verify import __main__ as v\n"
+        "given = argparse.Namespace(op='double', impl='ours', seed=1, jobs=3, cell_timeout_s=60.0,"
+        " edge_only=False, dtypes=['float32'], passes=['forward'], max_cases=None, drawn=None,"
+        " sweep_s=None, ordinary_s=None, hostile_s=None)\n"
+        "with v._surroundings('interpreter', 'shared', None):\n"
+        "    for spare in (False, True):\n"
+        "        print(len(v._run(given, 'interpreter', {}, spare)[1]))\n"
+    )
+    command = [sys.executable, "-c", program]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "2"], done.stderr
+
+
 def test_units_are_handed_out_once_and_no_more_after_the_end():
     queue, plan = verification._Queue({1: ["done"]}), Chosen("cpu", [[], [], [], []], {})
     with futures.ThreadPoolExecutor(4) as pool:
         taken = list(pool.map(lambda _: queue.take(plan), range(4)))
     assert sorted(taken, key=str) == [0, 2, 3, None]
-    late = verification._Queue({})
-    late.close()
-    assert late.take(plan) is None
+    late, ended = verification._Queue({}), []
+    worker, unborn = (
+        types.SimpleNamespace(pid=pid, send_sigkill=lambda pid=pid: ended.append(pid))
+        for pid in (7, None)
+    )
+    with late.served_by(worker), late.served_by(unborn):
+        first = late.closed_for(KeyboardInterrupt())
+    assert late.closed_for(UserError("died")) is first
+    assert late.take(plan) is None and ended == [7]
 
 
 def test_a_fault_in_one_lane_ends_all(monkeypatch, tree):
@@ -109,6 +134,8 @@ def test_a_fault_in_one_lane_ends_all(monkeypatch, tree):
     ran, both = [], threading.Barrier(2)
 
     class Worker:
+        pid = None
+
         def answer(self, limit_s):
             return Hello("1")
 
