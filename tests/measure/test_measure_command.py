@@ -108,8 +108,9 @@ def test_no_process_outlives_the_parent(command, tmp_path, number):
 
 
 def children_of(parent: int) -> list[int]:
-    found = (Path("/proc") / str(parent) / "task" / str(parent) / "children").read_text()
-    return [int(word) for word in found.split()]
+    """Return the processes that any thread of a process has started."""
+    threads = (Path("/proc") / str(parent) / "task").glob("*/children")
+    return [int(word) for thread in threads for word in thread.read_text().split()]
 
 
 def running(pid: int) -> bool:
