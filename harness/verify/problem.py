@@ -106,8 +106,8 @@ class Problem:
         return _worst({}, (self._once(self._moved, draw) for draw in range(draws)))
 
     def eager_worst_nearby(self, draws: int) -> dict[str, Distance]:
-        """Return the worst distance of eager from the oracle, by result: at these inputs, and in so
-        many draws at inputs of which each is the next number of its dtype, up or down.
+        """Return the worst distance of eager from the oracle, by result: at these inputs and in so
+        many draws of others. In a draw each number is the next one of its dtype, up or down.
         """
         near = range(draws if self.rival else 0)
         return _worst(self.eager, (self._once(self._beside, draw) for draw in near))
