@@ -116,19 +116,20 @@ class _Queue:
 
     - units: the cells by number of the unit.
     - spent_s: the seconds by class of cell; see `_class`.
+    - fault: the first one, after which no unit is handed out.
     """
 
     def __init__(self, units: dict[int, list]):
         self.units, self.spent_s = units, Counter()
         self._taken, self._lock = set(units), threading.Lock()
-        self._fault: BaseException | None = None
+        self.fault: BaseException | None = None
         self._workers: list[WorkerHandle] = []
 
     def take(self, plan: Chosen) -> int | None:
         """Return the number of the next unit, None if there is none."""
         with self._lock:
             left = (n for n in range(len(plan.units)) if n not in self._taken)
-            number = None if self._fault else next(left, None)
+            number = None if self.fault else next(left, None)
             self._taken.add(number)
             return number
 
@@ -152,11 +153,11 @@ class _Queue:
         Returns the first fault: that of a worker which was ended here follows from it.
         """
         with self._lock:
-            self._fault = self._fault or fault
+            self.fault = self.fault or fault
         for worker in list(self._workers):
             if worker.pid is not None:
                 worker.send_sigkill()
-        return self._fault
+        return self.fault
 
 
 def _run(
@@ -177,6 +178,8 @@ def _run(
     with futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
         others = [pool.submit(lane) for _ in range(1, 1 if spare else arguments.jobs)]
         facts = lane(lambda *last: _facts(queue, others, *last))
+    if queue.fault:
+        raise queue.fault
     return facts, queue.units if "ledger" in facts else {}
 
 
@@ -193,7 +196,7 @@ def _lane(
     facts of its report.
     """
     name, limit_s = f"verify {arguments.op} {arguments.impl}", arguments.cell_timeout_s
-    while True:
+    while not queue.fault:
         with _worker(arguments) as worker, queue.served_by(worker):
             hello = worker.answer(START_S)
             if isinstance(hello, Failure) and (found := _absent(hello, worker, arguments.impl)):
@@ -226,6 +229,7 @@ def _lane(
                     break
             else:
                 return finish and finish(hello, plan, partial(_ask, worker, limit_s))
+    return None
 
 
 def _facts(
