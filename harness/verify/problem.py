@@ -13,9 +13,8 @@ from harness.calls.snapshot import InputSnapshot
 from harness.calls.tolerance import Distance
 from ops._spec import Case, Op
 
-# Draws of rounded inputs from which the oracle's sensitivity is taken, and eager's luck. The last
-# number is the rule. More draws only widen a bound, so the first spares the others if it suffices.
-ROUNDINGS = (4, 16)
+# Draws of rounded inputs from which the oracle's sensitivity is taken, and eager's luck.
+ROUNDINGS = 4
 
 
 @dataclass(frozen=True)
@@ -65,18 +64,10 @@ class Problem:
         """Judge each result by the rule of `harness.calls.tolerance`.
 
         strict: False if the oracle's sensitivity counts too, and eager's worst distance at nearby
-        inputs. They take further runs of the oracle: as many as ROUNDINGS allows, if fewer do not
-        suffice.
+        inputs. They take further runs of the oracle.
         """
-        verdicts: dict[str, tolerance.Verdict] = {}
-        for draws in (0,) if strict else ROUNDINGS:
-            verdicts = self._judged(results, draws)
-            if all(each.ratio <= 1 for each in verdicts.values()):
-                break
-        return verdicts
-
-    def _judged(self, results: Named, draws: int) -> dict[str, tolerance.Verdict]:
-        moved, eager = self.sensitivity(draws), self.eager_worst_nearby(draws)
+        moved = {} if strict else self.sensitivity
+        eager = self.eager if strict else self.eager_worst_nearby
         return {
             name: tolerance.judge(
                 tolerance.distance(tensor, self.oracle[name], self.scale),
@@ -99,52 +90,37 @@ class Problem:
             given["dy"] = self.seeds[0]
         return self.op.properties(given, results, **self.op.arguments(self.case))
 
-    def sensitivity(self, draws: int) -> dict[str, Distance]:
-        """Return the distance by which the oracle moves if each input that is not narrow is rounded
-        in float32, by result: the worst of so many draws.
-        """
-        return _worst({}, (self._once(self._moved, draw) for draw in range(draws)))
-
-    def eager_worst_nearby(self, draws: int) -> dict[str, Distance]:
-        """Return the worst distance of eager from the oracle, by result: at these inputs and in so
-        many draws of others. In a draw each number is the next one of its dtype, up or down.
-        """
-        near = range(draws if self.rival else 0)
-        return _worst(self.eager, (self._once(self._beside, draw) for draw in near))
+    @functools.cached_property
+    def sensitivity(self) -> dict[str, Distance]:
+        """The distance by which the oracle moves if each input that is not narrow is rounded in
+        float32, by result."""
+        worst = {}
+        for draw in range(ROUNDINGS):
+            rounded = functools.partial(_rounded, seed=self.seed + draw)
+            moved, seeds = _changed(self.op, self.tensors, rounded), _each(self.seeds, rounded)
+            for name, tensor in run(self.op, self.op.reference, self.case, moved, seeds).items():
+                found = tolerance.distance(tensor, self.oracle[name], self.scale)
+                worst[name] = tolerance.elementwise_max(worst.get(name, found), found)
+        return worst
 
     @functools.cached_property
-    def _drawn(self) -> dict[tuple[str, int], dict[str, Distance]]:
-        return {}
-
-    def _once(self, find: Callable, draw: int) -> dict[str, Distance]:
-        """Return find(draw), which is found once."""
-        key = find.__name__, draw
-        if key not in self._drawn:
-            self._drawn[key] = find(draw)
-        return self._drawn[key]
-
-    def _moved(self, draw: int) -> dict[str, Distance]:
-        rounded = functools.partial(_rounded, seed=self.seed + draw)
-        moved, seeds = _changed(self.op, self.tensors, rounded), _each(self.seeds, rounded)
-        results = run(self.op, self.op.reference, self.case, moved, seeds)
-        return {
-            name: tolerance.distance(tensor, self.oracle[name], self.scale)
-            for name, tensor in results.items()
-        }
-
-    def _beside(self, draw: int) -> dict[str, Distance]:
-        beside = {
-            name: None if t is None else _neighbour(t, self.seed + draw)
-            for name, t in self.tensors.items()
-        }
-        seeds = _each(self.seeds, functools.partial(_neighbour, seed=self.seed + draw))
-        wide = _changed(self.op, beside, _wide)
-        oracle = run(self.op, self.op.reference, self.case, wide, _each(seeds, _wide))
-        found = {
-            name: tolerance.distance(tensor, oracle[name], self.scale)
-            for name, tensor in run(self.op, self.rival, self.case, beside, seeds).items()
-        }
-        return {name: each for name, each in found.items() if math.isfinite(each.max)}
+    def eager_worst_nearby(self) -> dict[str, Distance]:
+        """The worst distance of eager from the oracle, by result: at these inputs, and at inputs of
+        which each is the next number of its dtype, up or down."""
+        worst = dict(self.eager)
+        for draw in range(ROUNDINGS if self.rival else 0):
+            beside = {
+                name: None if t is None else _neighbour(t, self.seed + draw)
+                for name, t in self.tensors.items()
+            }
+            seeds = _each(self.seeds, lambda t, draw=draw: _neighbour(t, self.seed + draw))
+            wide = _changed(self.op, beside, _wide)
+            oracle = run(self.op, self.op.reference, self.case, wide, _each(seeds, _wide))
+            for name, tensor in run(self.op, self.rival, self.case, beside, seeds).items():
+                found = tolerance.distance(tensor, oracle[name], self.scale)
+                if math.isfinite(found.max):
+                    worst[name] = tolerance.elementwise_max(worst[name], found)
+        return worst
 
 
 def problem(
@@ -216,17 +192,6 @@ def problem(
         scale,
         rival,
     )
-
-
-def _worst(
-    known: Mapping[str, Distance], draws: Iterator[Mapping[str, Distance]]
-) -> dict[str, Distance]:
-    """Return the largest distances of all draws, and of those that are known, by result."""
-    worst = dict(known)
-    for found in draws:
-        for name, each in found.items():
-            worst[name] = tolerance.elementwise_max(worst.get(name, each), each)
-    return worst
 
 
 def _changed(
