@@ -27,7 +27,7 @@ from ._runtime.checks import (
 )
 from ._runtime.configs import Config, Configs
 from ._runtime.device import has_tensor_memory, shared_bytes
-from ._runtime.traced import present, spread
+from ._runtime.traced import operation, spread
 from .attention_details.backward import DKDV_CONFIGS, DQ_CONFIGS, dkdv_tile, dq_tile
 from .attention_details.launch import (
     SCALES,
@@ -483,64 +483,20 @@ varlen_fwd = cached_launch(varlen_fwd)
 varlen_bwd = cached_launch(varlen_bwd)
 
 
-# A store whose place follows from the boundaries looks to the tracer like one to the boundaries.
-@torch.library.custom_op("tilewright::attention_varlen", mutates_args=())
-def _traced_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    scale: float,
-    softcap: float,
-    left: int | None,
-    right: int | None,
-    longest_q: int,
-    longest_k: int,
-    return_lse: bool,
-    keep_stats: bool,
-) -> list[torch.Tensor]:
-    return present(varlen_fwd(
-        q, k, v, cu_q, cu_k, scale, softcap, left, right, longest_q, longest_k, return_lse,
-        keep_stats,
-    ))  # fmt: skip
-
-
-@_traced_forward.register_fake
-def _(q, k, v, cu_q, cu_k, *options):
-    *_, return_lse, keep_stats = options
+def _like_forward(q, k, v, cu_q, cu_k, *options):
+    """Return tensors as the results of `varlen_fwd` that are wanted."""
     total, h, _ = q.shape
     rows = q.new_empty((_planes(q), h, total), dtype=torch.float32)
     made = like(in_rows(q)), torch.empty_like(rows[0]), rows
-    there = True, return_lse, keep_stats
+    there = True, *options[-2:]
     return [each for each, wanted in zip(made, there, strict=True) if wanted]
 
 
-@torch.library.custom_op("tilewright::attention_varlen_backward", mutates_args=())
-def _traced_backward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    stats: torch.Tensor,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
-    scale: float,
-    softcap: float,
-    left: int | None,
-    right: int | None,
-    longest_q: int,
-    longest_k: int,
-    keys: bool,
-) -> list[torch.Tensor]:
-    return present(varlen_bwd(
-        q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, softcap, left, right, longest_q,
-        longest_k, keys,
-    ))  # fmt: skip
-
-
-@_traced_backward.register_fake
-def _(q, k, v, out, stats, dout, dlse, cu_q, cu_k, *options):
+def _like_backward(q, k, v, *options):
+    """Return tensors as the results of `varlen_bwd` that are wanted."""
     return [like(in_rows(each)) for each in ((q, k, v) if options[-1] else (q,))]
+
+
+# A store whose place follows from the boundaries looks to the tracer like one to the boundaries.
+_traced_forward = operation("attention_varlen", varlen_fwd, _like_forward)
+_traced_backward = operation("attention_varlen_backward", varlen_bwd, _like_backward)

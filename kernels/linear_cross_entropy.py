@@ -43,7 +43,7 @@ from ._runtime.configs import Configs
 from ._runtime.device import is_hopper
 from ._runtime.launch_guard import guarded
 from ._runtime.layout import as_read, as_rows_2d
-from ._runtime.traced import present, spread
+from ._runtime.traced import operation, spread
 from .cross_entropy_details import linear_tiles as tiled
 from .cross_entropy_details import row as shared
 from .cross_entropy_details.row import (
@@ -535,32 +535,9 @@ linear_cross_entropy_bwd = guarded(linear_cross_entropy_bwd)
 _finish = cached_launch(_finish)
 
 
-# Kernels and products write the same buffer by many views, which no tracer follows well.
-@torch.library.custom_op("tilewright::linear_cross_entropy", mutates_args=())
-def _traced_forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    softcap: float,
-    reduction: str,
-    dtype: torch.dtype,
-    wants_penalty: bool,
-    wanted: list[bool],
-    wide: bool,
-) -> list[torch.Tensor]:
-    return present(linear_cross_entropy_fwd(
-        x, weight, bias, targets, ignore_index, smoothing, z_loss, softcap, reduction, dtype,
-        wants_penalty, wanted, wide,
-    ))  # fmt: skip
-
-
-@_traced_forward.register_fake
-def _(x, weight, bias, targets, *numbers):
-    reduction, dtype, wants_penalty, wanted, wide = numbers[4:]
+def _like_forward(x, weight, bias, targets, *options):
+    """Return tensors as the results of `linear_cross_entropy_fwd` that are there."""
+    reduction, dtype, wants_penalty, wanted, wide = options[4:]
     losses = x.new_empty(targets.shape if reduction == "none" else (), dtype=dtype)
     later = any(wanted) and shared.defers_mean(x.dtype, reduction)
     made = [losses, *_gradients_like(x, weight, wanted, wide or later)]
@@ -568,28 +545,9 @@ def _(x, weight, bias, targets, *numbers):
     return made + ([torch.empty_like(losses)] if wants_penalty else [])
 
 
-@torch.library.custom_op("tilewright::linear_cross_entropy_backward", mutates_args=())
-def _traced_backward(
-    dlosses: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z_loss: float,
-    softcap: float,
-    wanted: list[bool],
-    wide: bool,
-) -> list[torch.Tensor]:
-    return present(linear_cross_entropy_bwd(
-        dlosses, x, weight, bias, targets, ignore_index, smoothing, z_loss, softcap, wanted, wide
-    ))  # fmt: skip
-
-
-@_traced_backward.register_fake
-def _(dlosses, x, weight, bias, targets, *numbers):
-    return _gradients_like(x, weight, *numbers[-2:])
+def _like_backward(dlosses, x, weight, bias, targets, *options):
+    """Return tensors as the results of `linear_cross_entropy_bwd` that are there."""
+    return _gradients_like(x, weight, *options[-2:])
 
 
 def _gradients_like(x, weight, wanted, wide):
@@ -601,3 +559,10 @@ def _gradients_like(x, weight, wanted, wide):
         x.new_empty(weight.shape[:1], dtype=torch.float32),
     )
     return [each for each, there in zip(made, wanted, strict=True) if there]
+
+
+# Kernels and products write the same buffer by many views, which no tracer follows well.
+_traced_forward = operation("linear_cross_entropy", linear_cross_entropy_fwd, _like_forward)
+_traced_backward = operation(
+    "linear_cross_entropy_backward", linear_cross_entropy_bwd, _like_backward
+)

@@ -4,7 +4,8 @@ An operation of `torch.library` returns a list of tensors, and a launcher has No
 result that is not wanted.
 """
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -20,3 +21,20 @@ def spread(
     """Return the results again: those that are there, and None in the place of each other."""
     left = iter(found)
     return tuple(next(left) if there else None for there in wanted)
+
+
+def operation(name: str, launcher: Callable, fake: Callable) -> Callable:
+    """Return the operation `tilewright::name`, which calls a launcher that writes no argument.
+
+    It takes the arguments of the launcher by position, and returns its results that are there.
+    fake: returns tensors of their shapes, dtypes and strides for such arguments.
+    """
+
+    def called(*arguments):
+        return present(launcher(*arguments))
+
+    signature = inspect.signature(launcher)
+    called.__signature__ = signature.replace(return_annotation=list[torch.Tensor])
+    made = torch.library.custom_op(f"tilewright::{name}", called, mutates_args=())
+    made.register_fake(fake)
+    return made
