@@ -36,7 +36,7 @@ if not nvml.gpus():
     # The interpreter imports it at its first launch, and must see the variable as well.
     importlib.import_module("triton.experimental.gluon.language")
     del os.environ["TRITON_INTERPRET"]
-    interpreter.quicken()
+    interpreter.amend()
 
 
 def pytest_collection_modifyitems(items):

@@ -1,14 +1,23 @@
-"""Triton's interpreter made quicker, with the same results: it is made for clarity."""
+"""Triton's interpreter made quicker, and its products independent of the tile.
+
+The interpreter is made for clarity. Its products are NumPy's. There the rounding of an entry
+depends on the shape of the tile around it and on which factor is transposed. On a GPU it does not:
+each entry is a sum along the same row and column, in the same order. A backward pass that computes
+scores again in other tiles would meet other scores in the interpreter alone.
+"""
 
 import functools
 import inspect
 from collections.abc import Callable
 
 import numpy as np
+import torch
 
 
-def quicken() -> None:
+def amend() -> None:
     """Has the interpreter of this process from now on do once, or at once, what it does repeatedly.
+
+    Products of float32 are PyTorch's, of which each entry is rounded the same in every tile.
 
     Reductions with a combining function of their own work on whole arrays: neighbours are combined,
     then the results, as a GPU does it, in place of one after the other. A verification of kernels
@@ -22,6 +31,8 @@ def quicken() -> None:
     if interpreter.ReduceOps.generic_reduce is _reduce:
         return
     interpreter.ReduceOps.generic_reduce = _reduce
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _products(builder.create_dot)
     interpreter._patch_builtin = _patching(interpreter._patch_builtin)
     interpreter._get_np_dtype = _numpy_dtypes(interpreter._get_np_dtype)
     core._type_for_tuple_values = _types_of_tuples(core._type_for_tuple_values)
@@ -50,6 +61,21 @@ def _reduce(operation, tensors: tuple) -> list:
     else:
         arrays = [array[..., 0] for array in arrays]
     return [operation.to_tensor(*each) for each in zip(arrays, dtypes, strict=True)]
+
+
+def _products(plain: Callable) -> Callable:
+    """`plain`, which adds a product of two tiles to a third, by PyTorch if that one is float32."""
+    from triton.runtime import interpreter
+
+    @functools.wraps(plain)
+    def product(self, a, b, d, *precision):
+        halves = (np.float16, np.float32)
+        if d.data.dtype != np.float32 or a.data.dtype not in halves or b.data.dtype not in halves:
+            return plain(self, a, b, d, *precision)
+        factors = (torch.from_numpy(each.data.astype(np.float32, copy=False)) for each in (a, b))
+        return interpreter.TensorHandle(torch.matmul(*factors).numpy() + d.data, d.dtype.scalar)
+
+    return product
 
 
 def _patching(plain: Callable) -> Callable:

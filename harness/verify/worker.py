@@ -40,7 +40,7 @@ class VerifyWorker:
         }
         self.ours = is_ours(impl)
         if os.environ.get("TRITON_INTERPRET") == "1":
-            interpreter.quicken()
+            interpreter.amend()
         self.seed = seed
         self.device, self.spare = "cpu", False
         self.units: list[tuple[Case, str]] = []

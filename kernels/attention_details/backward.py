@@ -62,6 +62,25 @@ def weights_of(scores, factor, m, log_l, NATURAL: tl.constexpr):
 
 
 @triton.jit
+def sums_of_rows(p, dp):
+    """rowsum(P dP) and rowsum(P) of a tile of weights, [rows, 2]."""
+    return tl.join(tl.sum(p * dp, 1), tl.sum(p, 1))
+
+
+@triton.jit
+def delta_of(sums):
+    """The mean of dP under the weights, from the sums of all tiles.
+
+    Rounded weights add up to one but for an ulp. That ulp of delta would be the error of a dS that
+    is the difference of two nearly equal numbers. A mean does not have it, and the mean of a row
+    with a single weight is its dP, to the last bit.
+    """
+    weighted, total = tl.split(sums)
+    # The weights of a row that sees no key are zeros.
+    return weighted / tl.where(total > 0.0, total, 1.0)
+
+
+@triton.jit
 def load_rows(ptrs, inside, outside, MASKED: tl.constexpr, KEPT: tl.constexpr):
     """A number for each row; `outside` for rows outside, if MASKED; zeros if it is not KEPT."""
     if not KEPT:
@@ -80,7 +99,7 @@ def _loop_keys(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, DROPOUT: tl.constexpr, MASKED: tl.constexpr,
     PRECISION: tl.constexpr, PADDED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """acc with the keys from first to last: dq, not yet scaled, or without delta rowsum(P dP)."""
+    """acc with the keys from first to last: dq, not yet scaled, or without delta `sums_of_rows`."""
     NATURAL: tl.constexpr = q.dtype == tl.float32
     rest = unit(softcap, scale)
     offs_n = tl.arange(0, BLOCK_N)
@@ -103,7 +122,7 @@ def _loop_keys(
             kept = kept_entries(seed, dropped, head, offs_m, start, SQ, SK, BLOCK_M, BLOCK_N)
             dp = tl.where(kept, dp * inverse, 0.0)
         if delta is None:
-            acc += tl.sum(p * dp, 1)
+            acc += sums_of_rows(p, dp)
         else:
             ds = uncapped_gradient(p * (dp - delta), before, softcap, NATURAL)
             acc = tl.dot(ds.to(k.dtype), k, acc, input_precision=PRECISION)
@@ -236,13 +255,14 @@ def dq_tile(
     m = load_rows(stats_ptr + places, inside, float("inf"), True, True)[:, None]
     log_l = load_rows(stats_ptr + rows + places, inside, 0.0, True, NATURAL)[:, None]
     if NATURAL:
-        # A weight of one has a delta that is its dP, to the last bit; of the rounded O it has not.
-        delta = _all_keys(
-            tl.zeros((BLOCK_M,), tl.float32), q, dout, None, m, log_l, k_ptrs, v_ptrs, mask_ptr,
+        # The rounded O would give another delta.
+        sums = _all_keys(
+            tl.zeros((BLOCK_M, 2), tl.float32), q, dout, None, m, log_l, k_ptrs, v_ptrs, mask_ptr,
             offs_m, wide, tile * BLOCK_M, stride_ks, stride_vs, stride_mm, stride_mn,
             SQ, SK, left, right, factor, softcap, seed, dropped, inverse, head,
             LEFT, RIGHT, DROPOUT, PRECISION, PADDED, BLOCK_M, BLOCK_N,
         )  # fmt: skip
+        delta = delta_of(sums)
     else:
         out = load_tile(out_ptrs, inside[:, None], wide[None, :], True, PADDED)
         delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)

@@ -13,7 +13,7 @@ from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
 from .._runtime.device import has_tensor_memory, shared_bytes
 from .._triton.memory import store_as
-from ..attention_details.backward import load_rows
+from ..attention_details.backward import delta_of, load_rows
 from ..attention_details.launch import (
     SMALL,
     first_to_fit,
@@ -80,12 +80,13 @@ def _dq_kernel(
         indices_ptr, first, last, start_m, SK, right, CAUSAL, CUT, BLOCK, BLOCK_M
     )
     if NATURAL:
-        # A weight of one has a delta that is its dP, to the last bit; of the rounded O it has not.
-        delta = dq_of_entries(
-            tl.zeros((BLOCK_M,), tl.float32), q, dout, None, m, log_l, k_ptrs, v_ptrs, indices_ptr,
-            offs_m, wide, first, last, stride_ks, stride_vs, SQ, SK, right, factor,
+        # The rounded O would give another delta.
+        sums = dq_of_entries(
+            tl.zeros((BLOCK_M, 2), tl.float32), q, dout, None, m, log_l, k_ptrs, v_ptrs,
+            indices_ptr, offs_m, wide, first, last, stride_ks, stride_vs, SQ, SK, right, factor,
             CAUSAL, True, PRECISION, PADDED, BLOCK, BLOCK_N,
         )  # fmt: skip
+        delta = delta_of(sums)
     else:
         out = load_tile(out_ptrs, inside[:, None], wide[None, :], True, PADDED)
         delta = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)

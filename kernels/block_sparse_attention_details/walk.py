@@ -9,7 +9,7 @@ block begin while the last tile of this one is computed.
 import triton
 import triton.language as tl
 
-from ..attention_details.backward import load_rows, transposed_dot, weights_of
+from ..attention_details.backward import load_rows, sums_of_rows, transposed_dot, weights_of
 from ..attention_details.scores import add_values, load_tile, masked_scores, online_softmax
 
 # Entries of a list that are compared at once.
@@ -109,7 +109,7 @@ def dq_of_entries(
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, PADDED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """acc with the keys of the entries: dq, not yet scaled, or without delta rowsum(P dP)."""
+    """acc with the keys of the entries: dq, not yet scaled, or without delta `sums_of_rows`."""
     NATURAL: tl.constexpr = q.dtype == tl.float32
     PARTS: tl.constexpr = BLOCK // BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
@@ -131,7 +131,7 @@ def dq_of_entries(
         p = weights_of(scores, scale, m, log_l, NATURAL)
         dp = tl.dot(dout, tl.trans(v), input_precision=PRECISION)
         if delta is None:
-            acc += tl.sum(p * dp, 1)
+            acc += sums_of_rows(p, dp)
         else:
             ds = p * (dp - delta)
             acc = tl.dot(ds.to(k.dtype), k, acc, input_precision=PRECISION)

@@ -1,6 +1,7 @@
 """Check that the harness's faster interpreter functions give the results of Triton's own."""
 
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -46,6 +47,17 @@ def _smaller(a, b):
 def least(a_ptr, out_ptr):
     offs = tl.arange(0, 8)[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(out_ptr, tl.reduce(tl.load(a_ptr + offs), None, _smaller))
+
+
+@triton.jit
+def product(a_ptr, b_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, TRANSPOSED: tl.constexpr):
+    m, n, k = tl.arange(0, M)[:, None], tl.arange(0, N)[:, None], tl.arange(0, 64)[None, :]
+    a, b = tl.load(a_ptr + m * 64 + k), tl.load(b_ptr + n * 64 + k)
+    if TRANSPOSED:
+        out = tl.trans(tl.dot(b, tl.trans(a)))
+    else:
+        out = tl.dot(a, tl.trans(b))
+    tl.store(out_ptr + m * N + tl.trans(n), out)
 """
 
 
@@ -77,6 +89,21 @@ def test_a_reduction_of_all_elements_gives_a_number(kernels):
     a, out = torch.randn(8, 16), torch.zeros(1)
     kernels.least[(1,)](a, out)
     assert out.item() == a.min().item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("equal", [False, True])
+def test_an_entry_of_a_product_is_the_same_in_each_tile(kernels, dtype, equal):
+    a, b = torch.randn(2, 64, 1 if equal else 64).to(dtype).expand(2, 64, 64).contiguous()
+    found = {}
+    for m, n, transposed in itertools.product((16, 64), (16, 32, 64), (False, True)):
+        out = torch.full((m, n), torch.nan)
+        kernels.product[(1,)](a, b, out, M=m, N=n, TRANSPOSED=transposed)
+        found[m, n, transposed] = out
+    whole = found[64, 64, False]
+    torch.testing.assert_close(whole, a.float() @ b.float().T)
+    for (m, n, _), out in found.items():
+        assert torch.equal(out, whole[:m, :n])
 
 
 def test_the_faster_reduction_is_installed_where_kernels_are_verified():

@@ -46,7 +46,7 @@ def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]
     from harness.measure.dissect.steps import Steps
 
     if not gpu:
-        interpreter.quicken()
+        interpreter.amend()
     given, dtype = options, options.dtype
     if given.subject == "step_memory":
         yield from subjects.step_memory(
