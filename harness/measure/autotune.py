@@ -18,6 +18,7 @@ import contextlib
 import datetime
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -40,6 +41,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.measure.worker:MeasureWorker"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
+# How many times as long as alone a cell may take while others are compiled beside it. The norms of
+# flash-attn try six numbers of warps, and for rows of 32768 the compiler takes over four minutes.
+COMPILING = 4
 # Each of the processes side by side compiles by itself.
 ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
@@ -81,29 +85,28 @@ def compile_beforehand(
 ) -> None:
     """Have several workers prepare the cells side by side; arguments as of `tuned`.
 
-    Compiling takes most of a first call, and it needs no GPU alone. No failure ends it: `tuned`
-    meets each cell again. It ends if no worker starts.
+    Compiling takes most of a first call, and it needs no GPU alone. Each worker takes the next cell
+    when it has done one, within COMPILING times the limit. No failure ends it: `tuned` meets each
+    cell again. It ends if no worker starts.
     """
-    variables = {**variables, **ONE_COMPILER}
+    variables, limit_s = {**variables, **ONE_COMPILER}, COMPILING * limit_s
+    waiting, began = deque(cells), {}
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
-        for first in range(0, len(cells), processes):
-            names = {
-                worker_name(impl, number): each
-                for number, each in enumerate(cells[first : first + processes], 1)
-            }
-            lost = _failed(workers.start(names))
-            requests = {
-                name: Prepare(each.case.name, each.dtype, each.pass_)
-                for name, each in names.items()
-                if name not in lost
-            }
-            prepared = workers.ask_each(requests, limit_s)
-            fatal = {name for name in _failed(prepared) if prepared[name].status in FATAL}
-            lost |= fatal | _failed(workers.ask(requests.keys() - fatal, limit_s, Release()))
-            for name in lost:
-                workers.stop(name)
-            if not requests:
-                return
+        idle = [worker_name(impl, number + 1) for number in range(min(processes, len(cells)))]
+        lost = _failed(workers.start(idle))
+        idle = [name for name in idle if name not in lost]
+        while began or (waiting and idle):
+            while waiting and idle:
+                name, each = idle.pop(), waiting.popleft()
+                if not _failed(workers.start([name])):
+                    workers.send(name, Prepare(each.case.name, each.dtype, each.pass_))
+                    began[name] = time.monotonic()
+            for name, answer in workers.first_answers(began, limit_s).items() if began else ():
+                del began[name]
+                fatal = isinstance(answer, Failure) and answer.status in FATAL
+                if fatal or _failed(workers.ask([name], limit_s, Release())):
+                    workers.stop(name)
+                idle.append(name)
 
 
 def _failed(answers: Mapping[str, Answer]) -> set[str]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
+from multiprocessing import connection
 
 from harness import status
 from harness.workers import forkserver
@@ -54,6 +55,7 @@ class WorkerHandle:
     - worker: the class that does the work, as `module:Class`.
     - variables: environment variables that it sees, added to those of the parent at this moment.
     - pid: the number of the process and of its group, None until its first answer.
+    - socket: over which requests go and answers come.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class WorkerHandle:
     ):
         self.impl = impl
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, read after the end of the process
-        self._socket, theirs = socket.socketpair()
+        self.socket, theirs = socket.socketpair()
         self._buffer = b""
         self.pid: int | None = None
         self._ended = False
@@ -80,9 +82,9 @@ class WorkerHandle:
 
     def send(self, request: Request) -> None:
         self._expected = request.answer
-        self._socket.settimeout(EXIT_S)
+        self.socket.settimeout(EXIT_S)
         with contextlib.suppress(OSError):
-            self._socket.sendall(json.dumps(encode(request)).encode() + b"\n")
+            self.socket.sendall(json.dumps(encode(request)).encode() + b"\n")
 
     def answer(self, limit_s: float, began: float | None = None) -> Answer:
         """Return the answer to the last request, or to the start: a Hello.
@@ -139,7 +141,7 @@ class WorkerHandle:
             with contextlib.suppress(OSError):
                 self._server.exit_code(self.pid, EXIT_S, reap=True)
         self._ended = True
-        self._socket.close()
+        self.socket.close()
 
     def _end(self) -> str:
         """Return the reason why the socket is closed."""
@@ -167,9 +169,9 @@ class WorkerHandle:
         while b"\n" not in self._buffer:
             if len(self._buffer) > LONGEST:
                 raise ValueError("an answer without end")
-            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            self.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
-                chunk = self._socket.recv(2**20)
+                chunk = self.socket.recv(2**20)
             except ConnectionResetError:
                 chunk = b""
             if not chunk:
@@ -234,6 +236,22 @@ class WorkerPool:
             self._workers[name].send(request)
         began = time.monotonic()
         return {name: self._workers[name].answer(limit_s, began) for name in requests}
+
+    def send(self, name: str, request: Request) -> None:
+        """Send a worker a request; `first_answers` waits for what it says."""
+        self._workers[name].send(request)
+
+    def first_answers(self, began: Mapping[str, float], limit_s: float) -> dict[str, Answer]:
+        """Wait until one of several workers answers, or was asked more than the limit ago.
+
+        Returns the answers of all that have one by then. began: when each worker was asked, by the
+        monotonic clock.
+        """
+        sockets = {self._workers[name].socket: name for name in began}
+        rest_s = min(began.values()) + limit_s - time.monotonic()
+        found = connection.wait(sockets, max(rest_s, 0.0))
+        names = [sockets[each] for each in found] or [min(began, key=began.get)]
+        return {name: self._workers[name].answer(limit_s, began[name]) for name in names}
 
     def stop(self, name: str) -> int | None:
         """End a worker, and print the end of its log; the next start replaces it.

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import autotune
@@ -17,6 +19,7 @@ from harness.project import fingerprint, registry, source_tree
 from harness.project.source_tree import self_tuned
 from harness.results import choices, raw
 from tests.support.fake_nvml import FAKE
+from tests.support.fake_worker import LAST_CASE
 from tests.support.measuring import ROOT, WORKER
 from tests.support.patience import PATIENCE_S
 
@@ -86,6 +89,20 @@ def test_all_is_compiled_side_by_side_before_one_process_chooses(command, tmp_pa
     assert not {words[0] for words in beside} & {words[0] for words in alone}
     kept = tmp_path / "autotune" / OP / "torch_compile" / "inductor"
     assert len(list(kept.glob("*.cubin"))) == len(list(kept.glob("*.best_config"))) == len(PASSES)
+
+
+def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_path):
+    """The first of two workers ends when the second has been asked for all other cells."""
+    log, others = tmp_path / "prepared", 4
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    monkeypatch.setenv("FAKE_OTHERS", str(others))
+    names = ["M1", *[LAST_CASE] * others]
+    cells = [Cell(SimpleNamespace(name=name), "bfloat16", "forward") for name in names]
+    autotune.compile_beforehand(OP, "waits_for_others", cells, WORKER, PATIENCE_S, {}, 2)
+    asked = [line.split() for line in log.read_text().splitlines()]
+    (slow,) = {words[0] for words in asked if "M1" in words}
+    assert len({words[0] for words in asked if LAST_CASE in words} - {slow}) == 1
+    assert len(asked) == len(cells)
 
 
 @pytest.mark.parametrize("chosen_in_a_graph", [False, True])

@@ -4,6 +4,7 @@
   named LAST_CASE all behave well.
 - `eventful` has no graph; `eventful_and_<what>` has none and behaves as `<what>`.
 - `prepares_slowly` takes SLOWLY_S to prepare a cell.
+- `waits_for_others` takes until FAKE_OTHERS cells of LAST_CASE were begun, except for those.
 - `says_how_it_tunes` declines each cell; the reason says whether tuners keep their choices.
 - `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
   choice.
@@ -23,6 +24,7 @@ from pathlib import Path
 from harness.measure import messages
 from harness.status import Inaccurate, Unsupported
 from harness.workers.messages import encode
+from tests.support.patience import wait_until
 
 US = {"slow": 103.0, "fast": 1.0}
 LAST_CASE = "M2"
@@ -71,6 +73,8 @@ class FakeWorker:
             self._fail(self.impl.removesuffix("_at_once"))
         if self.impl == "prepares_slowly":
             time.sleep(SLOWLY_S)
+        if self.impl == "waits_for_others" and case != LAST_CASE:
+            wait_until(self._others_began)
         if self.impl == "says_how_it_tunes":
             raise Unsupported("kept" if os.environ.get("TRITON_CACHE_AUTOTUNING") else "forgotten")
         if self.impl == "torch_compile":
@@ -123,6 +127,10 @@ class FakeWorker:
         if self.log:
             with open(self.log, "a") as log:
                 log.write(f"{os.getpid()} {time.monotonic()} {line}\n")
+
+    def _others_began(self):
+        begun = Path(self.log).read_text().splitlines()
+        return sum(LAST_CASE in line.split() for line in begun) >= int(os.environ["FAKE_OTHERS"])
 
     def _choose(self, cell):
         folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
