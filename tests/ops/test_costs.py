@@ -166,6 +166,16 @@ LINES = [
         2560 + 640 + 5120,
         358400,
     ),
+    # Twice as many keys as rows: k and v have 2 x 40 x 8 items each, q and out half of that.
+    (
+        "block_sparse_attention",
+        "forward",
+        make_case(B=1, H=2, I=2, J=3, S=20, T=40, D=8),
+        2,
+        640 + 2560,
+        640,
+        2 * 800 * 32,
+    ),
     # One of two heads: 1 x 2 x 20 x 8 = 320 items. The diagonal is kept: squares of 16 and 4.
     (
         "block_sparse_attention",

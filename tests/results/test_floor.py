@@ -20,6 +20,7 @@ def test_float32_may_be_three_products_of_tf32():
     fast = {"float32": 50.0, "bfloat16": 600.0}
     assert floor_us(WORK, fast) == (pytest.approx(500.0), "compute")
     assert floor_us(WORK, fast | {"bfloat16": 240.0}) == (pytest.approx(1000.0), "compute")
+    assert floor_us(WORK, {"float32": 0.1}) == (pytest.approx(500_000.0), "compute")
     half = dataclasses.replace(WORK, dtype="float16")
     assert floor_us(half, fast | {"float16": 50.0}) == (pytest.approx(1000.0), "compute")
 
