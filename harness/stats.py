@@ -39,6 +39,8 @@ FEWEST_BLOCKS = 5
 # The degrees of freedom among which `tails` chooses; where scores are fewer, the tails assumed.
 TAILS = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0, 8.0, 10.0, 14.0, 20.0, 30.0)
 FEWEST_SCORES, FEW_TAILS = 100, 4.0
+# One standard error of a parameter, in units of the logarithm of the likelihood.
+WITHIN = 0.5
 FITTING_STEPS = 20
 # The least variance that is told from none; when a variance is known well enough.
 TINY, PRECISION, NEWTON_STEPS = 1e-18, 1e-9, 200
@@ -130,6 +132,9 @@ def between(gaps: Estimate) -> np.ndarray:
 def tails(scores: np.ndarray) -> np.ndarray:
     """The degrees of freedom of the Student's t that scores, (..., count), follow, by likelihood.
 
+    Of those whose logarithm of the likelihood is within WITHIN of the best, the heaviest tails: a
+    verdict must not rest on tails that may be too light.
+
     scores: gaps over their standard deviations. The scale is fitted along, by expectation and
     maximisation. Fewer than FEWEST_SCORES tell too little: FEW_TAILS.
     """
@@ -146,7 +151,9 @@ def tails(scores: np.ndarray) -> np.ndarray:
     density = special.gammaln((free + 1) / 2) - special.gammaln(free / 2) - np.log(free) / 2
     spread = (free + 1) / 2 * np.log1p(squares / (freedom * scale)).mean(axis=-1)
     likelihood = density - np.log(scale[..., 0]) / 2 - spread
-    return free[likelihood.argmax(axis=-1)]
+    behind = likelihood.max(axis=-1, keepdims=True) - likelihood
+    # The heaviest come first.
+    return free[(scores.shape[-1] * behind <= WITHIN).argmax(axis=-1)]
 
 
 def plus(estimate: Estimate, variance: np.ndarray, freedom: np.ndarray) -> Estimate:

@@ -203,6 +203,42 @@ def choosing(configs: Configs, rule: Callable[..., Mapping[str, int]]) -> Iterat
 
 
 @contextlib.contextmanager
+def picking(configs: Configs, config: Config) -> Iterator[None]:
+    """Within the body a kernel has one configuration, whatever its rule and tables say.
+
+    Calls that are made by plan do not ask for it; see `uncached`.
+    """
+    object.__setattr__(configs, "pick", lambda device, **key: config)
+    try:
+        yield
+    finally:
+        object.__delattr__(configs, "pick")
+
+
+@contextlib.contextmanager
+def launches(*kernels: object) -> Iterator[list[Callable]]:
+    """List the launches of these kernels in the body, each as a function that repeats it."""
+    calls: list[Callable] = []
+    plain = {kind: kind.run for kind in set(map(type, kernels))}
+
+    def watching(launch: Callable) -> Callable:
+        def run(kernel, *args, **kwargs):
+            if any(kernel is each for each in kernels):
+                calls.append(lambda: launch(kernel, *args, **kwargs))
+            return launch(kernel, *args, **kwargs)
+
+        return run
+
+    for kind, launch in plain.items():
+        kind.run = watching(launch)
+    try:
+        yield calls
+    finally:
+        for kind, launch in plain.items():
+            kind.run = launch
+
+
+@contextlib.contextmanager
 def _asked(every: Sequence[Configs]) -> Iterator[dict[str, dict[str, object]]]:
     """Notes by kernel the key that the body asked a configuration for."""
     keys = {}

@@ -54,9 +54,9 @@ class Run:
                     continue
                 counted[key] = timings.counted(rivals, ceilings[op])
                 every[key] = rivals
-        known = inference.known(comparisons.noise(counted))
+        known = comparisons.known(counted)
         for key, rivals in every.items():
-            found = timings.summary(rivals, ceilings[key[0]], known)
+            found = timings.summary(rivals, ceilings[key[0]], known.of(key))
             summary[key] = {row["impl"]: row for row in found}
         sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
         return cls(sidecars, counted, summary, comparisons.comparisons(counted, known))

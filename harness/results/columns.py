@@ -130,6 +130,7 @@ READINGS = (
     _number("energy_pm_uj", "half-width of its 95 % interval", "µJ"),
 )
 ENERGY = READINGS[3:]
+FLOPS = _count("flops", "operations that any implementation must do", "FLOP", filled=True)
 PEAK = _count("peak_mem_bytes", "peak of the GPU memory that the call allocates", "byte")
 PART_OF = _text("part", "part of the study to which the cell belongs", ("headline", "training"))
 TIMED_BY = _text("timed_by", "`events` if no CUDA graph could be captured", ("graph", "events"))
@@ -175,7 +176,7 @@ RAW = Table(
         _count("calls", "calls that the GPU time is the median of"),
         _count("bytes_read", "bytes that any implementation must read", "byte", filled=True),
         _count("bytes_written", "bytes that any implementation must write", "byte", filled=True),
-        _count("flops", "operations that any implementation must do", "FLOP", filled=True),
+        FLOPS,
         PEAK,
         *READINGS,
         _text("throttle", "every clock event that a reading saw"),
@@ -589,10 +590,22 @@ LOSS_PARITY = Table(
         *(STATUS, REASON),
     ),
 )
+RUNG = (
+    *(OP, CASE, DTYPE, PASS, IMPL),
+    _count("rung", "number of the form of ours, from the simplest; empty for a baseline"),
+    _text("adds", "the technique that this form adds to the one before it"),
+    _count("block", "number of the block; in each all forms and baselines take turns"),
+    _number("device_us", "GPU time of a call on a cold L2 cache; on a CPU its wall time", "µs"),
+    FLOPS,
+    *READINGS[:3],
+    *(STATUS, REASON),
+)
+MATMUL_LADDER = Table("matmul_ladder", "a block of a form of the matrix product", RUNG)
+ATTENTION_LADDER = Table("attention_ladder", "a block of a form of attention", RUNG)
 # The files that `harness.measure.dissect` writes, by its subject.
-DISSECTED = {
-    table.name: table for table in (STEP_PARTS, PARTS_ALONE, STEP_LADDER, STEP_MEMORY, LOSS_PARITY)
-}
+STEPS = (STEP_PARTS, PARTS_ALONE, STEP_LADDER, STEP_MEMORY, LOSS_PARITY)
+LADDERS = (MATMUL_LADDER, ATTENTION_LADDER)
+DISSECTED = {table.name: table for table in (*STEPS, *LADDERS)}
 
 # The files that `harness.summarize` writes into the folder of a run, in this order.
 SUMMARIES = (

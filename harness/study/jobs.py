@@ -43,6 +43,8 @@ from harness.study import placement
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
+# The end of the name of a question about the forms of an op.
+LADDER = "_ladder"
 # Processes that compile kernels of ours at a time.
 COMPILERS = 8
 # As `harness.results.manifest` has it, which reads more than file names.
@@ -424,18 +426,34 @@ class Study:
 
     @property
     def dissections(self) -> list[str]:
-        """The questions that this run asks of a training step; none if it times no network."""
-        wanted = self.config["dissect"] if self.measures and self.networks else {}
-        return [subject for subject, options in wanted.items() if options is not None]
+        """The questions that this run asks of a training step, if it times a network, and of the
+        forms of a kernel, if it times its op."""
+        wanted = self.config["dissect"] if self.measures else {}
+        about = {name: self._laddered(name) for name, options in wanted.items() if options}
+        return [
+            name
+            for name, op in about.items()
+            if (bool(self.networks) if op is None else op in self.ops)
+        ]
+
+    def _laddered(self, subject: str) -> str | None:
+        """Return the op whose forms a question is about, None if it is about a step."""
+        op = subject.removesuffix(LADDER)
+        return op if op != subject and op in ops(self.root) else None
 
     def dissected(self, wildcards) -> list[str]:
-        """The files that answer them, of this run or else as recorded."""
-        paths = [f"dissect/{subject}.csv" for subject in self.config["dissect"]]
+        """The files that answer them, each of this run or else as recorded."""
         asked = [f"{self.run}/dissect/{subject}.csv" for subject in self.dissections]
-        return asked or self._recorded(*paths)
+        others = [s for s in self.config["dissect"] if s not in self.dissections]
+        return asked + self._recorded(*(f"dissect/{subject}.csv" for subject in others))
 
     def dissect_inputs(self, wildcards) -> list[str]:
         command = "harness/measure/dissect/__main__.py"
+        if op := self._laddered(wildcards.subject):
+            # Only a form that is right is timed, and the shipped one judges the others.
+            judged = f"{self.run}/verify/{op}/{OURS}.json"
+            code = self.sources(command, *family_files(self.ops[op]))
+            return [*code, judged, *self.tables_of_all]
         code = self.sources(command, "network/calls.py", *self.glob(f"{STACKS}/*.py"))
         return [*code, *self.tables_of_all]
 

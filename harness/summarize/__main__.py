@@ -23,7 +23,6 @@ from harness.results.times import limits, measurements
 from harness.summarize import (
     capabilities,
     comparisons,
-    inference,
     ledger,
     networks,
     rates,
@@ -131,11 +130,11 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
     every = {key: rivals for found in grouped.values() for key, rivals in found.items()}
     counted = {key: timings.counted(rivals, ceilings[key[0]]) for key, rivals in every.items()}
     noise = comparisons.noise(counted)
-    known = inference.known(noise)
+    known = comparisons.known(counted)
     summary = [
         row
         for key, rivals in every.items()
-        for row in timings.summary(rivals, ceilings[key[0]], known)
+        for row in timings.summary(rivals, ceilings[key[0]], known.of(key))
     ]
     sizes = sorted({key for row in summary for key in row if key.startswith("size_")})
     sizes = [key.removeprefix("size_") for key in sizes]

@@ -12,14 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import f
 
 from harness import stats
 from harness.project.implementations import OURS, TWIN
 from harness.stats import Estimate, Interval
 from harness.summarize import inference
-from harness.summarize.inference import UNKNOWN, Difference, Offsets
+from harness.summarize.inference import UNKNOWN, Difference, Offset, Offsets
 from harness.summarize.timings import GRID, HEADLINE, KEY, Cell, parts, ratio, shared
 
+# The share of steady cells that chance would call unsteady.
+UNSTEADY = 1e-4
 # A ratio beyond this is as often a baseline that does other work as it is a better kernel.
 FLAGGED = 10
 CLAIM = ("op", "family", "pass", "baseline", "timed_by")
@@ -49,6 +52,50 @@ Study = Mapping[tuple[str, ...], Mapping[str, Cell]]
 def noise(study: Study) -> dict[tuple[str, ...], tuple[float, Estimate]]:
     """The A/A gaps of a study by cell, each with the length in us of a call of ours.
 
+    Unsteady cells have none: their gaps say nothing of others.
+    """
+    return _learned(study)[0]
+
+
+def known(study: Study) -> Offsets:
+    """The offsets of a study: by the length of a call, and those of unsteady cells."""
+    return inference.known(*_learned(study))
+
+
+def unsteady(study: Study, gaps: Mapping[tuple[str, ...], tuple]) -> dict[tuple[str, ...], Offset]:
+    """The cells in which processes of ours differ far more than in cells of calls as long.
+
+    By key the offset between two processes in the cell. A kernel may have two speeds, and a process
+    one of them for its life. Where several processes ran it, their own variance shows that: it is
+    compared with the learned one by the F test, at a level of UNSTEADY.
+    """
+    learned, found = inference.known(gaps), {}
+    for key, (length, _) in gaps.items():
+        spreads = [study[key][impl].spread() for impl in (OURS, TWIN)]
+        if None in spreads:
+            continue
+        freedom = sum(each.freedom for each in spreads)
+        between, within = (
+            sum(part * each.freedom for part, each in zip(parts, spreads, strict=True)) / freedom
+            for parts in zip(*(each[:2] for each in spreads), strict=True)
+        )
+        alone = learned.alone(length)
+        expected = alone.variance + within
+        if expected > 0 and f.sf(between / expected, freedom, alone.freedom) < UNSTEADY:
+            found[key] = Offset(2 * (between - within), float(freedom), float(freedom))
+    return found
+
+
+def _learned(study: Study) -> tuple[dict, dict[tuple[str, ...], Offset]]:
+    """Return the gaps of steady cells, and the offsets of the others."""
+    gaps = _gaps(study)
+    own = unsteady(study, gaps)
+    return {key: gap for key, gap in gaps.items() if key not in own}, own
+
+
+def _gaps(study: Study) -> dict[tuple[str, ...], tuple[float, Estimate]]:
+    """The A/A gaps of all cells, each as between two single processes.
+
     A gap between means of several processes is narrower than one between two processes; it is
     widened to that, so that `inference.Offsets` knows gaps of one kind.
     """
@@ -67,9 +114,9 @@ def processes(study: Study) -> dict[tuple[str, ...], int]:
     return {key: rivals[OURS].processes for key, rivals in study.items() if OURS in rivals}
 
 
-def comparisons(study: Study, known: Offsets | None = None) -> list[Comparison]:
-    """All comparisons of a study; known: what `noise` tells of offsets, where it is at hand."""
-    known, found = known or inference.known(noise(study)), []
+def comparisons(study: Study, learned: Offsets | None = None) -> list[Comparison]:
+    """All comparisons of a study; learned: what `known` says, where it is at hand."""
+    offsets, found = learned or known(study), []
     part = parts(study)
     for key, rivals in study.items():
         if OURS not in rivals:
@@ -83,10 +130,10 @@ def comparisons(study: Study, known: Offsets | None = None) -> list[Comparison]:
             theirs, _ = shared(cell, ours)
             few = len(theirs) < stats.FEWEST_BLOCKS
             gaps = (UNKNOWN if few or twin is None else twin,)
-            offset = known.between(length, ours.processes, cell.processes)
+            offset = offsets.of(key).between(length, ours.processes, cell.processes)
             difference = Difference(log, offset, gaps)
             clock = "events" if "events" in (ours.clock, cell.clock) else "graph"
-            one = ratio(cell, ours, known)
+            one = ratio(cell, ours, offsets.of(key))
             about = cell.first["family"], impl, one, difference, clock, cell.set, part[key]
             found.append(Comparison(key, *about))
     return found

@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -58,13 +59,25 @@ class Offsets:
     An offset of some tenths of a microsecond is much of a short call and nothing of a long one. So
     the variance at a length is that of the NEIGHBOURS gaps between calls nearest in length. The
     tails are those of all gaps together, each over the standard deviation of its neighbours.
+
+    own: the offset between two processes in a cell that is not like the others.
     """
 
-    def __init__(self, lengths_us: Sequence[float], gaps: Sequence[Estimate]):
+    def __init__(
+        self,
+        lengths_us: Sequence[float],
+        gaps: Sequence[Estimate],
+        own: Mapping[Hashable, Offset] = MappingProxyType({}),
+    ):
+        self._own = own
         self._found: dict[bytes, float] = {}
         self._places, self._gaps = np.log(lengths_us), stacked(gaps)
         others = neighbours(self._places, self._places, others=True)
         self._tails = float(tails(self._gaps, others)) if len(gaps) > 1 else stats.FEW_TAILS
+
+    def of(self, key: Hashable) -> "Offsets":
+        """Return the offsets of a cell: these, or those of calls of any length that are its own."""
+        return OwnOffset(self._own[key]) if key in self._own else self
 
     def at(self, length_us: float) -> Offset:
         """Return the offset of the gap between two processes, for calls of so many microseconds."""
@@ -86,6 +99,17 @@ class Offsets:
         """Return the offset of the gap between the means of so many processes each."""
         gap = self.at(length_us)
         return gap._replace(variance=gap.variance * (1 / ours + 1 / theirs) / 2)
+
+
+class OwnOffset(Offsets):
+    """The offset of one cell, whatever the length of a call."""
+
+    def __init__(self, offset: Offset):
+        super().__init__([], [])
+        self._offset = offset
+
+    def at(self, length_us: float) -> Offset:
+        return self._offset
 
 
 def neighbours(places: np.ndarray, among: np.ndarray, others: bool = False) -> np.ndarray:
@@ -218,10 +242,16 @@ def grouped(items: Iterable, key: Callable[..., Hashable]) -> dict:
     return found
 
 
-def known(gaps: Mapping[tuple, tuple[float, Estimate | None]]) -> Offsets:
-    """Offsets from the length of a call in microseconds and its gap, where there is one."""
+def known(
+    gaps: Mapping[tuple, tuple[float, Estimate | None]],
+    own: Mapping[Hashable, Offset] = MappingProxyType({}),
+) -> Offsets:
+    """Offsets from the length of a call in microseconds and its gap, where there is one.
+
+    own: the offsets of cells that have one of their own.
+    """
     found = [(length, gap) for length, gap in gaps.values() if gap is not None]
-    return Offsets([length for length, _ in found], [gap for _, gap in found])
+    return Offsets([length for length, _ in found], [gap for _, gap in found], own)
 
 
 def _parts(member: Sequence[Difference]) -> tuple[Estimate, Offset]:

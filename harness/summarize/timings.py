@@ -1,9 +1,10 @@
 """From the timed blocks of a cell to its rows of summary.csv."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,17 @@ SIZE = re.compile(r"([A-Z])(\d+)")
 EVENTS = "events:"
 # The cells of all means over ops, and the calls that launch the same once more.
 HEADLINE, TRAINING = "headline", "training"
+
+
+class Spread(NamedTuple):
+    """The variance between the processes of a cell, of the mean logarithm of their times.
+
+    within: the share of it that the scatter of blocks explains. freedom: of the variance.
+    """
+
+    between: float
+    within: float
+    freedom: int
 
 
 @dataclass
@@ -63,6 +75,20 @@ class Cell:
     def processes(self) -> int:
         """How many processes ran it; a time of a block is the mean of theirs."""
         return len({row.get("process", 0) for row in self.rows if row["device_us"] is not None})
+
+    def spread(self) -> Spread | None:
+        """How far its processes differ; None of fewer than two, or of fewer than two blocks."""
+        found: dict[int, list[float]] = {}
+        blocks = self.times()
+        for row in self.rows:
+            if row["block"] in blocks and row["device_us"] is not None:
+                found.setdefault(row.get("process", 0), []).append(math.log(row["device_us"]))
+        logs = list(found.values())
+        if len(logs) < 2 or len(blocks) < 2:
+            return None
+        within = float(np.mean([np.var(each, ddof=1) / len(each) for each in logs]))
+        between = float(np.var([np.mean(each) for each in logs], ddof=1))
+        return Spread(between, within, len(logs) - 1)
 
     @property
     def clock(self) -> str:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from triton.runtime.jit import JITFunction
 
 from harness import status
 from harness.build import recorder
@@ -118,19 +117,9 @@ class TuneWorker:
 @contextlib.contextmanager
 def _watched(configs: Configs, config: Mapping[str, int]) -> Iterator[list[Callable]]:
     """Has the body launch a kernel with this configuration; lists its launches, to be repeated."""
-    calls, launch = [], JITFunction.run
-
-    def run(kernel, *args, **kwargs):
-        if kernel is configs.kernel:
-            calls.append(lambda: launch(kernel, *args, **kwargs))
-        return launch(kernel, *args, **kwargs)
-
-    JITFunction.run = run
-    try:
-        with recorder.choosing(configs, lambda **key: config):
-            yield calls
-    finally:
-        JITFunction.run = launch
+    choosing = recorder.choosing(configs, lambda **key: config)
+    with recorder.launches(configs.kernel) as calls, choosing:
+        yield calls
 
 
 @contextlib.contextmanager

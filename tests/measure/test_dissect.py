@@ -8,12 +8,11 @@ import pandas as pd
 import pytest
 import torch
 
-from harness.measure.dissect import __main__ as command
 from harness.measure.dissect import subjects
 from harness.measure.dissect.steps import Steps, attempted
-from harness.results import columns
 from network import alone, stack
 from network.parts import used
+from tests.support.dissected import written
 
 ROOT = Path(__file__).parents[2]
 EAGER = ("torch_eager",)
@@ -22,13 +21,6 @@ EAGER = ("torch_eager",)
 @pytest.fixture
 def steps():
     return Steps("tiny", 2, 12, "float32", gpu=False)
-
-
-def written(tmp_path, name, rows):
-    command.write(tmp_path / "out.csv", columns.DISSECTED[name], rows)
-    frame = pd.read_csv(tmp_path / "out.csv", keep_default_na=False, na_values=[""])
-    assert tuple(frame) == columns.DISSECTED[name].header
-    return frame
 
 
 def test_a_profile_holds_every_part(steps, tmp_path):

@@ -6,7 +6,9 @@ test_inference_exact.py tests. The claims of a whole study are tested in test_co
 
 import math
 
+import numpy as np
 import pytest
+from scipy.stats import f
 
 from harness import stats
 from harness.stats import Estimate, Interval
@@ -96,6 +98,98 @@ def test_gaps_between_means_are_widened_to_those_between_processes():
     assert found.variance == pytest.approx(1.6 * log.variance)
     assert comparisons.processes(study(*rows)) == {key("N1024"): 4}
     assert comparisons.processes(study(*timed("rival"))) == {}
+
+
+def in_processes(impl, case, *levels):
+    """Rows of as many processes as there are levels, five blocks each."""
+    return [
+        block(number, impl, level * (1 + 0.001 * number), case=case, process=process)
+        for process, level in enumerate(levels)
+        for number in range(5)
+    ]
+
+
+# One process of ours is slow in N1, and three of the twin.
+STEADY, SLOW = 2.0, 2.4
+ODD = ((STEADY, STEADY, STEADY, SLOW), (STEADY, SLOW, SLOW, SLOW))
+
+
+@pytest.fixture
+def mixed():
+    """A study of cells whose twins differ by 1 %, and of one whose kernel has two speeds."""
+    rows = []
+    for number in range(40):
+        twin = [time * (1.01 if number % 2 else 0.99) for time in OURS]
+        case = f"N{number + 2}"
+        rows += [*timed("ours", case=case), *timed("ours_twin", twin, case=case)]
+    for impl, levels in zip(("ours", "ours_twin"), ODD, strict=True):
+        rows += in_processes(impl, "N1", *levels)
+    even = in_processes("ours", "N100", *[STEADY] * 4)
+    even += in_processes("ours_twin", "N100", *[2.01] * 4)
+    alone = timed("ours", case="N200") + in_processes("ours_twin", "N200", *ODD[1])
+    return study(*rows, *even, *alone)
+
+
+def odd_offset():
+    within = np.var(np.log1p(0.001 * np.arange(5)), ddof=1) / 5
+    between = np.mean([np.var(np.log(levels), ddof=1) for levels in ODD])
+    return between, within
+
+
+def test_a_kernel_of_two_speeds_has_an_offset_of_its_own(mixed):
+    between, within = odd_offset()
+    gaps = comparisons._gaps(mixed)
+    found = comparisons.unsteady(mixed, gaps)
+    assert found == {key("N1"): (pytest.approx(2 * (between - within)), 6.0, 6.0)}
+    assert all(isinstance(part, float) for part in found[key("N1")])
+    steady = comparisons.noise(mixed)
+    assert list(steady) == [each for each in gaps if each != key("N1")] and len(steady) == 42
+    learned = comparisons.known(mixed)
+    assert learned.of(key("N1")).at(1e6) == found[key("N1")]
+    assert learned.of(key("N2")).at(2.0) == inference.known(steady).at(2.0)
+
+
+def test_a_cell_is_unsteady_by_the_f_test(mixed, monkeypatch):
+    between, within = odd_offset()
+    gaps = comparisons._gaps(mixed)
+    alone = inference.known(gaps).alone(gaps[key("N1")][0])
+    p = f.sf(between / (alone.variance + within), 6, alone.freedom)
+    assert 0 < p < comparisons.UNSTEADY == 1e-4
+    monkeypatch.setattr(comparisons, "UNSTEADY", p * 1.001)
+    assert key("N1") in comparisons.unsteady(mixed, gaps)
+    monkeypatch.setattr(comparisons, "UNSTEADY", p * 0.999)
+    assert comparisons.unsteady(mixed, gaps) == {}
+
+
+def test_processes_of_unlike_number_count_by_their_freedom(mixed):
+    """Two processes of ours have one degree of freedom, and four of the twin have three."""
+    rows = in_processes("ours", "N1", STEADY, SLOW) + in_processes("ours_twin", "N1", *ODD[1])
+    steady = {each: cells for each, cells in mixed.items() if each != key("N1")}
+    both = steady | study(*rows)
+    found = comparisons.unsteady(both, comparisons._gaps(both))[key("N1")]
+    two, four = (np.var(np.log(levels), ddof=1) for levels in ((STEADY, SLOW), ODD[1]))
+    between = (two + 3 * four) / 4
+    assert found == (pytest.approx(2 * (between - odd_offset()[1])), 4.0, 4.0)
+
+
+def test_without_any_scatter_no_cell_is_unsteady():
+    rows = [block(n, impl, 2.0, case="N1", process=p)
+            for impl in ("ours", "ours_twin") for p in range(4) for n in range(5)]  # fmt: skip
+    found = study(*rows)
+    assert comparisons.unsteady(found, comparisons._gaps(found)) == {}
+
+
+def test_the_offset_of_a_comparison_in_an_unsteady_cell_is_its_own(mixed):
+    rival = study(*in_processes("ours", "N1", *ODD[0]), *in_processes("rival", "N1", *[9.0] * 4))
+    mixed[key("N1")]["rival"] = rival[key("N1")]["rival"]
+    (one,) = comparisons.comparisons(mixed)
+    assert one.key == key("N1")
+    between, within = odd_offset()
+    assert one.difference.offset == (pytest.approx((between - within) / 2), 6.0, 6.0)
+    own = inference.OwnOffset(Offset(2 * (between - within), 6.0, 6.0))
+    rivals = mixed[key("N1")]
+    expected = timings.ratio(rivals["rival"], rivals["ours"], own)
+    assert one.ratio == tuple(map(pytest.approx, expected))
 
 
 def test_the_offset_of_a_comparison_is_that_of_its_processes():

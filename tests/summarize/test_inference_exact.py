@@ -94,6 +94,20 @@ def test_offsets_follow_the_length_of_a_call():
     assert found.at(1.0).tails == found.at(1e4).tails == statistics.TAILS[-1]
 
 
+def test_a_cell_may_have_an_offset_of_its_own():
+    own = Offset(0.04, 6.0, 5.0)
+    found = Offsets([1.0, 2.0], [Estimate(0.1, 0.0, 9.0)] * 2, {"odd": own})
+    assert found.of("even") is found
+    odd = found.of("odd")
+    assert odd.at(1.0) == odd.at(1e4) == own
+    assert odd.alone(1.0, 4) == own._replace(variance=0.005)
+    assert odd.between(1.0, 1, 4).variance == pytest.approx(0.025)
+    gaps = {("a",): (1.0, Estimate(0.1, 0.0, 9.0)), ("b",): (2.0, None)}
+    assert inference.known(gaps, {"odd": own}).of("odd").at(3.0) == own
+    assert inference.known(gaps).at(3.0) == (pytest.approx(0.01), 1.0, statistics.FEW_TAILS)
+    assert inference.known(gaps).of("odd").at(3.0) == inference.known(gaps).at(3.0)
+
+
 def test_the_tails_of_offsets_leave_each_gap_out_of_its_own_neighbours(monkeypatch):
     monkeypatch.setattr(inference, "NEIGHBOURS", 1)
     seen = []

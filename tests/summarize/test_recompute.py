@@ -164,7 +164,33 @@ def fitted_tails(scores):
         return -optimize.minimize_scalar(minus, bounds=(-3, 2), method="bounded").fun
 
     grid = (3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0, 8.0, 10.0, 14.0, 20.0, 30.0)
-    return max(grid, key=likelihood) if len(scores) >= 100 else 4.0
+    if len(scores) < 100:
+        return 4.0
+    fits = {freedom: likelihood(freedom) for freedom in grid}
+    return min(freedom for freedom, fit in fits.items() if max(fits.values()) - fit <= 0.5)
+
+
+def between_processes(part, times):
+    """Return the variance of processes' mean logs, the share of blocks in it, and its freedom."""
+    logs = [
+        np.log(one.loc[one["block"].isin(list(times)), "device_us"].dropna())
+        for _, one in part.groupby("process")
+    ]
+    if len(logs) < 2 or len(times) < 2:
+        return None
+    within = np.mean([log.var(ddof=1) / len(log) for log in logs])
+    return np.var([log.mean() for log in logs], ddof=1), within, len(logs) - 1
+
+
+def own_gap_variance(spreads, alone, known):
+    """Return the variance of a gap in an unsteady cell and its freedom, None in a steady one."""
+    if None in spreads:
+        return None
+    freedom = sum(f for *_, f in spreads)
+    between = sum(b * f for b, _, f in spreads) / freedom
+    within = sum(w * f for _, w, f in spreads) / freedom
+    odd = stats.f.sf(between / (alone + within), freedom, known)
+    return (2 * (between - within), freedom) if odd < 1e-4 else None
 
 
 def holm(p):
@@ -196,7 +222,7 @@ def again(raw):
     """Return the cells, and comparisons of ours with each baseline, from the raw rows."""
     rows, sidecars = raw
     limit = {op: limits(sidecar) for op, sidecar in sidecars.items()}
-    cells, singles, counted = {}, {}, {}
+    cells, singles, counted, spreads = {}, {}, {}, {}
     for (*place, impl), part in rows.groupby([*CELL, "impl"], sort=False):
         key = tuple(place)
         times, counts = times_of(part)
@@ -210,6 +236,7 @@ def again(raw):
             events = part["reason"].str.startswith("events:").any()
             cells.setdefault(key, {})[impl] = (times, events, part.iloc[0])
             counted[key, impl] = part["process"].nunique()
+            spreads[key, impl] = between_processes(part, times)
     gaps, lengths, single = {}, {}, {}
     for key, impls in cells.items():
         if {"ours", "ours_twin"} <= set(impls):
@@ -222,17 +249,25 @@ def again(raw):
             value, variance, freedom = gaps[key]
             single[key] = math.sqrt(wider) * value, wider * variance, freedom
     keys = list(gaps)
-    places = np.array([lengths[key] for key in keys])
 
     def near(length, without=None):
+        places = np.array([lengths[key] for key in keys])
         order = np.argsort(np.abs(places - length), kind="stable")
         return [single[keys[i]] for i in order if i != without][:NEAREST]
+
+    own = {}
+    for key in keys:
+        neighbours = near(lengths[key])
+        both = [spreads[key, impl] for impl in ("ours", "ours_twin")]
+        own[key] = own_gap_variance(both, paule_mandel(neighbours) / 2, len(neighbours))
+    # They tell nothing of other cells.
+    keys = [key for key in keys if own[key] is None]
 
     twofold = {key[0] for key in cells if key[3] == "backward"}
     twofold |= set(rows.loc[rows["pass"] == "backward", "op"])
     scores = []
     for i, key in enumerate(keys):
-        variance = paule_mandel(near(places[i], without=i)) + single[key][1]
+        variance = paule_mandel(near(lengths[key], without=i)) + single[key][1]
         scores.append(single[key][0] / math.sqrt(variance))
     tails = fitted_tails(np.array(scores))
     compared = []
@@ -241,7 +276,10 @@ def again(raw):
             continue
         ours, own_events, first = impls["ours"]
         neighbours = near(math.log(np.median(list(ours.values()))))
-        between = paule_mandel(neighbours)
+        between, sure, heavy = paule_mandel(neighbours), len(neighbours), tails
+        if own.get(key):
+            between, sure = own[key]
+            heavy = sure
         for impl, (times, events, _) in impls.items():
             shared = [block for block in ours if block in times]
             if impl in ("ours", "ours_twin") or not shared:
@@ -253,8 +291,8 @@ def again(raw):
             if key in gaps and len(shared) >= FEWEST:
                 value, variance, freedom = gaps[key]
                 noise = abs(value) + stats.t.ppf(0.975, freedom) * math.sqrt(variance)
-            whole, freedom = pooled([(log[1], log[2]), (offset, len(neighbours))])
-            _, deep = pooled([(log[1], log[2]), (offset, tails)])
+            whole, freedom = pooled([(log[1], log[2]), (offset, sure)])
+            _, deep = pooled([(log[1], log[2]), (offset, heavy)])
             half = stats.t.ppf(0.975, freedom) * math.sqrt(whole)
             said, p = decide(log[0], max(MARGIN, noise), whole, deep)
             _, arithmetic = floor_us(first, limit[key[0]])
@@ -266,7 +304,7 @@ def again(raw):
                 | {"ratio": np.median(ratios), "lo": math.exp(-half), "hi": math.exp(half)}
                 | {"noise": noise, "offset": math.sqrt(offset), "p": p, "said": said}
                 | {"log": log, "gap": gaps.get(key) if noise == noise else None}
-                | {"family_size": len(neighbours), "tails": tails}
+                | {"family_size": sure, "tails": heavy}
             )
     return singles, pd.DataFrame(compared)
 

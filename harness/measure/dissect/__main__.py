@@ -1,6 +1,7 @@
-"""Takes a training step apart and writes one CSV file.
+"""Takes a training step, or the forms of a kernel, apart and writes one CSV file.
 
 `python -m harness.measure.dissect step_parts --preset llama-1b --out FILE`
+`python -m harness.measure.dissect matmul_ladder --cells M8192-N8192-K8192.forward --out FILE`
 
 With a GPU it locks it and runs there. Without one it runs on the CPU, ours in Triton's interpreter:
 a preset of a GPU takes hours there, `tiny` some seconds.
@@ -17,6 +18,8 @@ from harness import cli, files
 from harness.machine import gpu_lock, nvml
 from harness.results import columns
 
+LADDER = "_ladder"
+KERNELS = [table.name for table in columns.LADDERS]
 STACKS = ("torch_eager", "torch_compile", "liger", "ours")
 
 
@@ -48,7 +51,13 @@ def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]
     if not gpu:
         interpreter.amend()
     given, dtype = options, options.dtype
-    if given.subject == "step_memory":
+    if given.cells:
+        # The worker of a GPU is imported with it.
+        from harness.measure.dissect import ladders
+
+        op, about = given.subject.removesuffix(LADDER), (given.times, given.seed, gpu)
+        yield from ladders.kernel_ladder(op, given.cells, dtype, given.rivals, *about)
+    elif given.subject == "step_memory":
         yield from subjects.step_memory(
             given.preset, given.lengths, given.stacks, dtype, gpu, given.times
         )
@@ -84,7 +93,7 @@ def _text(value: object) -> object:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("subject", choices=sorted(columns.DISSECTED))
-    parser.add_argument("--preset", required=True)
+    parser.add_argument("--preset", help="of the network that a step trains")
     parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a sequence")
     parser.add_argument("--dtype", default="bfloat16")
@@ -94,9 +103,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300, help="steps of training")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of step_memory")
     parser.add_argument("--seed", type=int, default=0, help="of the order in the ladder")
+    parser.add_argument("--cells", nargs="+", default=[], help="of the ladder of a kernel")
+    parser.add_argument("--rivals", nargs="+", default=[], help="baselines beside that ladder")
     parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
     parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()
+    options = parser.parse_args()
+    wanted = "cells" if options.subject in KERNELS else "preset"
+    if not getattr(options, wanted):
+        parser.error(f"{options.subject} needs --{wanted}")
+    return options
 
 
 if __name__ == "__main__":

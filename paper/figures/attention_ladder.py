@@ -1,0 +1,12 @@
+"""The forms of attention and what each technique buys, from the simplest on."""
+
+import _ladder
+from _data import run
+
+
+def main(arguments):
+    _ladder.draw(arguments, "attention_ladder")
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
