@@ -66,8 +66,8 @@ def unsteady(study: Study, gaps: Mapping[tuple[str, ...], tuple]) -> dict[tuple[
     """The cells in which processes of ours differ far more than in cells of calls as long.
 
     By key the offset between two processes in the cell. A kernel may have two speeds, and a process
-    one of them for its life. Where several processes ran it, their own variance shows that: it is
-    compared with the learned one by the F test, at a level of UNSTEADY.
+    one of them for its life. The variance of several processes shows that: it is compared with the
+    learned one by the F test, at a level of UNSTEADY.
     """
     learned, found = inference.known(gaps), {}
     for key, (length, _) in gaps.items():
