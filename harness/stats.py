@@ -132,8 +132,8 @@ def between(gaps: Estimate) -> np.ndarray:
 def tails(scores: np.ndarray) -> np.ndarray:
     """The degrees of freedom of the Student's t that scores, (..., count), follow, by likelihood.
 
-    Several may be likely: their logarithms of the likelihood are within WITHIN of the best. Those of
-    the heaviest tails are taken, because a verdict must not rest on tails that may be too light.
+    Several may be likely: the logarithm of their likelihood is within WITHIN of the best. The
+    heaviest tails are taken, because a verdict must not rest on tails that may be too light.
 
     scores: gaps over their standard deviations. The scale is fitted along, by expectation and
     maximisation. Fewer than FEWEST_SCORES tell too little: FEW_TAILS.

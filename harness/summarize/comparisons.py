@@ -75,10 +75,8 @@ def unsteady(study: Study, gaps: Mapping[tuple[str, ...], tuple]) -> dict[tuple[
         if None in spreads:
             continue
         freedom = sum(each.freedom for each in spreads)
-        between, within = (
-            sum(part * each.freedom for part, each in zip(parts, spreads, strict=True)) / freedom
-            for parts in zip(*(each[:2] for each in spreads), strict=True)
-        )
+        between = sum(each.between * each.freedom for each in spreads) / freedom
+        within = sum(each.within * each.freedom for each in spreads) / freedom
         alone = learned.alone(length)
         expected = alone.variance + within
         if expected > 0 and f.sf(between / expected, freedom, alone.freedom) < UNSTEADY:

@@ -159,6 +159,8 @@ def test_a_cell_is_unsteady_by_the_f_test(mixed, monkeypatch):
     assert key("N1") in comparisons.unsteady(mixed, gaps)
     monkeypatch.setattr(comparisons, "UNSTEADY", p * 0.999)
     assert comparisons.unsteady(mixed, gaps) == {}
+    monkeypatch.setattr(f, "sf", lambda *_: comparisons.UNSTEADY)
+    assert comparisons.unsteady(mixed, gaps) == {}
 
 
 def test_processes_of_unlike_number_count_by_their_freedom(mixed):

@@ -294,6 +294,11 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
     }
     monkeypatch.setattr(rates, "material", lambda *args: ("material", args))
     named(monkeypatch, rates, "rows")
+    # One cell has an offset of its own.
+    own = {("add", "N1024", "float32", "forward"): inference.Offset(0.04, 6.0, 6.0)}
+    monkeypatch.setattr(
+        comparisons, "known", lambda study: inference.known(comparisons.noise(study), own)
+    )
     # The offsets take a while to find, so those of the summary are passed on.
     compare, handed = comparisons.comparisons, []
 
@@ -308,12 +313,13 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
     grouped = timings.group(add) | timings.group(mul)
     counted = {key: timings.counted(rivals, limits[key[0]]) for key, rivals in grouped.items()}
     noise = comparisons.noise(counted)
-    known = inference.known(noise)
+    known = comparisons.known(counted)
     assert len(noise) == 1 and known.at(1.0).variance > 0
+    assert set(own) < set(grouped)
     summary = [
         row
         for key, rivals in grouped.items()
-        for row in timings.summary(rivals, limits[key[0]], known)
+        for row in timings.summary(rivals, limits[key[0]], known.of(key))
     ]
     compared = comparisons.comparisons(counted, known)
     parts = {"letter": ["M", "N"], "impl": dict.fromkeys(("ours", "ours_twin", "rival", "another"))}
