@@ -69,10 +69,10 @@ def _products(plain: Callable) -> Callable:
 
     @functools.wraps(plain)
     def product(self, a, b, d, *precision):
-        halves = (np.float16, np.float32)
-        if d.data.dtype != np.float32 or a.data.dtype not in halves or b.data.dtype not in halves:
+        factors, floats = (a.data, b.data), (np.float16, np.float32)
+        if d.data.dtype != np.float32 or any(each.dtype not in floats for each in factors):
             return plain(self, a, b, d, *precision)
-        factors = (torch.from_numpy(each.data.astype(np.float32, copy=False)) for each in (a, b))
+        factors = (torch.from_numpy(each.astype(np.float32, copy=False)) for each in factors)
         return interpreter.TensorHandle(torch.matmul(*factors).numpy() + d.data, d.dtype.scalar)
 
     return product

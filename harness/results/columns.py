@@ -602,6 +602,8 @@ RUNG = (
 )
 MATMUL_LADDER = Table("matmul_ladder", "a block of a form of the matrix product", RUNG)
 ATTENTION_LADDER = Table("attention_ladder", "a block of a form of attention", RUNG)
+# How the name of a question about the forms of an op ends; it begins with the op.
+LADDER = "_ladder"
 # The files that `harness.measure.dissect` writes, by its subject.
 STEPS = (STEP_PARTS, PARTS_ALONE, STEP_LADDER, STEP_MEMORY, LOSS_PARITY)
 LADDERS = (MATMUL_LADDER, ATTENTION_LADDER)

@@ -43,8 +43,6 @@ from harness.study import placement
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
-# The end of the name of a question about the forms of an op.
-LADDER = "_ladder"
 # Processes that compile kernels of ours at a time.
 COMPILERS = 8
 # As `harness.results.manifest` has it, which reads more than file names.
@@ -438,8 +436,8 @@ class Study:
 
     def _laddered(self, subject: str) -> str | None:
         """Return the op whose forms a question is about, None if it is about a step."""
-        op = subject.removesuffix(LADDER)
-        return op if op != subject and op in ops(self.root) else None
+        about = {table.name for table in columns.LADDERS}
+        return subject.removesuffix(columns.LADDER) if subject in about else None
 
     def dissected(self, wildcards) -> list[str]:
         """The files that answer them, each of this run or else as recorded."""

@@ -6,6 +6,8 @@ import importlib
 
 import pytest
 
+from harness import status
+from harness.build import recorder
 from harness.measure.dissect import ladders
 from harness.measure.dissect.rungs import LADDERS, SHIPPED, Rung
 from harness.project import registry
@@ -76,6 +78,52 @@ def test_a_form_with_other_results_has_no_time(monkeypatch):
     (lost,) = (row for row in found if row["rung"] == 0)
     assert lost["status"] == "inaccurate" and "from that of the shipped form" in lost["reason"]
     assert "device_us" not in lost
+
+
+def test_a_form_that_fails_its_last_check_has_no_time(monkeypatch):
+    def check(timed):
+        checked.append(timed)
+        if len(checked) == 2:
+            raise status.Inaccurate("not bitwise equal")
+        return [{}]
+
+    checked = []
+    monkeypatch.setattr(ladders._Timed, "check", check)
+    monkeypatch.setitem(LADDERS, ("matmul", "forward"), (LADDERS["matmul", "forward"][2], SHIPPED))
+    found = list(ladders.kernel_ladder("matmul", [PRODUCT], "float32", [], 2, 0, gpu=False))
+    assert [row["status"] for row in found if row["rung"] == 0] == ["inaccurate"]
+    assert [row["status"] for row in found if row["rung"] == 1] == ["ok", "ok"]
+
+
+def test_without_the_shipped_form_no_other_is_judged(monkeypatch):
+    def run(judge, impl):
+        calls.append(impl)
+        if len(calls) == 1:
+            raise RuntimeError("CUDA out of memory")
+        return plain(judge, impl)
+
+    plain, calls = ladders._Judge.run, []
+    monkeypatch.setattr(ladders._Judge, "run", run)
+    monkeypatch.setitem(LADDERS, ("matmul", "forward"), (LADDERS["matmul", "forward"][2], SHIPPED))
+    found = list(ladders.kernel_ladder("matmul", [PRODUCT], "float32", [], 1, 0, gpu=False))
+    assert not any("device_us" in row for row in found) and len(found) == 2
+    (judged,) = (row for row in found if row["rung"] == 0)
+    assert judged["reason"] == "the shipped form, which would judge it, has no results"
+
+
+def test_watching_an_inherited_launch_leaves_no_copy():
+    class Kernel:
+        def run(self, x):
+            return x
+
+    class Special(Kernel):
+        pass
+
+    kernel, other = Special(), Special()
+    with recorder.launches(kernel) as calls:
+        assert (kernel.run(1), other.run(2)) == (1, 2)
+    assert [call() for call in calls] == [1]
+    assert "run" not in vars(Special) and "run" in vars(Kernel)
 
 
 def test_a_form_is_left_as_it_was_found():

@@ -18,7 +18,6 @@ from harness import cli, files
 from harness.machine import gpu_lock, nvml
 from harness.results import columns
 
-LADDER = "_ladder"
 KERNELS = [table.name for table in columns.LADDERS]
 STACKS = ("torch_eager", "torch_compile", "liger", "ours")
 
@@ -55,7 +54,7 @@ def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]
         # The worker of a GPU is imported with it.
         from harness.measure.dissect import ladders
 
-        op, about = given.subject.removesuffix(LADDER), (given.times, given.seed, gpu)
+        op, about = given.subject.removesuffix(columns.LADDER), (given.times, given.seed, gpu)
         yield from ladders.kernel_ladder(op, given.cells, dtype, given.rivals, *about)
     elif given.subject == "step_memory":
         yield from subjects.step_memory(
