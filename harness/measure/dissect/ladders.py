@@ -98,7 +98,7 @@ def _cell(op, case, dtype, pass_, rivals, blocks, seed, gpu):
         for words, timed in order.sample(ready, len(ready)):
             row = {"status": "ok", "reason": timed.remark, "block": block} | timed.block()
             taken.append((timed, words | row))
-    # What gave other results while it was timed has no time.
+    # A form that gave other results while it was timed has no time.
     wrong = set()
     for words, timed in ready:
         (last,) = attempted(timed.check, words, gpu)
