@@ -48,11 +48,12 @@ def of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    # By name, so that this needs no torch; CUDA's own error carries the words only, and so does
-    # that of torch's allocator on the CPU.
+    # By name, so that this needs no torch; CUDA's own error carries the words only, and so do those
+    # of torch's allocator on the CPU, of cuBLAS and of cuDNN.
     memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     text = str(error).lower()
-    return memory or "out of memory" in text or "can't allocate memory" in text
+    words = "out of memory", "can't allocate memory", "status_alloc_failed"
+    return memory or any(each in text for each in words)
 
 
 def no_compiler(error: BaseException) -> bool:

@@ -19,6 +19,8 @@ class OutOfMemoryError(RuntimeError):
         (MemoryError(), "oom"),
         (RuntimeError("CUDA error: out of memory"), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "oom"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
         (RuntimeError("CUDA error: an illegal memory access"), "crashed"),
         (ValueError("bad"), "crashed"),
         (Unsupported("bad"), "unsupported"),

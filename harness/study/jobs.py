@@ -517,8 +517,12 @@ class Study:
 
     @property
     def _others(self) -> dict[str, list[str]]:
-        """The jobs besides those of ops that have a GPU alone: by wildcard, its values."""
-        return {"family": self.families, "subject": self.dissections}
+        """The jobs besides those of ops that have a GPU alone: by wildcard, its values.
+
+        One that this study does not have would keep an op away from an idle GPU.
+        """
+        tuned = self.families if self.config["tuning"] == "tune" else []
+        return {"family": tuned, "subject": self.dissections}
 
     def _recorded_s(self, op: str) -> float | None:
         """The seconds that measuring an op took in the recorded run."""

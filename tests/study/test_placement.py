@@ -134,6 +134,14 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
     assert mine.threads(64) == 64 // count and mine.threads(1) == 1 and mine.threads(None) is None
 
 
+@pytest.mark.parametrize("tuning", ["replay", "heuristic"])
+def test_jobs_that_a_study_does_not_have_keep_no_op_away_from_an_idle_gpu(study, tuning):
+    # As seen on four GPUs: a kernel file that nothing tunes took the place of the fourth op.
+    mine = study(4, dissect={}, tuning=tuning)
+    assert len(mine.ops) == 4 and mine.families
+    assert {mine.board(wildcards(op=op)) for op in mine.ops} == set(uuids(4))
+
+
 def test_without_a_visible_gpu_a_job_takes_any(study):
     # As on the node of a cluster that submits jobs.
     mine = study(0)
