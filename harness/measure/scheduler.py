@@ -185,13 +185,16 @@ class Scheduler:
         return ready
 
     def _prepare_further(self, cell: Cell, ready: Mapping[str, Ready]) -> dict[str, Ready]:
-        """Prepare a cell with a short call in further processes; return those that can be timed.
+        """Prepare a cell in further processes; return those that can be timed.
 
-        A process that cannot be prepared is left out: the implementation has a time without it.
+        They are for a cell with a short call, and for an op that searches a table: its time depends
+        on where the table lies in memory, which differs from process to process. A process that
+        cannot be prepared is left out: the implementation has a time without it.
         """
         timing = self._plan.timing
         shortest = min((each.device_us for each in ready.values()), default=0.0)
-        if not ready or shortest >= timing.short_us:
+        searches = any(tensor.ascending for tensor in self._plan.op.inputs.values())
+        if not ready or (shortest >= timing.short_us and not searches):
             return {}
         names = [worker_name(impl, n) for n in range(1, timing.processes) for impl in ready]
         for name, answer in self._workers.start(names).items():

@@ -21,7 +21,7 @@ class Timing:
     - cell_timeout_s: the longest wait for one answer of a worker.
     - cell_limit_s: for all its blocks in a cell and its energy together.
     - processes: how many run each implementation in a cell whose shortest call takes less than
-      short_us; elsewhere one does.
+      short_us, or whose op searches a table; elsewhere one does.
     """
 
     min_blocks: int

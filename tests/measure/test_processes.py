@@ -1,8 +1,11 @@
 """Check cells with short calls, which several processes of each implementation time."""
 
+import dataclasses
+
 import pytest
 
-from tests.support.measuring import BLOCKS, of
+from ops._spec import Tensor
+from tests.support.measuring import BLOCKS, OP, of
 
 # The calls of fake_bench take 100 us, and those of "fast" 1 us.
 SHORT = {"processes": 3, "short_us": 100.1}
@@ -37,6 +40,17 @@ def test_the_shortest_call_of_a_cell_decides(timed, impls, changes, count):
     rows = timed(impls, **changes)
     assert {processes(rows, impl).count(0) for impl in impls} == {BLOCKS}
     assert {max(processes(rows, impl)) for impl in impls} == {count - 1}
+
+
+@pytest.mark.parametrize(("ascending", "count"), [(True, 3), (False, 1)])
+def test_an_op_that_searches_a_table_runs_in_several_processes_however_long(
+    timed, ascending, count
+):
+    """Where the table lies in memory decides its time, and differs from process to process."""
+    inputs = {"x": Tensor("M"), "table": Tensor("M", ascending=ascending)}
+    op = dataclasses.replace(OP, inputs=inputs)
+    rows = timed(["ours", "slow"], op=op, processes=3, short_us=0.0)
+    assert {max(processes(rows, impl)) for impl in ("ours", "slow")} == {count - 1}
 
 
 def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(timed, capsys):
