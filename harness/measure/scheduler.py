@@ -187,9 +187,9 @@ class Scheduler:
     def _prepare_further(self, cell: Cell, ready: Mapping[str, Ready]) -> dict[str, Ready]:
         """Prepare a cell in further processes; return those that can be timed.
 
-        They are for a cell with a short call, and for an op that searches a table: its time depends
-        on where the table lies in memory, which differs from process to process. A process that
-        cannot be prepared is left out: the implementation has a time without it.
+        They are for a cell with a short call, and for an op that searches a table. The time of such
+        an op depends on the place of the table in memory, which differs from process to process. A
+        process that cannot be prepared is left out: the implementation has a time without it.
         """
         timing = self._plan.timing
         shortest = min((each.device_us for each in ready.values()), default=0.0)

@@ -46,7 +46,7 @@ def test_the_shortest_call_of_a_cell_decides(timed, impls, changes, count):
 def test_an_op_that_searches_a_table_runs_in_several_processes_however_long(
     timed, ascending, count
 ):
-    """Where the table lies in memory decides its time, and differs from process to process."""
+    """The place of the table in memory decides its time, and differs from process to process."""
     inputs = {"x": Tensor("M"), "table": Tensor("M", ascending=ascending)}
     op = dataclasses.replace(OP, inputs=inputs)
     rows = timed(["ours", "slow"], op=op, processes=3, short_us=0.0)
