@@ -12,6 +12,9 @@ four bytes fit each row by itself (`_words_kernel`). A row that begins at an odd
 element further, and three words of x hold the elements of two words of out. If these are the rows
 of out, single elements in small tiles were the fastest (`_items_kernel`). Adjacent tiles share the
 sectors of 32 bytes at their edges, so both should be written soon after each other.
+
+The compiler moves sixteen bytes at a time only if it knows that rows begin at multiples of sixteen.
+Other rows of out are written by elements, and then small tiles serve best too.
 """
 
 import torch
@@ -85,14 +88,16 @@ def transpose_fwd(x: torch.Tensor) -> torch.Tensor:
     if m == 0 or n == 0:
         return out
     stride, large = x.stride(0), m * n * itemsize >= LARGE
-    # A traced graph knows no addresses.
-    uneven = itemsize == 2 and (m % 2 or stride % 2) and not torch.compiler.is_dynamo_compiling()
-    if uneven and m % 2 and m * max(stride, n) < 2**31 and n <= MOST_COLUMNS:
+    # A traced graph knows no addresses, and should hold for other sizes.
+    known = not torch.compiler.is_dynamo_compiling()
+    words = known and itemsize == 2 and m % 2 == 0 and stride % 2 and x.data_ptr() % 4 == 0
+    items = known and itemsize <= 2 and m % 16 and not words
+    if items and m * max(stride, n) < 2**31 and n <= MOST_COLUMNS:
         config = ITEMS.pick(x.device, large=large)
         _items_kernel[(-(-m // config["BLOCK_M"]), -(-n // config["BLOCK_N"]))](
             x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,
         )  # fmt: skip
-    elif uneven and m % 2 == 0 and x.data_ptr() % 4 == 0:
+    elif words:
         config = WORDS.pick(x.device, large=large)
         _words_kernel[(_grid_size(m, n, config),)](
             x_ptr=x, out_ptr=out, stride_xm=stride, M=m, N=n, **config,

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.build import recorder
 from harness.machine import nvml
 from kernels import transpose as family
 from kernels.transpose import transpose
@@ -61,6 +62,30 @@ def test_every_order_of_tiles_covers_the_matrix(m, n, down, monkeypatch):
         monkeypatch.setitem(configs.__dict__, "choose", lambda **key: tile)
     x = numbered(m, n, torch.float16)
     assert torch.equal(transpose(x), x.T)
+
+
+@pytest.mark.parametrize(
+    ("m", "stride", "dtype", "kernel"),
+    [
+        (96, 472, torch.bfloat16, "_transpose_kernel"),
+        # As drawn for a run: 98 rows took seven times as long in large tiles.
+        (98, 472, torch.bfloat16, "_items_kernel"),
+        (104, 472, torch.int8, "_items_kernel"),
+        (98, 472, torch.float32, "_transpose_kernel"),
+        (99, 472, torch.bfloat16, "_items_kernel"),
+        (98, 473, torch.bfloat16, "_words_kernel"),
+        (96, 473, torch.bfloat16, "_words_kernel"),
+        (99, 473, torch.bfloat16, "_items_kernel"),
+    ],
+)
+def test_the_kernel_follows_from_the_rows_that_it_can_write(m, stride, dtype, kernel):
+    x = numbered(m, stride, dtype)[:, :472]
+    launched = {}
+    for name in ("_transpose_kernel", "_items_kernel", "_words_kernel"):
+        with recorder.uncached(), recorder.launches(getattr(family, name)) as calls:
+            assert torch.equal(transpose(x), x.T)
+        launched[name] = len(calls)
+    assert launched == {name: int(name == kernel) for name in launched}
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

@@ -76,7 +76,7 @@ def test_on_recorded_noise_a_difference_is_not_called_equal_or_the_wrong_way(rec
 def test_on_recorded_noise_the_power_is_what_one_process_allows(recorded):
     """Offsets hide three percent of a call of 20 us in one process of each; not in four."""
     assert recorded["cell", "all", AS_RUN, "3 percent"]["found"] >= 0.55
-    # Cells recorded before short calls had four processes are most of them: at 453 gaps it was 0.81.
+    # Most cells were recorded before short calls had four processes. At 453 gaps it was 0.81.
     assert recorded["claim", "all", AS_RUN, "3 percent"]["found"] >= 0.7
     assert recorded["cell", "20 us", AS_RUN, "10 percent"]["found"] >= 0.95
     assert recorded["cell", "20 us", 4, "3 percent"]["found"] >= 0.6
