@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -96,9 +97,13 @@ def of_file(
 
 
 def declared(stem: str) -> list[Configs]:
-    """The `Configs` that a kernel file declares, in its order."""
-    values = vars(registry.kernel(stem)).values()
-    return [value for value in values if isinstance(value, Configs)]
+    """The `Configs` that a kernel file and the folder beside it declare, in their order."""
+    values = list(vars(registry.kernel(stem)).values())
+    for name in sorted(sys.modules):
+        if name.startswith(f"kernels.{stem}_details."):
+            values += vars(sys.modules[name]).values()
+    found = [value for value in values if isinstance(value, Configs) and value.family == stem]
+    return list(dict.fromkeys(found))
 
 
 def launched(op: Op, case: Case, dtype: str, backward: bool = True) -> list[Launch]:

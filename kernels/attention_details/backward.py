@@ -498,8 +498,8 @@ def _choose_dkdv(d, itemsize, shared, tensor_memory):
     return first_to_fit(ranked, ("BLOCK_N", "BLOCK_M"), 2, d, itemsize, shared)
 
 
-DQ = Configs(_dq_kernel, DQ_CONFIGS + MORE_DQ, _choose_dq)
-DKDV = Configs(_dkdv_kernel, DKDV_CONFIGS + MORE_DKDV, _choose_dkdv)
+DQ = Configs(_dq_kernel, DQ_CONFIGS + MORE_DQ, _choose_dq, family="attention")
+DKDV = Configs(_dkdv_kernel, DKDV_CONFIGS + MORE_DKDV, _choose_dkdv, family="attention")
 HOPPER_BACKWARD = Configs(
     hopper.backward_hopper_kernel, hopper.CONFIGS, hopper.choose, family="attention"
 )

@@ -272,7 +272,10 @@ def _suits(candidate, block, **key):
     return bool(fitting((candidate,), block))
 
 
-DQ = Configs(_dq_kernel, (*DQ_CONFIGS, *SMALL, *MORE_DQ), _choose_dq, _suits)
-DKDV = Configs(_dkdv_kernel, (*DKDV_CONFIGS, NARROW_DKDV, *SMALL, *MORE_DKDV), _choose_dkdv, _suits)
+FAMILY = "block_sparse_attention"
+MOST_DQ = (*DQ_CONFIGS, *SMALL, *MORE_DQ)
+MOST_DKDV = (*DKDV_CONFIGS, NARROW_DKDV, *SMALL, *MORE_DKDV)
+DQ = Configs(_dq_kernel, MOST_DQ, _choose_dq, _suits, FAMILY)
+DKDV = Configs(_dkdv_kernel, MOST_DKDV, _choose_dkdv, _suits, FAMILY)
 
 block_sparse_bwd = cached_launch(block_sparse_bwd)

@@ -125,3 +125,19 @@ def test_a_table_binds_its_keys_and_leaves_all_others_to_the_rule(monkeypatch):
         configs._known.clear()
         configs._tables.clear()
     assert beside > 20
+
+
+def test_every_configuration_is_listed_by_the_kernel_file_whose_table_binds_it():
+    """One that no kernel file lists is never tuned, and under another name no table binds."""
+    stems = set(source_tree.ops(ROOT).values())
+    listed = {id(each) for stem in stems for each in recorder.declared(stem)}
+    rooms = [vars(sys.modules[name]) for name in sorted(sys.modules) if name.startswith("kernels.")]
+    found = {
+        id(each): (each.module, each.name, each.family)
+        for room in rooms
+        for each in room.values()
+        if isinstance(each, _tuned.Configs)
+    }
+    assert len(found) > 40
+    assert [about for about in found.values() if about[2] not in stems] == []
+    assert [about for place, about in found.items() if place not in listed] == []
