@@ -114,7 +114,8 @@ def differences(one: Run, two: Run) -> dict[tuple[Key, str], Difference]:
                 continue
             length = float(np.median(list(before[impl].times().values())))
             processes = before[impl].processes, after[impl].processes
-            offset = known.between(length, *processes)
+            own = changes.own_offset(one, two, key, impl)
+            offset = own or known.between(length, *processes)
             log = changes.unpaired(one, two, key, impl)
             found[key, impl] = Difference(log, offset, (one.twin(key), two.twin(key)))
     return found

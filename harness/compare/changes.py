@@ -9,6 +9,7 @@ This needs one GPU model. Between two, times say nothing of the code; then the r
 baseline are compared instead, which are paired within each run.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from harness.project.implementations import OURS, TWIN
 from harness.results import times as results
 from harness.stats import Estimate
 from harness.summarize import comparisons, inference, timings
-from harness.summarize.inference import UNKNOWN, Difference
+from harness.summarize.inference import UNKNOWN, Difference, Offset, OwnOffset
 from harness.summarize.timings import KEY, Cell
 
 Key = tuple[str, ...]
@@ -38,6 +39,7 @@ class Run:
     counted: Mapping[Key, Mapping[str, Cell]]
     summary: Mapping[Key, Mapping[str, dict]]
     compared: list[comparisons.Comparison]
+    known: inference.Offsets = inference.NOTHING_KNOWN
 
     @classmethod
     def of(
@@ -59,7 +61,8 @@ class Run:
             found = timings.summary(rivals, ceilings[key[0]], known.of(key))
             summary[key] = {row["impl"]: row for row in found}
         sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
-        return cls(sidecars, counted, summary, comparisons.comparisons(counted, known))
+        compared = comparisons.comparisons(counted, known)
+        return cls(sidecars, counted, summary, compared, known)
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
@@ -122,11 +125,23 @@ def times(old: Run, new: Run) -> dict[Key, Difference]:
     return {
         key: Difference(
             unpaired(old, new, key, OURS),
-            known.at(length[key]),
+            own_offset(old, new, key, OURS) or known.at(length[key]),
             (old.twin(key), new.twin(key), gaps[key], *unknown),
         )
         for key in keys
     }
+
+
+def own_offset(old: Run, new: Run, key: Key, impl: str) -> Offset | None:
+    """The offset between the times of an implementation in a cell that is unsteady in a run.
+
+    The wider one if it is so in both; None if it is in neither.
+    """
+    found = [run.known.own[key] for run in (old, new) if key in run.known.own]
+    if not found:
+        return None
+    processes = (run.counted[key][impl].processes for run in (old, new))
+    return OwnOffset(max(found)).between(math.nan, *processes)
 
 
 def ratios(old: Run, new: Run) -> dict[tuple[Key, str], Difference]:

@@ -69,7 +69,7 @@ class Offsets:
         gaps: Sequence[Estimate],
         own: Mapping[Hashable, Offset] = MappingProxyType({}),
     ):
-        self._own = own
+        self.own = own
         self._found: dict[bytes, float] = {}
         self._places, self._gaps = np.log(lengths_us), stacked(gaps)
         others = neighbours(self._places, self._places, others=True)
@@ -77,7 +77,7 @@ class Offsets:
 
     def of(self, key: Hashable) -> "Offsets":
         """Return the offsets of a cell: these, or those of calls of any length that are its own."""
-        return OwnOffset(self._own[key]) if key in self._own else self
+        return OwnOffset(self.own[key]) if key in self.own else self
 
     def at(self, length_us: float) -> Offset:
         """Return the offset of the gap between two processes, for calls of so many microseconds."""

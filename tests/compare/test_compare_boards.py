@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from harness.cli import UserError
-from harness.compare import boards
+from harness.compare import boards, changes
 from harness.compare.changes import Run
+from harness.summarize import inference
 from tests.support import synthetic
 
 OPS = ("softmax", "layer_norm")
@@ -91,6 +92,27 @@ def test_a_board_that_is_slower_is_seen_and_the_other_op_is_not(one, two):
     assert slow["beyond"] > 0.8 * slow["cells"]
     assert (slow["board_one"], slow["board_two"]) == (HERE, THERE)
     assert (control["verdict"], control["ratio"]) == ("same", same["one", OPS[1]]["ratio"])
+
+
+@pytest.mark.parametrize("unsteady", ["one", "two", "both"])
+def test_a_cell_that_is_unsteady_in_a_run_has_its_own_offset(one, two, unsteady):
+    """Its processes differ more than those of other cells, also where runs are compared."""
+    first, second = Run.read(one), Run.read(two())
+    key = changes.shared(first, second)[0]
+    usual = boards.differences(first, second), changes.times(first, second)
+    own = {"one": inference.Offset(0.02, 6.0, 6.0), "two": inference.Offset(0.01, 5.0, 5.0)}
+    for name, run in (("one", first), ("two", second)):
+        if unsteady in (name, "both"):
+            run.known = inference.Offsets([], [], {key: own[name]})
+    wider = own["one" if unsteady == "both" else unsteady]
+    found = boards.differences(first, second), changes.times(first, second)
+    processes = [run.counted[key]["ours"].processes for run in (first, second)]
+    expected = wider._replace(variance=wider.variance * sum(1 / n for n in processes) / 2)
+    assert found[0][key, "ours"].offset == found[1][key].offset == expected
+    for now, before, mine in zip(found, usual, ((key, "ours"), key), strict=True):
+        others = {at for at in now if key not in (at, at[0])}
+        assert others and all(now[at].offset == before[at].offset for at in others)
+        assert now[mine].offset != before[mine].offset
 
 
 def test_the_order_of_the_runs_inverts_the_ratio_and_changes_nothing_else(one, two):
