@@ -41,6 +41,8 @@ def test_the_forms_wait_for_the_verdict_on_ours_and_for_the_code(study):
     wanted = study("matmul").dissect_inputs(types.SimpleNamespace(subject="matmul_ladder"))
     assert "results/study/verify/matmul/ours.json" in wanted
     assert {"kernels/matmul.py", "harness/measure/dissect/rungs.py"} <= set(wanted)
+    workers = {"harness/measure/dissect/form_worker.py", "harness/measure/worker.py"}
+    assert workers <= set(wanted)
     assert not [path for path in wanted if path.startswith("network/stacks/")]
 
 

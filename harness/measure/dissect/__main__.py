@@ -51,10 +51,9 @@ def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]
         interpreter.amend()
     given, dtype = options, options.dtype
     if given.cells:
-        # The worker of a GPU is imported with it.
         from harness.measure.dissect import ladders
 
-        op, about = given.subject.removesuffix(columns.LADDER), (given.times, given.seed, gpu)
+        op, about = given.subject.removesuffix(columns.LADDER), (given.times, given.seed)
         yield from ladders.kernel_ladder(op, given.cells, dtype, given.rivals, *about)
     elif given.subject == "step_memory":
         yield from subjects.step_memory(
