@@ -10,12 +10,8 @@ from harness.project import libraries
 from harness.project.implementations import is_ours
 from harness.project.source_tree import NETWORK, rests_on, sources, stack_files
 
-# The files that take the times.
-CLOCK = (
-    "harness/measure/__main__.py",
-    "harness/measure/worker.py",
-    "harness/measure/parked_worker.py",
-)
+# The command that takes the times.
+CLOCK = "harness/measure/__main__.py"
 # Statements whose first expression may be a docstring.
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -69,9 +65,9 @@ def _words(node: object) -> Iterator[str]:
 
 
 def harness(root: Path) -> str:
-    """The digest of the code that holds the clock: of `harness.measure`, its worker, and what they
+    """The digest of the code that holds the clock: of `harness.measure`, its workers, and what they
     import from this project."""
-    return of(_trees(root, *CLOCK))
+    return of(_trees(root, CLOCK))
 
 
 def implementation(root: Path, family: str, impl: str) -> str:

@@ -19,7 +19,8 @@ WITH = "_with_"
 # these joins two others. The ops drop nothing, and a step decodes nothing.
 ONE_PART_OVER = ("torch_eager", "torch_compile")
 NOT_APART = ("linear_gelu", "dropout", "decode_attention")
-MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.\w+)+")
+# With the name of what is in it, as workers are named.
+MODULE_NAME = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w[\w.]*)?")
 
 
 def stems(root: Path, folder: str) -> list[str]:
@@ -217,7 +218,7 @@ def _named_modules(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from filter(MODULE_NAME.fullmatch, [node.value])
+            yield from (named[1] for named in [MODULE_NAME.fullmatch(node.value)] if named)
 
 
 def _files(root: Path, importer: str, module: str) -> Iterator[str]:

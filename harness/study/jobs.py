@@ -450,9 +450,7 @@ class Study:
         if op := self._laddered(wildcards.subject):
             # Only a form that is right is timed, and the shipped one judges the others.
             judged = f"{self.run}/verify/{op}/{OURS}.json"
-            # A worker that is named with its class is not found by its name.
-            worker = "harness/measure/dissect/form_worker.py"
-            code = self.sources(command, worker, *family_files(self.ops[op]))
+            code = self.sources(command, *family_files(self.ops[op]))
             return [*code, judged, *self.tables_of_all]
         code = self.sources(command, "network/calls.py", *self.glob(f"{STACKS}/*.py"))
         return [*code, *self.tables_of_all]

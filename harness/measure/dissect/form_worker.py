@@ -10,7 +10,6 @@ import functools
 import importlib
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -35,12 +34,8 @@ Results = dict[str, torch.Tensor]
 
 
 def declared(stem: str) -> dict[str, Configs]:
-    """Return the `Configs` of a kernel file and of the folder beside it, by kernel."""
-    registry.kernel(stem)
-    details = [name for name in sys.modules if name.startswith(f"kernels.{stem}_details.")]
-    places = [vars(sys.modules[name]) for name in (f"kernels.{stem}", *details)]
-    found = [each for place in places for each in place.values() if isinstance(each, Configs)]
-    return {configs.name: configs for configs in found}
+    """Return the `Configs` of a kernel file by kernel."""
+    return {configs.name: configs for configs in recorder.declared(stem)}
 
 
 @contextlib.contextmanager
