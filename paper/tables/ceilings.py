@@ -47,7 +47,8 @@ def _of_run(title, own, sheets):
     columns = "ll" + "S[table-format=4.2]S[table-format=4.0]S[table-format=4.1]S[table-format=3.1]"
     columns += "S[table-format=4.1]" * (len(titles) - 1)
     table = _table.tabular(columns, [" & ".join([*head, *titles[1:]])], lines)
-    parts = [title, table]
+    # A page may end between two runs, and not between a title and its table.
+    parts = [f"{title}\n\\par\\nopagebreak\n{table}"]
     if above:
         named = ", ".join(map(_table.escape, above))
         parts.append(rf"\textbf{{Above the data sheet, so one of the two is wrong: {named}.}}")

@@ -1,9 +1,18 @@
-"""The machines: one column for each run shown, and one for the machine that made this document."""
+"""The machines: for each fact its values, and which of the runs shown have each.
+
+The machine that made this document is one of them. A column for each run would not fit on a page.
+"""
 
 import _table
 from _data import read, run
 
 LENGTH = 60
+CAPTION = (
+    "Machines and software. Ratios and rates come from the measured or replayed runs. If this "
+    "document was made on another machine, verification without a GPU is from that one. The last "
+    "column numbers the runs that have a value; the first lines say which they are."
+)
+ALL = "all"
 
 
 def main(arguments):
@@ -11,15 +20,14 @@ def main(arguments):
     runs = read(arguments.run, "runs").drop_duplicates("run_id").set_index("run_id")
     table = rows.pivot_table(index="key", columns="run_id", values="value", aggfunc="first")
     table = table.reindex(index=rows["key"].drop_duplicates(), columns=_order(rows, runs))
-    lines = [
-        [_table.code(key), *(_value(key, value) for value in row)]
-        for key, row in zip(table.index, table.fillna("").to_numpy(), strict=True)
-        if key != "run_id" and (row.any() or key.startswith("versions."))
-    ]
-    titles = [_title(run_id, runs) for run_id in table.columns]
-    share = 0.67 / len(titles)
-    columns = "l" + rf">{{\raggedright\arraybackslash}}p{{{share:.3f}\linewidth}}" * len(titles)
-    _table.save(arguments.out, _table.tabular(columns, [" & ".join(["", *titles])], lines))
+    lines = [[r"run\_id", _title(run_id, runs), str(n)] for n, run_id in enumerate(table, 1)]
+    for key, row in table.fillna("").iterrows():
+        if key != "run_id" and (row.any() or key.startswith("versions.")):
+            lines += _lines(key, list(row))
+    head = ["& value & runs"]
+    columns = r"l>{\raggedright\arraybackslash}p{0.52\linewidth}l"
+    table = _table.captioned(columns, head, lines, CAPTION, "tab:environment", size=_table.SMALL)
+    _table.save(arguments.out, table)
 
 
 def _order(rows, runs):
@@ -28,12 +36,24 @@ def _order(rows, runs):
 
 
 def _title(run_id, runs):
-    role = f"{runs.loc[run_id, 'mode']} run" if run_id in runs.index else "this machine"
-    return f"{role} {_table.code(run_id)}"
+    role = f"{runs.loc[run_id, 'mode']}" if run_id in runs.index else "this machine"
+    return f"{_table.code(run_id)}, {role}"
 
 
-def _value(key, value):
-    return _table.code(_short(value)) if value else "absent" * key.startswith("versions.")
+def _lines(key, values):
+    """A line for each value of a key, with the numbers of its runs; the key stands once."""
+    if not key.startswith("versions."):
+        values = [value or None for value in values]
+    lines = []
+    for value in dict.fromkeys(value for value in values if value is not None):
+        having = [str(n) for n, other in enumerate(values, 1) if other == value]
+        which = ALL if len(having) == len(values) else ", ".join(having)
+        lines.append(["" if lines else _table.code(key), _value(value), which])
+    return lines
+
+
+def _value(value):
+    return _table.code(_short(value)) if value else "absent"
 
 
 def _short(value):

@@ -3,6 +3,8 @@
 import _table
 from _data import read, run
 
+CAPTION = "Lines and KiB of each kernel after each stage, compiled for compute capability~9.0."
+
 
 def main(arguments):
     rows = read(arguments.run, "ir")
@@ -24,7 +26,8 @@ def main(arguments):
     rules = "".join(rf"\cmidrule(lr){{{c}-{c + 1}}}" for c in range(2, 2 + 2 * len(stages), 2))
     head = [f"& {groups}", rules, "kernel" + " & {lines} & {KiB}" * len(stages)]
     columns = "l" + "S[table-format=5.0]S[table-format=4.1]" * len(stages)
-    _table.save(arguments.out, _table.tabular(columns, head, lines))
+    table = _table.captioned(columns, head, lines, CAPTION, "tab:ir", size=_table.SMALL)
+    _table.save(arguments.out, table)
 
 
 if __name__ == "__main__":

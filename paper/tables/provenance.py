@@ -19,8 +19,8 @@ CHANGED = (
 )
 UNHASHED = " A dash: the record holds no digest of the harness that took the times."
 ALONE = (
-    "No run of this document has times of several. How far the times of an operation lie apart "
-    "on two GPUs of one host was not measured."
+    "No run of this document has times of several. The guide to measuring tells of a trial on four "
+    "GPUs of one host, and how far the times of an operation lie apart on two of them."
 )
 DIRTY = ", with uncommitted changes"
 # Letters of a digest that tell it from others.
@@ -33,7 +33,7 @@ def main(arguments):
     mixed = len(modes) > 1
     head = ["operations", "run", "board", "harness", *["times"] * mixed]
     rows = [_row(row, len(runs) == 1, mixed) for row in runs.itertuples()]
-    columns = r">{\raggedright\arraybackslash}p{74mm}" + "l" * (len(head) - 1)
+    columns = r">{\raggedright\arraybackslash}p{66mm}" + "l" * (len(head) - 1)
     table = _table.tabular(columns, [" & ".join(head)], rows)
     gpus = _table.listed(_table.escape(name or "no GPU") for name in dict.fromkeys(runs["gpu"]))
     text = MIXED if mixed else HOW[modes[0]]

@@ -233,6 +233,32 @@ def test_the_table_of_machines_names_the_environment_by_hash(full):
     assert all(value[:12] in text for value in hashes)
 
 
+def test_the_table_of_machines_has_no_column_for_each_run(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    runs = [f"20260101T000{n}Z-aaaaaaa-h200" for n in range(9)]
+    facts = {
+        "python": ["3.12"] * 9,
+        "cores": ["16"] * 4 + ["32"] * 5,
+        "versions.x": ["1"] + [""] * 8,
+    }
+    rows = [
+        {"run_id": name, "key": key, "value": values[n]}
+        for n, name in enumerate(runs)
+        for key, values in ({"run_id": runs} | facts).items()
+    ]
+    pd.DataFrame(rows).to_csv(run / "environment.csv", index=False)
+    text = script(
+        PAPER / "tables" / "environment.py", run, tmp_path / "environment.tex"
+    ).read_text()
+    text = text.replace("\\allowbreak{}", "")
+    assert all(rf"\texttt{{{name}}}, this machine & {n}" in text for n, name in enumerate(runs, 1))
+    assert r"\texttt{python} & \texttt{3.12} & all \\" in text
+    assert r"\texttt{cores} & \texttt{16} & 1, 2, 3, 4 \\" in text
+    assert r"& \texttt{32} & 5, 6, 7, 8, 9 \\" in text and text.count(r"\texttt{cores}") == 1
+    assert r"\texttt{versions.x} & \texttt{1} & 1 \\" in text
+    assert r"& absent & 2, 3, 4, 5, 6, 7, 8, 9 \\" in text
+
+
 def test_the_gap_to_the_twin_is_that_of_the_longer_calls(full):
     rows = pd.read_csv(full / "summary.csv")
     rows = rows[(rows["impl"] == "ours") & (rows["status"] == "ok") & (rows["device_us"] >= 20)]
