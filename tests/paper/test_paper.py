@@ -197,7 +197,7 @@ def test_the_first_page_says_in_a_table_which_op_is_of_which_board(full, tmp_pat
     assert r"\texttt{GPU-fedcba98} & \texttt{eeeeeeee}" in rows[1]
     text, rows = page(new)
     assert "A dash" not in text and rows[0].startswith("all 1 &")
-    assert r"\sidebyside}{No run of this document has times of several. How far" in text
+    assert r"\sidebyside}{No run of this document has times of several. The guide" in text
     text, rows = page(old, new | {"mode": "measured", "dirty": True})
     assert "Some times were measured" in text
     assert [row.split(" & ")[-1] for row in rows] == [r"replayed \\", r"measured \\"]
