@@ -9,7 +9,9 @@ CAPTION = "Lines and KiB of each kernel after each stage, compiled for compute c
 def main(arguments):
     rows = read(arguments.run, "ir")
     if rows.empty:
-        _table.save(arguments.out, "This run kept no intermediate representation.\n")
+        # The text refers to the table all the same.
+        empty = ["This run kept no intermediate representation."]
+        _table.save(arguments.out, _table.captioned("l", empty, [], CAPTION, "tab:ir"))
         return
     stages = list(rows["stage"].drop_duplicates())
     lines = []
