@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from numpy.lib.stride_tricks import sliding_window_view
 
 from harness import stats
@@ -26,7 +27,8 @@ MOST_BLOCKS = 40
 WIDTH = 0.01
 RATE = 1 - stats.CONFIDENCE
 AT_MARGIN = math.expm1(stats.MARGIN)
-MACHINES = sorted((Path(__file__).parents[2] / "results/recorded").glob("*/raw"))
+ROOT = Path(__file__).parents[2]
+MACHINES = sorted((ROOT / "results/recorded").glob("*/raw"))
 DISTURBED = {
     "calm": {},
     "noisy": {"noise": 0.02},
@@ -39,8 +41,8 @@ DISTURBED = {
 
 
 @pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
-def recorded(request):
-    """The rates on a recorded run's noise, by kind, calls, processes and truth."""
+def material(request):
+    """The noise of a recorded run, and its claims."""
     counted = {}
     for rows, sidecar in times.measurements(request.param.parent).values():
         limits = times.limits(sidecar)
@@ -48,7 +50,13 @@ def recorded(request):
             counted[key] = rows_of_cells.counted(rivals, limits)
     compared = comparisons.comparisons(counted)
     gaps, processes = comparisons.noise(counted), comparisons.processes(counted)
-    found = rates.rows(*rates.material(gaps, processes, comparisons.members(compared)))
+    return rates.material(gaps, processes, comparisons.members(compared))
+
+
+@pytest.fixture(scope="module")
+def recorded(material):
+    """The rates on that noise, by kind, calls, processes and truth."""
+    found = rates.rows(*material)
     names = ("kind", "calls", "processes", "truth")
     return {tuple(row[name] for name in names): row for row in found}
 
@@ -82,6 +90,22 @@ def test_on_recorded_noise_the_power_is_what_one_process_allows(recorded):
     assert recorded["cell", "20 us", 4, "3 percent"]["found"] >= 0.6
     assert recorded["cell", "20 us", AS_RUN, "3 percent"]["found"] < 0.6
     assert recorded["claim", "all", AS_RUN, "equal"]["level"] > 0.1
+
+
+def test_a_study_as_the_configuration_asks_for_it_has_the_power_and_keeps_the_rates(material):
+    """Most of a record may be older than the several processes of short calls."""
+    timing = yaml.safe_load((ROOT / "config/config.yaml").read_text())["timing"]
+    noise, claims = material
+    short = noise.lengths_us < timing["short_us"]
+    several = np.where(short, np.maximum(timing["processes"], noise.processes), noise.processes)
+    study = rates.Study(noise._replace(processes=several))
+    found = {truth: study.claims(rates.TRUTHS[truth], claims.values()) for truth in rates.TRUTHS}
+    assert (found["3 percent"] == "better").mean() >= 0.95
+    for truth, verdicts in (
+        ("equal", ("better", "worse")),
+        ("margin", ("better", "no difference")),
+    ):
+        assert families(found[truth], *verdicts) <= RATE
 
 
 def test_four_processes_keep_the_error_rates(recorded):
