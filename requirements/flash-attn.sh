@@ -7,6 +7,9 @@ here=$(dirname "$0")
 lock=$here/flash-attn.txt
 python=${1:?usage: flash-attn.sh PYTHON FOLDER}
 folder=${2:?usage: flash-attn.sh PYTHON FOLDER}
+# PyTorch looks for ninja on PATH. Without it, it compiles one file after the other, and MAX_JOBS
+# has no effect.
+PATH=$(cd "$(dirname "$(command -v "$python")")" && pwd):$PATH
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -16,6 +19,6 @@ awk -v out="$work" '
     { print > (out "/" part ".txt") }
 ' part=tools "$lock"
 "$python" -m pip install --no-cache-dir --require-hashes --no-deps -r "$work/tools.txt"
-# Otherwise it would take a binary from the network that no hash covers.
+# Otherwise pip would take a binary from the network that no hash covers.
 FLASH_ATTENTION_FORCE_BUILD=TRUE "$python" -m pip wheel --no-cache-dir --require-hashes --no-deps \
     --no-build-isolation --wheel-dir "$folder" -r "$work/source.txt"

@@ -238,12 +238,16 @@ def test_the_wheel_of_flash_attn_is_compiled_from_the_source_that_the_lock_names
     fake = tmp_path / "python"
     fake.write_text(
         '#!/bin/sh\nfor last; do :; done\necho "$FLASH_ATTENTION_FORCE_BUILD $*" >>"$SAID"\n'
-        'cat "$last" >>"$SAID.$(basename "$last")"\n'
+        'cat "$last" >>"$SAID.$(basename "$last")"\ncd / && ninja\n'
     )
-    fake.chmod(0o755)
+    # As in the image: the environment is named by a relative path, and is not on PATH.
+    (tmp_path / "ninja").write_text('#!/bin/sh\n: >"$SAID.ninja"\n')
+    for tool in (fake, tmp_path / "ninja"):
+        tool.chmod(0o755)
     said = tmp_path / "said"
-    call = [str(ROOT / "requirements/flash-attn.sh"), str(fake), str(tmp_path / "wheels")]
-    subprocess.run(call, check=True, env=os.environ | {"SAID": str(said)})
+    call = [str(ROOT / "requirements/flash-attn.sh"), "./python", "wheels"]
+    subprocess.run(call, check=True, cwd=tmp_path, env=os.environ | {"SAID": str(said)})
+    assert Path(f"{said}.ninja").exists()
     tools, source = said.read_text().splitlines()
     assert "pip install" in tools
     assert source.startswith("TRUE ") and "pip wheel" in source and "--no-build-isolation" in source
