@@ -14,6 +14,11 @@ from harness import stats
 from harness.stats import Estimate
 
 NEIGHBOURS = 40
+# How many gaps of neighbouring length have their tails fitted together, and from one such window to
+# the next.
+ALIKE, NEXT = 200, 20
+# Below, a Student's t has no fourth moment, and a mean of several has no lighter tails.
+FOURTH_MOMENT = 4.0
 # A gap that would have to be known and is not: nothing can be decided.
 UNKNOWN = Estimate(math.nan, 0.0, 1.0)
 
@@ -57,8 +62,9 @@ class Offsets:
     """How far two processes that run the same code differ, for calls of any length.
 
     An offset of some tenths of a microsecond is much of a short call and nothing of a long one. So
-    the variance at a length is that of the NEIGHBOURS gaps between calls nearest in length. The
-    tails are those of all gaps together, each over the standard deviation of its neighbours.
+    the variance at a length is that of the NEIGHBOURS gaps between calls nearest in length. Long
+    calls seldom differ, and then by many times that: their tails are the heavier. So the tails are
+    those of ALIKE gaps of that length, each over the standard deviation of its neighbours.
 
     own: the offset between two processes in a cell that is not like the others.
     """
@@ -72,8 +78,7 @@ class Offsets:
         self.own = own
         self._found: dict[bytes, float] = {}
         self._places, self._gaps = np.log(lengths_us), stacked(gaps)
-        others = neighbours(self._places, self._places, others=True)
-        self._tails = float(tails(self._gaps, others)) if len(gaps) > 1 else stats.FEW_TAILS
+        self._tails = Tails(self._gaps, self._places)
 
     def of(self, key: Hashable) -> "Offsets":
         """Return the offsets of a cell: these, or those of calls of any length that are its own."""
@@ -88,7 +93,7 @@ class Offsets:
         key = near.tobytes()
         if key not in self._found:
             self._found[key] = float(variances(self._gaps, near)[0])
-        return Offset(self._found[key], float(near.size), self._tails)
+        return Offset(self._found[key], float(near.size), float(self._tails.at(length_us)[0]))
 
     def alone(self, length_us: float, processes: int = 1) -> Offset:
         """Return the offset of the mean of so many processes: for one, half that of a gap."""
@@ -97,12 +102,15 @@ class Offsets:
 
     def between(self, length_us: float, ours: int, theirs: int) -> Offset:
         """Return the offset of the gap between the means of so many processes each."""
-        gap = self.at(length_us)
-        return gap._replace(variance=gap.variance * (1 / ours + 1 / theirs) / 2)
+        return averaged(self.at(length_us), ours, theirs)
 
 
 class OwnOffset(Offsets):
-    """The offset of one cell, whatever the length of a call."""
+    """The offset of one cell, whatever the length of a call.
+
+    Few processes tell its variance, and its tails are those of that estimate. More processes do not
+    make them lighter.
+    """
 
     def __init__(self, offset: Offset):
         super().__init__([], [])
@@ -110,6 +118,26 @@ class OwnOffset(Offsets):
 
     def at(self, length_us: float) -> Offset:
         return self._offset
+
+    def between(self, length_us: float, ours: int, theirs: int) -> Offset:
+        return averaged(self._offset, ours, theirs)._replace(tails=self._offset.tails)
+
+
+def averaged(gap: Offset, ours: np.ndarray, theirs: np.ndarray) -> Offset:
+    """The offset of the gap between the means of so many processes, from that of single ones.
+
+    A Student's t with f > 4 degrees of freedom has an excess kurtosis of 6 / (f - 4), and that of a
+    mean of n is an n-th of it. So n (f - 4) + 4 degrees fit the mean. One large offset among
+    several with f <= 4 is as large a part of the mean as before: f stays.
+    """
+    ours, theirs, tails = (np.asarray(one, dtype=float) for one in (ours, theirs, gap.tails))
+    share = 1 / ours + 1 / theirs
+    # Of single processes 1; for means of the same number that number.
+    count = share**2 / (1 / ours**3 + 1 / theirs**3) / 2
+    thinned = FOURTH_MOMENT + count * (tails - FOURTH_MOMENT)
+    return gap._replace(
+        variance=gap.variance * share / 2, tails=np.where(tails > FOURTH_MOMENT, thinned, tails)
+    )
 
 
 def neighbours(places: np.ndarray, among: np.ndarray, others: bool = False) -> np.ndarray:
@@ -130,12 +158,31 @@ def variances(gaps: Estimate, near: np.ndarray) -> np.ndarray:
     return stats.between(Estimate(*(np.asarray(part)[..., near] for part in gaps)))
 
 
-def tails(gaps: Estimate, others: np.ndarray) -> np.ndarray:
-    """The degrees of freedom of the offsets of all gaps, (..., gaps); others: their neighbours."""
-    whole = variances(gaps, others) + np.asarray(gaps.variance)
+class Tails:
+    """The degrees of freedom of the Student's t that offsets follow, by the length of a call.
+
+    gaps: (..., gaps). places: the logarithms of the lengths of their calls, (gaps,).
+    """
+
+    def __init__(self, gaps: Estimate, places: np.ndarray):
+        order = np.argsort(places, stable=True)
+        last = max(0, len(order) - ALIKE)
+        windows = [order[first : first + ALIKE] for first in (*range(0, last, NEXT), last)]
+        scored = scores(gaps, places) if len(order) > 1 else np.asarray(gaps.value)
+        self._fitted = np.stack([stats.tails(scored[..., one]) for one in windows], axis=-1)
+        self._centres = np.array([np.median(places[one]) if one.size else 0.0 for one in windows])
+
+    def at(self, lengths_us: np.ndarray) -> np.ndarray:
+        """Those of calls of such lengths, (..., lengths)."""
+        away = np.abs(np.log(np.reshape(lengths_us, (-1, 1))) - self._centres)
+        return self._fitted[..., away.argmin(axis=-1)]
+
+
+def scores(gaps: Estimate, places: np.ndarray) -> np.ndarray:
+    """Gaps, (..., gaps), each over the standard deviation of its neighbours."""
+    whole = variances(gaps, neighbours(places, places, others=True)) + np.asarray(gaps.variance)
     with np.errstate(divide="ignore", invalid="ignore"):
-        scores = np.where(whole > 0, np.asarray(gaps.value) / np.sqrt(whole), 0.0)
-    return stats.tails(scores)
+        return np.where(whole > 0, np.asarray(gaps.value) / np.sqrt(whole), 0.0)
 
 
 def judged(family: Sequence[Sequence[Difference]]) -> list[dict]:
@@ -209,7 +256,8 @@ def over_cells(logs: Estimate, offsets: Offset, proving: bool = False) -> Estima
 
     proving: with the tails of the offsets, which a mean of many thins out, instead of the degrees
     of freedom of their variance. All cells know that variance from the same gaps: neither grows
-    beyond its degrees of freedom.
+    beyond its degrees of freedom. Beside the scatter of blocks a large offset stays as rare as it
+    was, so the whole has tails between those of its parts: the harmonic mean by variance.
     """
     variance = np.asarray(offsets.variance)
     known = np.asarray(offsets.freedom).mean(axis=-1)
@@ -217,7 +265,13 @@ def over_cells(logs: Estimate, offsets: Offset, proving: bool = False) -> Estima
         thinned = stats.pooled(variance, np.asarray(offsets.tails))
         known = np.minimum(thinned, np.maximum(known, np.max(offsets.tails, axis=-1)))
     count = variance.shape[-1]
-    return stats.plus(stats.mean(logs), variance.sum(axis=-1) / count**2, known)
+    blocks, between = stats.mean(logs), variance.sum(axis=-1) / count**2
+    whole = stats.plus(blocks, between, known)
+    if not proving:
+        return whole
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tails = whole.variance / (blocks.variance / blocks.freedom + between / known)
+    return whole._replace(freedom=np.where(whole.variance > 0, tails, whole.freedom))
 
 
 def floor(member: Sequence[Difference]) -> float:

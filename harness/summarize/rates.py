@@ -107,10 +107,10 @@ class Study:
             value=self._twin.value * wider, variance=self._twin.variance * wider**2
         )
         near = inference.neighbours(places, places)
-        variance = inference.variances(gaps, near) / self._processes
-        tails = inference.tails(gaps, inference.neighbours(places, places, others=True))
-        tails = np.broadcast_to(tails[:, None], variance.shape)
-        self._offset = Offset(variance, np.full(variance.shape, float(near.shape[-1])), tails)
+        variance = inference.variances(gaps, near)
+        tails = inference.Tails(gaps, places).at(noise.lengths_us)
+        single = Offset(variance, np.full(variance.shape, float(near.shape[-1])), tails)
+        self._offset = inference.averaged(single, self._processes, self._processes)
 
     def cells(self, difference: float) -> tuple[np.ndarray, np.ndarray]:
         """Verdicts on cells in families, (studies, families, FAMILY); and those on short calls."""

@@ -408,7 +408,13 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
     assert (tuned := int(re.search(r"rule autotune:.*?priority: (\d+)", rules, re.DOTALL)[1])) > 1
     draw = (ROOT / "workflow/rules/drawn.smk").read_text()
     assert "threads: workflow.cores" in draw
-    assert int(re.search(r"priority: (\d+)", draw)[1]) > tuned
+    assert (drawn := int(re.search(r"priority: (\d+)", draw)[1])) > tuned
+    # Measuring the machine needs all cores too, and every measurement waits for it.
+    machine = (ROOT / "workflow/rules/environment.smk").read_text()
+    machine = re.search(r"rule ceilings:.*", machine, re.DOTALL)[0]
+    assert "threads: workflow.cores" in machine
+    assert int(re.search(r"priority: (\d+)", machine)[1]) > drawn
+    assert 'ancient("<run>/ceilings.csv")' in draw
     assert [priority(impl) for impl in ("absent", "broken", "new")] == [0.0] * 3
 
 

@@ -56,25 +56,67 @@ def test_the_variance_at_a_place_is_that_of_its_neighbours():
     assert inference.variances(gaps, near).tolist() == [3, 0]
 
 
-@pytest.fixture
-def scores(monkeypatch):
-    """`statistics.tails` returns its argument."""
-    monkeypatch.setattr(statistics, "tails", lambda scores: scores)
-
-
-def test_tails_are_those_of_gaps_over_their_neighbours_deviation(scores):
+def test_scores_are_gaps_over_their_neighbours_deviation():
     """Each gap has one neighbour: the variance is its square less its own uncertainty."""
     gaps = Estimate(np.array([0.3, -0.2]), np.array([0.05, 0.01]), np.full(2, 9.0))
     with np.errstate(all="raise"):
-        found = inference.tails(gaps, np.array([[1], [0]]))
+        found = inference.scores(gaps, np.array([1.0, 2.0]))
     np.testing.assert_allclose(found, [0.3 / math.sqrt(0.08), -0.2 / math.sqrt(0.05)])
 
 
-def test_a_gap_without_any_variance_scores_nothing(scores):
-    gaps = Estimate(np.array([0.0, 0.5, 0.0]), np.zeros(3), np.full(3, 9.0))
+def test_scores_leave_each_gap_out_of_its_own_neighbours(monkeypatch):
+    monkeypatch.setattr(inference, "NEIGHBOURS", 1)
+    gaps = Estimate(np.array([0.1, 0.2, 0.4]), np.zeros(3), np.full(3, 9.0))
+    found = inference.scores(gaps, np.array([1.0, 2.0, 9.0]))
+    np.testing.assert_allclose(found, [0.1 / 0.2, 0.2 / 0.1, 0.4 / 0.2])
+
+
+def test_a_gap_without_any_variance_scores_nothing(monkeypatch):
+    monkeypatch.setattr(inference, "NEIGHBOURS", 1)
+    gaps = Estimate(np.array([0.0, 0.5, 0.0, 0.0]), np.zeros(4), np.full(4, 9.0))
     with np.errstate(all="raise"):
-        found = inference.tails(gaps, np.array([[2], [2], [1]]))
-    assert found.tolist() == [0, 0, 0]
+        found = inference.scores(gaps, np.array([0.0, 4.0, 9.0, 10.0]))
+    assert found.tolist() == [0, 0, 0, 0]
+
+
+def test_tails_are_those_of_the_window_nearest_in_length(monkeypatch):
+    """`statistics.tails` counts: a window of 4 begins every 2 gaps, and one ends with the last."""
+    monkeypatch.setattr(inference, "ALIKE", 4)
+    monkeypatch.setattr(inference, "NEXT", 2)
+    monkeypatch.setattr(inference, "scores", lambda gaps, places: gaps.value)
+    monkeypatch.setattr(statistics, "tails", lambda scores: scores.sum(axis=-1))
+    places = np.log([1.0, 10, 100, 1e3, 1e4, 1e5, 1e6])[::-1]
+    value = 10.0 ** np.arange(7)[::-1]
+    found = inference.Tails(Estimate(value, value, value), places)
+    # Their centres lie at 10^1.5, 10^3.5 and 10^4.5.
+    assert found.at([1.0, 300, 400, 9e3, 1.1e4, 1e9]).tolist() == [
+        1111, 1111, 111100, 111100, 1111000, 1111000,
+    ]  # fmt: skip
+    studies = inference.Tails(Estimate(np.stack([value, 2 * value]), value, value), places)
+    assert studies.at([1.0]).tolist() == [[1111], [2222]]
+    few = inference.Tails(Estimate(value[:3], value[:3], value[:3]), places[:3])
+    assert few.at([1.0, 1e9]).tolist() == [1110000, 1110000]
+
+
+def test_long_calls_have_heavier_tails_than_short_ones():
+    rng = np.random.default_rng(5)
+    lengths = np.sort(np.exp(rng.uniform(1, 7, 600)))
+    values = np.where(lengths < 50, rng.normal(0, 0.01, 600), 0.001 * rng.standard_t(2, 600))
+    found = Offsets(lengths, [Estimate(value, 0.0, 9.0) for value in values])
+    assert found.at(1000.0).tails == statistics.TAILS[0] < 7 <= found.at(5.0).tails
+    assert type(found.at(5.0).tails) is float
+
+
+def test_a_mean_of_several_processes_has_lighter_tails_unless_they_are_very_heavy():
+    """By its kurtosis: 6 / (f - 4) becomes a quarter of it."""
+    four = inference.averaged(Offset(0.08, 40.0, 10.0), 4, 4)
+    assert four == (pytest.approx(0.02), 40.0, pytest.approx(28.0))
+    assert inference.averaged(Offset(0.08, 40.0, 10.0), 1, 1) == (0.08, 40.0, 10.0)
+    assert inference.averaged(Offset(0.08, 40.0, 3.0), 4, 4).tails == 3.0
+    # Most of such a gap is one process, which has tails heavier than a gap of two.
+    uneven = inference.averaged(Offset(0.08, 40.0, 10.0), 1, 4)
+    assert uneven.variance == pytest.approx(0.05)
+    assert uneven.tails == pytest.approx(4 + 6 * 1.25**2 / (1 + 1 / 64) / 2)
 
 
 def test_offsets_follow_the_length_of_a_call():
@@ -102,18 +144,11 @@ def test_a_cell_may_have_an_offset_of_its_own():
     assert odd.at(1.0) == odd.at(1e4) == own
     assert odd.alone(1.0, 4) == own._replace(variance=0.005)
     assert odd.between(1.0, 1, 4).variance == pytest.approx(0.025)
+    assert odd.between(1.0, 4, 4) == (0.01, 6.0, 5.0)
     gaps = {("a",): (1.0, Estimate(0.1, 0.0, 9.0)), ("b",): (2.0, None)}
     assert inference.known(gaps, {"odd": own}).of("odd").at(3.0) == own
     assert inference.known(gaps).at(3.0) == (pytest.approx(0.01), 1.0, statistics.FEW_TAILS)
     assert inference.known(gaps).of("odd").at(3.0) == inference.known(gaps).at(3.0)
-
-
-def test_the_tails_of_offsets_leave_each_gap_out_of_its_own_neighbours(monkeypatch):
-    monkeypatch.setattr(inference, "NEIGHBOURS", 1)
-    seen = []
-    monkeypatch.setattr(inference, "tails", lambda gaps, others: seen.append(others.tolist()) or 7)
-    assert Offsets([1.0, 2.0, 9.0], [Estimate(0.1, 0.0, 9.0)] * 3).at(1.0).tails == 7.0
-    assert seen == [[[1], [0], [1]]]
 
 
 def test_few_gaps_have_the_tails_assumed_and_none_no_offset():
@@ -148,7 +183,7 @@ def test_a_mean_over_cells_has_the_variance_of_its_offsets():
     np.testing.assert_allclose(found.freedom, expected)
     # Thinned out: 36/(4/4 + 16/4) and 4/(1/9 + 1/3), each below what is known.
     thinned = [7.2, 9.0]
-    expected = [2.5**2 / (1 / alone[0] + 2.25 / thinned[0]), 1.5**2 / (1 / 10 + 0.25 / thinned[1])]
+    expected = [2.5 / (1 / alone[0] + 1.5 / thinned[0]), 1.5 / (1 / 10 + 0.5 / thinned[1])]
     np.testing.assert_allclose(inference.over_cells(logs, offsets, proving=True).freedom, expected)
 
 
@@ -185,7 +220,7 @@ def test_an_interval_knows_the_variance_and_a_verdict_fears_the_tails():
     combined, proving = inference.combined(member), inference.proving(member)
     assert combined.variance == proving.variance == pytest.approx(2e-6)
     assert combined.freedom == pytest.approx(4 / (1 / 9 + 1 / 40))
-    assert proving.freedom == pytest.approx(4 / (1 / 9 + 1 / 4))
+    assert proving.freedom == pytest.approx(2 / (1 / 9 + 1 / 4))
 
 
 def test_a_family_is_judged_member_by_member():
@@ -193,7 +228,7 @@ def test_a_family_is_judged_member_by_member():
     wide, narrow = inference.judged([[difference(0.1)], [difference(0.012)]])
     noise = 0.001 + stats.t.ppf(0.975, 9) * 1e-3
     half = stats.t.ppf(0.975, 4 / (1 / 9 + 1 / 40)) * math.sqrt(2e-6)
-    freedom = 4 / (1 / 9 + 1 / 4)
+    freedom = 2 / (1 / 9 + 1 / 4)
     p = [
         sum(stats.t.sf((value + edge) / math.sqrt(2e-6), freedom) for edge in (-0.01, 0.01))
         for value in (0.1, 0.012)
@@ -218,7 +253,7 @@ def against(*values, **other):
 
 def test_the_best_of_two_rivals():
     found = against(0.2, 0.0235)
-    freedom, deviation = 4 / (1 / 9 + 1 / 4), math.sqrt(2e-6)
+    freedom, deviation = 2 / (1 / 9 + 1 / 4), math.sqrt(2e-6)
     known = 4 / (1 / 9 + 1 / 40)
     assert found == {
         "closest": 1,
@@ -235,12 +270,12 @@ def test_the_best_of_two_rivals():
 
 def test_worse_than_one_of_two_rivals_is_worse_than_the_best():
     found = against(0.2, -0.0235)
-    tail = stats.t.sf(0.0135 / math.sqrt(2e-6), 4 / (1 / 9 + 1 / 4))
+    tail = stats.t.sf(0.0135 / math.sqrt(2e-6), 2 / (1 / 9 + 1 / 4))
     assert (found["verdict"], found["p"]) == ("worse", pytest.approx(2 * 2 * tail))
 
 
 def test_no_different_from_the_best_is_no_worse_than_any_and_no_better_than_one():
-    deviation, freedom = math.sqrt(2e-6), 4 / (1 / 9 + 1 / 4)
+    deviation, freedom = math.sqrt(2e-6), 2 / (1 / 9 + 1 / 4)
     upper = 2 * stats.t.sf((0.01 - 0.002) / deviation, freedom)
     found = against(0.2, 0.002)
     assert (found["verdict"], found["p"]) == ("no difference", pytest.approx(upper))
@@ -256,7 +291,7 @@ def test_the_best_rival_of_a_wide_noise_floor_is_undecided_up_to_it():
     assert (found["p"], found["noise"], found["closest"]) == (1.0, 0.05, 0)
     mean = inference.against_best([[difference(0.03, **wide)], [difference(0.031)]])
     assert (mean["noise"], mean["p"]) == (0.05, 1.0)
-    freedom, deviation = 4 / (1 / 9 + 1 / 4), math.sqrt(2e-6)
+    freedom, deviation = 2 / (1 / 9 + 1 / 4), math.sqrt(2e-6)
     for value, verdict in ((0.056, "better"), (-0.056, "worse")):
         found = against(value, **wide)
         assert found["verdict"] == verdict

@@ -170,6 +170,29 @@ def fitted_tails(scores):
     return min(freedom for freedom, fit in fits.items() if max(fits.values()) - fit <= 0.5)
 
 
+def windowed_tails(scores, places):
+    """Return the tails of 200 gaps at a time in the order of their calls' lengths, and the middle
+    of those lengths; a window begins at every twentieth gap, and one ends with the last."""
+    order = np.argsort(places, kind="stable")
+    firsts = sorted({*range(0, max(1, len(order) - 200), 20), max(0, len(order) - 200)})
+    windows = [order[first : first + 200] for first in firsts]
+    return [(np.median(places[one]), fitted_tails(scores[one])) for one in windows]
+
+
+def of_means(tails, ours, theirs):
+    """Return the tails of a gap between means of processes: a quarter of four has its kurtosis."""
+    if tails <= 4:
+        return tails
+    one, both = (1 / n**3 for n in (ours, theirs)), (1 / ours + 1 / theirs) ** 2
+    return 4 + (tails - 4) * both / sum(one) / 2
+
+
+def mixed(parts):
+    """Return the degrees of freedom between those of the parts, which are variances with theirs."""
+    total, below = sum(v for v, _ in parts), sum(v / f for v, f in parts)
+    return total / below if total > 0 else sum(f for _, f in parts)
+
+
 def between_processes(part, times):
     """Return the variance of processes' mean logs, the share of blocks in it, and its freedom."""
     logs = [
@@ -269,22 +292,25 @@ def again(raw):
     for i, key in enumerate(keys):
         variance = paule_mandel(near(lengths[key], without=i)) + single[key][1]
         scores.append(single[key][0] / math.sqrt(variance))
-    tails = fitted_tails(np.array(scores))
+    tails = windowed_tails(np.array(scores), np.array([lengths[key] for key in keys]))
     compared = []
     for key, impls in cells.items():
         if "ours" not in impls:
             continue
         ours, own_events, first = impls["ours"]
-        neighbours = near(math.log(np.median(list(ours.values()))))
-        between, sure, heavy = paule_mandel(neighbours), len(neighbours), tails
+        length = math.log(np.median(list(ours.values())))
+        neighbours = near(length)
+        between, sure = paule_mandel(neighbours), len(neighbours)
+        _, single_tails = min(tails, key=lambda one: abs(one[0] - length))
         if own.get(key):
             between, sure = own[key]
-            heavy = sure
         for impl, (times, events, _) in impls.items():
             shared = [block for block in ours if block in times]
             if impl in ("ours", "ours_twin") or not shared:
                 continue
-            offset = between * (1 / counted[key, "ours"] + 1 / counted[key, impl]) / 2
+            both = counted[key, "ours"], counted[key, impl]
+            offset = between * (1 / both[0] + 1 / both[1]) / 2
+            heavy = sure if own.get(key) else of_means(single_tails, *both)
             ratios = [times[block] / ours[block] for block in shared]
             log = median_of_logs(ratios)
             noise = math.nan
@@ -292,7 +318,7 @@ def again(raw):
                 value, variance, freedom = gaps[key]
                 noise = abs(value) + stats.t.ppf(0.975, freedom) * math.sqrt(variance)
             whole, freedom = pooled([(log[1], log[2]), (offset, sure)])
-            _, deep = pooled([(log[1], log[2]), (offset, heavy)])
+            deep = mixed([(log[1], log[2]), (offset, heavy)])
             half = stats.t.ppf(0.975, freedom) * math.sqrt(whole)
             said, p = decide(log[0], max(MARGIN, noise), whole, deep)
             _, arithmetic = floor_us(first, limit[key[0]])
@@ -409,7 +435,7 @@ def over_cells(rows):
     )
     known = rows["family_size"].mean()
     thin = min(thin, max(known, rows["tails"].max()))
-    (whole, wide), (_, deep) = (pooled([blocks, (offset, f)]) for f in (known, thin))
+    (whole, wide), deep = pooled([blocks, (offset, known)]), mixed([blocks, (offset, thin)])
     if any(gap is None for gap in rows["gap"]):
         return value, whole, wide, deep, math.nan
     gap = np.mean([gap[0] for gap in rows["gap"]])

@@ -3,11 +3,14 @@
 if study.measures:
 
     rule draw:
+        input:
+            # All that uses a GPU waits for the shapes, and so for this. New ceilings draw no others.
+            ancient("<run>/ceilings.csv"),
         output:
             "<run>/drawn.json",
         log:
             "<log>/drawn.log",
-        # The first job, and alone: what tunes itself needs all cores, waits for it, and would
+        # Before all others, and alone: what tunes itself needs all cores, waits for it, and would
         # wait for each job beside it.
         priority: 3
         threads: workflow.cores

@@ -28,6 +28,8 @@ rule ceilings:
         "<run>/ceilings.csv",
     log:
         "<log>/ceilings.log",
+    # Alone, and before all that takes long: the first measurement would wait for both to end.
+    priority: 4
     threads: workflow.cores
     resources:
         gpu=1,
