@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 ROOT = Path(__file__).parents[2]
 CODE = (
@@ -45,9 +46,20 @@ def tree(tmp_path):
     return copied(tmp_path / "a tree")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished_once(tmp_path_factory):
-    tree = copied(tmp_path_factory.mktemp("finished"))
+    """Make the tree of `finished`, once for all processes of the test run: it takes a minute."""
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent
+    tree = folder / "finished once"
+    with FileLock(folder / "finished.lock"):
+        if not tree.exists():
+            _finish(copied(folder / "unfinished")).rename(tree)
+    return tree
+
+
+def _finish(tree):
     listed = snakemake(tree, "--summary", *MEASURE).stdout.splitlines()
     outputs = [tree / line.split("\t")[0] for line in listed if line.startswith("results/")]
     assert outputs
