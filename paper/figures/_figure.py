@@ -39,6 +39,9 @@ PANEL_INCHES = 1.05
 # A panel of more curves than this is higher.
 MANY = 8
 LEGEND_COLUMNS = 5
+# The rate that tells of a cell, by what bounds it, and the unit of each.
+RATES = {"compute": "tflops", "memory": "gbps"}
+UNITS = {"gbps": "GB/s", "tflops": "TFLOP/s"}
 # Inches that a letter of the legend takes, and a mark with the gaps around it.
 LETTER, MARK = 0.057, 0.41
 LIGHT = {"color": DARK, "linestyle": "--", "linewidth": 0.8}
@@ -121,7 +124,7 @@ def family(
     - every: the summary of all families, for the colours.
     - rows: those to draw.
     - x: the size of each row on a log2 axis, NaN where a case is not on the curve.
-    - rate: "gbps" or "tflops".
+    - rate: "gbps" or "tflops"; "" for cells that are on no curve: each by what bounds it.
     - fixed: columns that must agree along a curve; the longest such curve of a panel is drawn.
       Cases that are on no curve of at least three sizes are drawn below, one a line.
     - sharey: as seaborn has it.
@@ -132,23 +135,30 @@ def family(
     if rows.empty:
         nothing(out, "This run holds no rows for this figure.")
         return
-    rows = rows.assign(x=x(rows), sol=rows[rate] * rows["pct_sol"].rdiv(100))
+    rates = [(rate, rows)]
+    if not rate:
+        rates = [(RATES[bound], some) for bound, some in rows.groupby("bound", sort=True)]
+    rows = pd.concat(
+        some.assign(x=x(some), rate=name, sol=some[name] * some["pct_sol"].rdiv(100))
+        for name, some in rates
+    )
     curves = _on_a_curve(rows, [down, across], list(fixed))
     lone = rows.drop(curves.index)
-    unit = {"gbps": "GB/s", "tflops": "TFLOP/s"}[rate]
     parts = []
     if len(curves):
         panels, lines = (down, across, label), curves[down].nunique()
         high = ratios or curves["impl"].nunique() > MANY
         height = PANEL_INCHES * (1.2 if high else 1) * lines + 0.35
-        parts.append((height, _rates, (curves, panels, rate, unit, sharey)))
+        parts.append((height, _rates, (curves, panels, rate, UNITS[rate], sharey)))
         if ratios:
             parts.append((0.8 * PANEL_INCHES * lines + 0.35, _ratios, (curves, panels)))
     if len(lone):
         lone = lone.assign(
             line=_lines(lone, [n for n in ("op", "pass", "dtype") if rows[n].nunique() > 1])
         )
-        parts.append((0.14 * lone["line"].nunique() + 0.5, _lone, (lone, rate, unit)))
+        for each, cells in lone.groupby("rate", sort=True):
+            height = 0.14 * cells["line"].nunique() + 0.5
+            parts.append((height, _lone, (cells, each, UNITS[each])))
     styles = looks(every["impl"])
     entries = _entries(rows, styles)
     columns = _columns(list(entries))

@@ -1,4 +1,4 @@
-"""Families without a figure of their own: GB/s or TFLOP/s of each case, one a line."""
+"""Families without a figure of their own: GB/s or TFLOP/s of each case, by what bounds it."""
 
 from pathlib import Path
 
@@ -11,14 +11,13 @@ def main(arguments):
     every = summary(arguments.run)
     drawn = {path.stem for path in Path(__file__).parent.glob("*.py")}
     rows = every[~every["family"].isin(drawn)]
-    compute = not rows.empty and (rows["bound"] == "compute").mean() > 0.5
     _figure.family(
         every,
         rows,
         arguments.out,
         x=lambda cells: pd.Series(float("nan"), cells.index),
         label="",
-        rate="tflops" if compute else "gbps",
+        rate="",
         down="pass",
         across="dtype",
     )
