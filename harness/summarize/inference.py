@@ -132,7 +132,7 @@ def averaged(gap: Offset, ours: np.ndarray, theirs: np.ndarray) -> Offset:
     """
     ours, theirs, tails = (np.asarray(one, dtype=float) for one in (ours, theirs, gap.tails))
     share = 1 / ours + 1 / theirs
-    # Of single processes 1; for means of the same number that number.
+    # One for single processes; for means of the same number that number.
     count = share**2 / (1 / ours**3 + 1 / theirs**3) / 2
     thinned = FOURTH_MOMENT + count * (tails - FOURTH_MOMENT)
     return gap._replace(
@@ -256,8 +256,8 @@ def over_cells(logs: Estimate, offsets: Offset, proving: bool = False) -> Estima
 
     proving: with the tails of the offsets, which a mean of many thins out, instead of the degrees
     of freedom of their variance. All cells know that variance from the same gaps: neither grows
-    beyond its degrees of freedom. Beside the scatter of blocks a large offset stays as rare as it
-    was, so the whole has tails between those of its parts: the harmonic mean by variance.
+    beyond its degrees of freedom. The scatter of blocks makes no large offset rarer, so the whole
+    has tails between those of its parts: the harmonic mean by variance.
     """
     variance = np.asarray(offsets.variance)
     known = np.asarray(offsets.freedom).mean(axis=-1)

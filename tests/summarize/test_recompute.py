@@ -171,8 +171,11 @@ def fitted_tails(scores):
 
 
 def windowed_tails(scores, places):
-    """Return the tails of 200 gaps at a time in the order of their calls' lengths, and the middle
-    of those lengths; a window begins at every twentieth gap, and one ends with the last."""
+    """Return the tails of 200 gaps at a time, and the middle of the lengths of their calls.
+
+    Gaps are in the order of those lengths. A window begins at every twentieth, and one ends with
+    the last.
+    """
     order = np.argsort(places, kind="stable")
     firsts = sorted({*range(0, max(1, len(order) - 200), 20), max(0, len(order) - 200)})
     windows = [order[first : first + 200] for first in firsts]
