@@ -22,8 +22,7 @@ FEWEST_BLOCKS = 10
 # For calls of at least LONG_US: the median and the 95 % quantile of the gap between
 # two processes of the same code.
 LONG_US, MEDIAN_GAP, MOST_GAP = 20.0, 0.005, 0.02
-# Cells of short calls prepare four processes of each implementation, one cell after the other.
-MOST_OVERHEAD = 0.35
+MOST_OVERHEAD = 0.3
 
 
 @pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
