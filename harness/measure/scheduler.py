@@ -201,6 +201,9 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._leave_behind(name, answer)
                 names.remove(name)
+        # What they hold without a cell is not the memory of one that is lost from here on.
+        self._memory.settle()
+        self._memory.ready()
         further = {}
         for name, prepared in self._ask_to_prepare(names, cell).items():
             failed = isinstance(prepared, Failure)

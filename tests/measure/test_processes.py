@@ -4,8 +4,10 @@ import dataclasses
 
 import pytest
 
+from harness.workers import gpu_memory
 from ops._spec import Tensor
-from tests.support.measuring import BLOCKS, OP, of
+from tests.support.fake_worker import GIB
+from tests.support.measuring import BLOCKS, OP, FakeMonitor, children, of
 
 # The calls of fake_bench take 100 us, and those of "fast" 1 us.
 SHORT = {"processes": 3, "short_us": 100.1}
@@ -53,9 +55,23 @@ def test_an_op_that_searches_a_table_runs_in_several_processes_however_long(
     assert {max(processes(rows, impl)) for impl in ("ours", "slow")} == {count - 1}
 
 
-def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(timed, capsys):
-    """In "room_for_one" the first process has all of the GPU's memory."""
-    rows = timed(["ours", "room_for_one"], **SHORT)
+class TwoGibEach(FakeMonitor):
+    """A driver that counts two GiB for each process: one from its start on, and one of its cell."""
+
+    def used_bytes(self):
+        return len(children()) * 2 * GIB
+
+
+def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
+    timed, capsys, monkeypatch
+):
+    """In "room_for_one" the first process has all of the GPU's memory.
+
+    The memory that further processes hold without a cell is not that of the ones left out.
+    """
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    rows = timed(["ours", "room_for_one"], TwoGibEach(), **SHORT)
     assert processes(rows, "room_for_one") == [0] * BLOCKS
     assert {row["status"] for row in rows} == {"ok"}
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
