@@ -1,9 +1,10 @@
 """One GPU for one job: an advisory lock per device, held for as long as the job runs.
 
 The kernel drops the lock when its holder dies, so a crash never leaves a GPU locked. Timing holds
-it alone; verification shares it. The lock binds all Tilewright jobs of a machine, however they
-were started; programs that know nothing of it are found by asking the driver. With the GPU a job
-holds its share of the host's cores, so that jobs on two GPUs do not meet on a core.
+it alone; verification shares it, and begins on no GPU that a job waits to have alone. The lock
+binds all Tilewright jobs of a machine, however they were started; programs that know nothing of it
+are found by asking the driver. With the GPU a job holds its share of the host's cores, so that jobs
+on two GPUs do not meet on a core.
 """
 
 import contextlib
@@ -157,6 +158,14 @@ def _group(pid: int) -> int | None:
 
 
 def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu]:
+    with contextlib.ExitStack() as announced:
+        return _await(exclusive, wait_s, uuid, announced)
+
+
+def _await(
+    exclusive: bool, wait_s: float, uuid: str | None, announced: contextlib.ExitStack
+) -> tuple[int, Gpu]:
+    """announced: holds the marks of this job while it waits to have a GPU alone."""
     began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
     while True:
         # One may vanish while others are waited for.
@@ -166,6 +175,8 @@ def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu
             random.shuffle(devices)
         used = {}
         for gpu in devices:
+            if not exclusive and _awaited(gpu):
+                continue
             lock = _try_lock(gpu, exclusive)
             if lock is None:
                 continue
@@ -187,6 +198,8 @@ def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu
         if not told and not used:
             print(f"waiting for {devices[0]}, held by {_holder(devices[0])}", file=sys.stderr)
             told = True
+            if exclusive:
+                _announce(devices, announced)
         time.sleep(random.uniform(*PAUSE_S))
 
 
@@ -261,6 +274,31 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+
+def _announce(devices: Collection[Gpu], announced: contextlib.ExitStack) -> None:
+    """Mark GPUs as awaited: jobs that share one and come one after the other would never end."""
+    for gpu in devices:
+        descriptor = _open(_mark(gpu))
+        announced.callback(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _awaited(gpu: Gpu) -> bool:
+    """Whether a job waits to have a GPU alone."""
+    descriptor = _open(_mark(gpu))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Of several that ask at once one is told so too; it asks again.
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _mark(gpu: Gpu) -> Path:
+    return _path(gpu).with_suffix(".awaited")
 
 
 def _holder(gpu: Gpu) -> str:

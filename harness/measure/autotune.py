@@ -4,13 +4,13 @@
 candidates in the first call with a shape and keep the choice on disk. In verification, or beside
 the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
 that are not its own. Here it meets every cell that may be timed, twice. First several processes
-meet them side by side, so that all is compiled. The choices that it made there are removed. Then
-one process meets them while nothing else runs. It finds no earlier choice: its folder
-(`harness.results.choices`) is emptied before, and compiled kernels are all that the side-by-side
-processes leave there. Verification comes after,
-so that it judges what was chosen; measuring, on the same board, finds the same choices. A choice
-that a library does not keep is made again in its first call, which it makes alone. A baseline whose
-library tunes itself names the ops in `AUTOTUNES`.
+meet them side by side, so that all is compiled; others may use the GPU meanwhile. The choices that
+it made there are removed. Then one process meets them while nothing else runs. It finds no earlier
+choice: its folder (`harness.results.choices`) is emptied before, and compiled kernels are all that
+the side-by-side processes leave there. Verification comes after, so that it judges what was chosen;
+measuring, on the same board, finds the same choices. A choice that a library does not keep is made
+again in its first call, which it makes alone. A baseline whose library tunes itself names the ops
+in `AUTOTUNES`.
 """
 
 import argparse
@@ -59,15 +59,16 @@ def main() -> None:
     cells = list(cell.sweep(op, *wanted, drawn.read(options.drawn)))
     # All libraries are to choose on the board that measures them all.
     board = options.board or next((gpu.uuid for gpu in gpu_lock.gpus()), None)
-    with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
-        date = cli.utc(datetime.datetime.now(datetime.UTC))
+    folder, limit_s = options.out.with_suffix(""), options.cell_timeout_s
+    with gpu_lock.hold(exclusive=False, uuid=board) as gpu:
         # Without its choices the old report says nothing.
         options.out.unlink(missing_ok=True)
-        folder, limit_s = options.out.with_suffix(""), options.cell_timeout_s
         kept = choices.emptied(folder)
         about = op.name, options.impl, cells, options.worker, limit_s, kept
         compile_beforehand(*about, len(os.sched_getaffinity(0)))
         choices.forget(folder)
+    with gpu_lock.hold(exclusive=True, uuid=gpu.uuid) as gpu:
+        date = cli.utc(datetime.datetime.now(datetime.UTC))
         found = tuned(*about)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}

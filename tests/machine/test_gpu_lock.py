@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import types
 from pathlib import Path
 
@@ -160,6 +161,29 @@ def test_shared_and_exclusive_leases_exclude_each_other(driver, first, second, t
                 return
         with pytest.raises(UserError), gpu_lock.hold(exclusive=second, wait_s=0.1):
             pass
+
+
+def test_no_job_that_shares_begins_while_another_waits_to_have_the_gpu_alone(driver):
+    """Or verifications that follow one another would keep a measurement waiting to their end."""
+    begun, alone = threading.Event(), []
+
+    def measure():
+        begun.set()
+        with gpu_lock.hold(exclusive=True):
+            alone.append(True)
+
+    with gpu_lock.hold(exclusive=False) as gpu:
+        waiting = threading.Thread(target=measure)
+        waiting.start()
+        begun.wait()
+        wait_until(lambda: gpu_lock._awaited(gpu))
+        with pytest.raises(UserError, match="still held"), gpu_lock.hold(False, wait_s=0.3):
+            pass
+        assert not alone
+    waiting.join(PATIENCE_S)
+    assert alone
+    with gpu_lock.hold(exclusive=False, wait_s=PATIENCE_S):
+        pass
 
 
 def test_the_holder_is_named_when_waiting_was_in_vain(driver, capsys):

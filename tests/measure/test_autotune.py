@@ -91,6 +91,36 @@ def test_all_is_compiled_side_by_side_before_one_process_chooses(command, tmp_pa
     assert len(list(kept.glob("*.cubin"))) == len(list(kept.glob("*.best_config"))) == len(PASSES)
 
 
+def test_others_use_the_gpu_while_it_compiles_and_nobody_while_it_chooses(
+    driver, monkeypatch, tmp_path
+):
+    def is_free(exclusive):
+        try:
+            with gpu_lock.hold(exclusive, wait_s=0):
+                return True
+        except UserError:
+            return False
+
+    found = {}
+
+    def at(name):
+        def run(*_):
+            found[name] = is_free(exclusive=False), is_free(exclusive=True)
+            return []
+
+        return run
+
+    monkeypatch.setattr(autotune, "compile_beforehand", at("compiling"))
+    monkeypatch.setattr(autotune, "tuned", at("choosing"))
+    monkeypatch.setattr(autotune.forkserver, "current", lambda: None)
+    out = tmp_path / "torch_compile.json"
+    words = ["autotune", "--op", OP, "--impl", "torch_compile", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    autotune.main()
+    assert found == {"compiling": (True, False), "choosing": (False, False)}
+    assert json.loads(out.read_text())["gpu"]["uuid"] == UUID
+
+
 def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_path):
     """The first of two workers ends when the second has been asked for all other cells."""
     log, others = tmp_path / "prepared", 4
