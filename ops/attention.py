@@ -12,59 +12,14 @@ sees, as Dao counts them ("FlashAttention-2", 2023). Causal rows see half of a s
 sizes of the FlashAttention papers (Dao et al., 2022), of Whisper's encoder and of named models.
 """
 
-import math
-
-import torch
-from torch.utils.checkpoint import checkpoint
-
+from ops._attention import attend
 from ops._drawn import log_uniform
 from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
-# Scores that the reference holds at a time: all of a long sequence would not fit, and those of one
-# head of a short sequence are little work for a call.
-SCORES = 2**25
-
 
 def attention_reference(q, k, v, mask=None, causal=False, window=None, softcap=None):
-    b, h, s, _ = q.shape
-    t = k.shape[2]
-    if q.is_meta or not q.numel():
-        # There are shapes only, and the result has that of q. Without a head it hangs on the keys
-        # as well, whose gradients are zero.
-        return q + 0 * (k.sum() + v.sum())
-    rows = min(s, max(1, SCORES // t))
-    count = max(1, SCORES // (rows * t))
-    keyed = torch.arange(b * h, device=q.device) // (h // k.shape[1])
-    heads = []
-    for some in torch.arange(b * h, device=q.device).split(count):
-        mine, their_k = q.flatten(0, 1)[some], k.flatten(0, 1)[keyed[some]]
-        their_v, parts = v.flatten(0, 1)[keyed[some]], []
-        for first in range(0, s, rows):
-            part = mine[:, first : first + rows]
-            # Causal rows see no key beyond that of the last row.
-            stop = max(1, t - s + first + part.shape[1]) if causal else t
-            their_mask = None if mask is None else mask[first : first + rows, :stop]
-            given = part, their_k[:, :stop], their_v[:, :stop], their_mask, t - s + first
-            options = {"causal": causal, "window": window, "softcap": softcap}
-            options |= {"use_reentrant": False, "preserve_rng_state": False}
-            parts.append(checkpoint(_rows, *given, **options))
-        heads.append(torch.cat(parts, 1))
-    return torch.cat(heads).view(q.shape)
-
-
-def _rows(q, k, v, mask, key, causal, window, softcap):
-    """The result of some rows of some heads; the first row stands at `key`."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    if mask is not None:
-        scores = scores + mask
-    if causal:
-        seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(key)
-        if window is not None:
-            seen = seen.triu(key - window)
-        scores = scores.masked_fill(~seen, -math.inf)
-    return torch.softmax(scores, dim=-1) @ v
+    heads = (x.flatten(0, 1) for x in (q, k, v))
+    return attend(*heads, mask, causal, window, softcap).view(q.shape)
 
 
 def _cost(case, pass_, itemsize):

@@ -24,8 +24,8 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
+from ops._attention import attend
 from ops._drawn import log_uniform
 from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
@@ -46,39 +46,14 @@ def attention_varlen_reference(
         # There are shapes only, and the result has that of q.
         return q + 0 * (k.sum() + v.sum())
     rows, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    group = q.shape[1] // k.shape[1]
     # Rows past the last sequence see no key; so the result hangs on all tensors in every case.
     parts = [q[rows[-1] :] * 0 + 0 * (k[:0].sum() + v[:0].sum())]
     for index in reversed(range(len(rows) - 1)):
         mine = q[rows[index] : rows[index + 1]]
         their_k, their_v = (x[keys[index] : keys[index + 1]] for x in (k, v))
-        seen = _seen(len(mine), len(their_k), causal, window, q.device)
-        heads = []
-        for h in range(q.shape[1]):
-            given = mine[:, h], their_k[:, h // group], their_v[:, h // group], seen, softcap
-            # All scores of a long sequence would not fit: those of one head at a time are kept.
-            heads.append(checkpoint(_head, *given, use_reentrant=False, preserve_rng_state=False))
-        parts.append(torch.stack(heads, 1))
+        heads = (x.transpose(0, 1) for x in (mine, their_k, their_v))
+        parts.append(attend(*heads, None, causal, window, softcap).transpose(0, 1))
     return torch.cat(parts[::-1])
-
-
-def _seen(rows, keys, causal, window, device):
-    seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
-    if causal:
-        last = keys - rows
-        seen = seen.tril(last)
-        if window is not None:
-            seen = seen.triu(last - window)
-    return seen
-
-
-def _head(q, k, v, seen, softcap):
-    scores = q @ k.T / math.sqrt(q.shape[-1])
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)
-    # All keys of some rows are hidden.
-    return weights.masked_fill(~seen, 0.0) @ v
 
 
 def lengths_of_rows(case):

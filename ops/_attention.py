@@ -1,0 +1,57 @@
+"""Attention by blocks of heads and rows, which the references of several ops share."""
+
+import math
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+# Scores that are held at a time: all of a long sequence would not fit, and those of one head of a
+# short sequence are little work for a call.
+SCORES = 2**25
+
+
+def attend(q, k, v, mask=None, causal=False, window=None, softcap=None):
+    """Return softmax(scale q kᵀ + mask) v of each head, [N, S, D]; see `ops.attention`.
+
+    q: [N, S, D]. k, v: [M, T, D], N being a multiple of M. mask: [S, T] or [1, T], added to the
+    scores of all heads. A row that sees no key is zero.
+    """
+    (n, s, _), (heads, t, _) = q.shape, k.shape
+    if q.is_meta or not q.numel() or not k.numel():
+        # There are shapes only, or no pair. The result hangs on all tensors nevertheless.
+        return q * 0 + 0 * (k.sum() + v.sum())
+    mask = None if mask is None else mask.expand(s, t)
+    rows = min(s, max(1, SCORES // t))
+    count = max(1, SCORES // (rows * t))
+    found = []
+    for some in torch.arange(n, device=q.device).split(count):
+        mine, keyed = q[some], some // (n // heads)
+        their_k, their_v, parts = k[keyed], v[keyed], []
+        for first in range(0, s, rows):
+            part, key = mine[:, first : first + rows], t - s + first
+            # Causal rows see no key beyond that of the last row.
+            stop = max(1, key + part.shape[1]) if causal else t
+            their_mask = None if mask is None else mask[first : first + rows, :stop]
+            given = part, their_k[:, :stop], their_v[:, :stop], their_mask, key
+            options = {"causal": causal, "window": window, "softcap": softcap}
+            options |= {"use_reentrant": False, "preserve_rng_state": False}
+            parts.append(checkpoint(_rows, *given, **options))
+        found.append(torch.cat(parts, 1))
+    return torch.cat(found)
+
+
+def _rows(q, k, v, mask, key, causal, window, softcap):
+    """The result of some rows of some heads; the first row stands at `key`."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        scores = scores + mask
+    if not causal:
+        return torch.softmax(scores, dim=-1) @ v
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(key)
+    if window is not None:
+        seen = seen.triu(key - window)
+    weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)
+    # All keys of some rows are hidden.
+    return weights.masked_fill(~seen, 0.0) @ v
