@@ -290,7 +290,7 @@ def _awaited(gpu: Gpu) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        # Of several that ask at once one is told so too; it asks again.
+        # One of several that ask at once is told so too. It asks again.
         return True
     finally:
         os.close(descriptor)

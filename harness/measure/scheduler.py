@@ -201,7 +201,7 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._leave_behind(name, answer)
                 names.remove(name)
-        # What they hold without a cell is not the memory of one that is lost from here on.
+        # The memory that they hold without a cell is not that of one which is lost from here on.
         self._memory.settle()
         self._memory.ready()
         further = {}

@@ -19,7 +19,7 @@ from harness.stats import Estimate
 from harness.summarize import inference
 from harness.summarize.inference import Offset
 
-STUDIES, FAMILY = 120, 50
+STUDIES, FAMILY = 480, 50
 CALLS_ALIKE = 21
 # Fewer gaps than these are no picture of the noise.
 FEWEST_GAPS = 100
@@ -35,7 +35,7 @@ TRUTHS = {
 SHORT_US = (16.0, 25.0)
 # In how many processes an implementation runs in a cell: as in the run itself, and what would help.
 AS_RUN = "as run"
-PROCESSES = (AS_RUN, 4)
+PROCESSES = (AS_RUN, 5)
 
 
 class Noise(NamedTuple):

@@ -183,11 +183,12 @@ def windowed_tails(scores, places):
 
 
 def of_means(tails, ours, theirs):
-    """Return the tails of a gap between means of processes: a quarter of four has its kurtosis."""
-    if tails <= 4:
-        return tails
+    """Return the tails of a gap between means of processes: by kurtosis, or if it is more, by the
+    cube root of their number."""
     one, both = (1 / n**3 for n in (ours, theirs)), (1 / ours + 1 / theirs) ** 2
-    return 4 + (tails - 4) * both / sum(one) / 2
+    count = both / sum(one) / 2
+    found = 4 + (tails - 4) * count, tails * count ** (1 / 3)
+    return min(found) if count < 1 else max(found)
 
 
 def mixed(parts):
@@ -433,12 +434,12 @@ def over_cells(rows):
     count = len(rows)
     value = np.mean([log[0] for log in rows["log"]])
     blocks = pooled([(log[1] / count**2, log[2]) for log in rows["log"]])
-    offset, thin = pooled(
-        [(o * o / count**2, t) for o, t in zip(rows["offset"], rows["tails"], strict=True)]
-    )
-    known = rows["family_size"].mean()
-    thin = min(thin, max(known, rows["tails"].max()))
-    (whole, wide), deep = pooled([blocks, (offset, known)]), mixed([blocks, (offset, thin)])
+    offsets = [((o / count) ** 2, t) for o, t in zip(rows["offset"], rows["tails"], strict=True)]
+    total = sum(variance for variance, _ in offsets)
+    number = total**2 / sum(variance**2 for variance, _ in offsets) if total else 1
+    thinned = [(variance, tails * number ** (1 / 3)) for variance, tails in offsets]
+    whole, wide = pooled([blocks, (total, rows["family_size"].mean())])
+    deep = mixed([blocks, *thinned])
     if any(gap is None for gap in rows["gap"]):
         return value, whole, wide, deep, math.nan
     gap = np.mean([gap[0] for gap in rows["gap"]])
