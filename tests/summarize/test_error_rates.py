@@ -95,6 +95,7 @@ def test_on_recorded_noise_the_power_is_what_one_process_allows(recorded):
 def test_a_study_as_the_configuration_asks_for_it_has_the_power_and_keeps_the_rates(material):
     """Most of a record may be older than the several processes of short calls."""
     timing = yaml.safe_load((ROOT / "config/config.yaml").read_text())["timing"]
+    assert timing["processes"] == SEVERAL
     noise, claims = material
     short = noise.lengths_us < timing["short_us"]
     several = np.where(short, np.maximum(timing["processes"], noise.processes), noise.processes)
