@@ -1,6 +1,7 @@
 """Attention by blocks of heads and rows, which the references of several ops share."""
 
 import math
+from functools import partial
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -10,11 +11,16 @@ from torch.utils.checkpoint import checkpoint
 SCORES = 2**25
 
 
-def attend(q, k, v, mask=None, causal=False, window=None, softcap=None):
+def attend(q, k, v, mask=None, causal=False, window=None, softcap=None, pairs=None):
     """Return softmax(scale q kᵀ + mask) v of each head, [N, S, D]; see `ops.attention`.
 
-    q: [N, S, D]. k, v: [M, T, D], N being a multiple of M. mask: [S, T] or [1, T], added to the
-    scores of all heads. A row that sees no key is zero.
+    - q: [N, S, D].
+    - k, v: [M, T, D], N being a multiple of M.
+    - mask: [S, T] or [1, T], added to the scores of all heads.
+    - pairs: a function of some heads, the first of some rows, their number and a number of keys. It
+      returns which of the pairs are seen, [heads, rows, keys].
+
+    A row that sees no key is zero.
     """
     (n, s, _), (heads, t, _) = q.shape, k.shape
     if q.is_meta or not q.numel() or not k.numel():
@@ -34,24 +40,31 @@ def attend(q, k, v, mask=None, causal=False, window=None, softcap=None):
             their_mask = None if mask is None else mask[first : first + rows, :stop]
             given = part, their_k[:, :stop], their_v[:, :stop], their_mask, key
             options = {"causal": causal, "window": window, "softcap": softcap}
+            if pairs is not None:
+                # All pairs would not fit either: they are found anew for each block.
+                options["pairs"] = partial(pairs, some, first, part.shape[1], stop)
             options |= {"use_reentrant": False, "preserve_rng_state": False}
             parts.append(checkpoint(_rows, *given, **options))
         found.append(torch.cat(parts, 1))
     return torch.cat(found)
 
 
-def _rows(q, k, v, mask, key, causal, window, softcap):
+def _rows(q, k, v, mask, key, causal, window, softcap, pairs=None):
     """The result of some rows of some heads; the first row stands at `key`."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         scores = scores + mask
-    if not causal:
+    if not causal and pairs is None:
         return torch.softmax(scores, dim=-1) @ v
-    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(key)
-    if window is not None:
-        seen = seen.triu(key - window)
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+    if causal:
+        seen = seen.tril(key)
+        if window is not None:
+            seen = seen.triu(key - window)
+    if pairs is not None:
+        seen = seen & pairs()
     weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)
     # All keys of some rows are hidden.
     return weights.masked_fill(~seen, 0.0) @ v

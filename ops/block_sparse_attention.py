@@ -19,8 +19,8 @@ import functools
 import math
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
+from ops._attention import attend
 from ops._drawn import log_uniform
 from ops._spec import PASSES, Case, Cost, Op, Tensor, in_turn, make_case
 
@@ -29,23 +29,16 @@ SHARES = {"tenth": 0.1, "quarter": 0.25, "half": 0.5, "gaps": 0.25}
 
 
 def block_sparse_attention_reference(q, k, v, block_mask, block_size, causal=False):
-    (b, h, s, _), t = q.shape, k.shape[2]
+    b, h = q.shape[:2]
     full = block_mask[(None,) * (4 - block_mask.dim())].expand(b, h, *block_mask.shape[-2:])
-    heads, group = [], h // k.shape[1]
-    for i in range(b):
-        for j in range(h):
-            seen = full[i, j].repeat_interleave(block_size, 0).repeat_interleave(block_size, 1)
-            seen = seen[:s, :t].tril(t - s) if causal else seen[:s, :t]
-            given = q[i, j], k[i, j // group], v[i, j // group], seen
-            # All scores of a long sequence would not fit: those of one head at a time are kept.
-            heads.append(checkpoint(_head, *given, use_reentrant=False, preserve_rng_state=False))
-    # Without a head the result hangs on the keys as well, whose gradients are zero.
-    return torch.stack(heads).view(q.shape) if heads else q + 0 * (k.sum() + v.sum())
 
+    def pairs(heads, first, rows, keys):
+        i = torch.arange(first, first + rows, device=q.device) // block_size
+        j = torch.arange(keys, device=q.device) // block_size
+        return full[heads // h, heads % h][:, i][:, :, j]
 
-def _head(q, k, v, seen):
-    scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(~seen, -math.inf)
-    return torch.softmax(scores, dim=-1).masked_fill(~seen, 0.0) @ v
+    heads = (x.flatten(0, 1) for x in (q, k, v))
+    return attend(*heads, causal=causal, pairs=pairs).view(q.shape)
 
 
 def side(case: Case) -> int:
