@@ -16,7 +16,7 @@ def attend(q, k, v, mask=None, causal=False, window=None, softcap=None, pairs=No
 
     - q: [N, S, D].
     - k, v: [M, T, D], N being a multiple of M.
-    - mask: [S, T] or [1, T], added to the scores of all heads.
+    - mask: [N, S, T], added to the scores.
     - pairs: a function of some heads, the first of some rows, their number and a number of keys. It
       returns which of the pairs are seen, [heads, rows, keys].
 
@@ -26,7 +26,6 @@ def attend(q, k, v, mask=None, causal=False, window=None, softcap=None, pairs=No
     if q.is_meta or not q.numel() or not k.numel():
         # There are shapes only, or no pair. The result hangs on all tensors nevertheless.
         return q * 0 + 0 * (k.sum() + v.sum())
-    mask = None if mask is None else mask.expand(s, t)
     rows = min(s, max(1, SCORES // t))
     count = max(1, SCORES // (rows * t))
     found = []
@@ -37,7 +36,7 @@ def attend(q, k, v, mask=None, causal=False, window=None, softcap=None, pairs=No
             part, key = mine[:, first : first + rows], t - s + first
             # Causal rows see no key beyond that of the last row.
             stop = max(1, key + part.shape[1]) if causal else t
-            their_mask = None if mask is None else mask[first : first + rows, :stop]
+            their_mask = None if mask is None else mask[some, first : first + rows, :stop]
             given = part, their_k[:, :stop], their_v[:, :stop], their_mask, key
             options = {"causal": causal, "window": window, "softcap": softcap}
             if pairs is not None:

@@ -19,6 +19,9 @@ from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
 def attention_reference(q, k, v, mask=None, causal=False, window=None, softcap=None):
     heads = (x.flatten(0, 1) for x in (q, k, v))
+    if mask is not None:
+        # No entry is copied where heads share a mask.
+        mask = mask.expand(*q.shape[:3], k.shape[2]).flatten(0, 1)
     return attend(*heads, mask, causal, window, softcap).view(q.shape)
 
 
