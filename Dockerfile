@@ -28,6 +28,8 @@ RUN if [ "${FLASH_ATTN}" != no ]; then \
         FLASH_ATTN_CUDA_ARCHS="${FLASH_ATTN_CUDA_ARCHS}" MAX_JOBS="${MAX_JOBS}" \
         requirements/flash-attn.sh venv/bin/python wheels; \
     fi
+RUN find wheels -name '*.whl' -exec sha256sum {} + > wheels.txt \
+ && sed -i -E 's|(\S+) +(\S+)|/\2 --hash=sha256:\1|' wheels.txt
 
 # The wheels bring CUDA along, so a plain base is enough. gcc compiles the launchers of Triton, g++
 # the code of torch.compile for the processor; both run at each study.
@@ -51,11 +53,13 @@ RUN python3 -m venv .venv \
             -exec rm -r {} +; \
     done \
  && find .venv -name '*.a' -delete
-# The rivals; flash-attn 2 before the others, since flash-attn-4 replaces a part of it.
+# The rivals; flash-attn 2 before the others, since flash-attn-4 replaces a part of it. buildah does
+# not look for changes of what is mounted, so a list of it is copied.
 COPY requirements/peers.txt requirements/
+COPY --from=flash-attn /build/wheels.txt requirements/
 RUN --mount=type=bind,from=flash-attn,source=/build/wheels,target=/wheels \
-    find /wheels -name '*.whl' -exec \
-        .venv/bin/python -m pip install --no-cache-dir --no-index --no-deps {} + \
+    .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-index --no-deps \
+        -r requirements/wheels.txt \
  && .venv/bin/python -m pip install --no-cache-dir --require-hashes --no-deps \
         -r requirements/peers.txt \
  && ln -s /study/.venv/lib/python3*/site-packages/nvidia/cuda_runtime/lib .venv/cuda12
