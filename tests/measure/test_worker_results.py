@@ -36,7 +36,7 @@ def test_all_parts_of_a_result_are_compared_by_its_largest_entry(exact, monkeypa
 
 
 @pytest.mark.parametrize("share", [1.0, 0.0])
-def test_what_a_large_call_gave_is_kept_in_the_memory_of_the_host(share, make, monkeypatch):
+def test_large_results_are_kept_in_the_memory_of_the_host(share, make, monkeypatch):
     monkeypatch.setattr(worker, "INPUT_SHARE", share)
     made = make(lambda x, bias: 2 * x, passes=("forward",))
     made.prepare(**CELL, pass_="forward")
