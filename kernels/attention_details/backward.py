@@ -27,7 +27,8 @@ from .._triton.math import LOG2E
 from .._triton.memory import store_as
 from ..random_details.philox import boxed
 from . import backward_hopper as hopper
-from .forward_hopper import readable, suits
+from .forward_hopper import suits
+from .hopper_tiles import readable
 from .launch import (
     SMALL,
     first_to_fit,

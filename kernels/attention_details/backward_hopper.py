@@ -32,7 +32,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._runtime.configs import Config
 from .._triton.math import LOG2E
-from .forward_hopper import NEAR_BYTES, described
+from .forward_hopper import NEAR_BYTES
+from .hopper_tiles import described, make_barriers
 from .launch import like, strides_of
 
 # Keys of a warpgroup.
@@ -295,15 +296,6 @@ def _slots(desc, COUNT: gl.constexpr):
     return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
 
 
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT barriers in shared memory, each of which so many arrivals complete."""
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(index), count=ARRIVALS)
-    return barriers
-
-
 @gluon.jit(
     do_not_specialize=["GROUP", "SQ", "SK", "key_heads", "left", "right", "heads", "near", "padded"]
 )
@@ -336,7 +328,8 @@ def backward_hopper_kernel(
         gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS), _slots(dq_desc, GROUPS),
     )  # fmt: skip
     barriers = (
-        _barriers(1, 1), _barriers(SLOTS, 1), _barriers(SLOTS, 1), _barriers(SLOTS, GROUPS)
+        make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
+        make_barriers(SLOTS, GROUPS),
     )  # fmt: skip
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, not WHOLE)

@@ -14,8 +14,6 @@ these differ in length, programs draw them from a counter, the longest first.
 The scheme is FlashAttention-3's (Shah et al., 2024), written anew for Gluon.
 """
 
-import functools
-
 import torch
 import triton
 from triton.experimental import gluon
@@ -24,22 +22,33 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._runtime.configs import Config, Configs
 from .._runtime.device import is_hopper, sm_count
 from .._triton.arrival_counter import arrival_counter
 from .._triton.math import LN2, LOG2E
+from .hopper_tiles import (
+    attend_key_tile,
+    computed,
+    described,
+    make_barriers,
+    make_ring,
+    mask_scores,
+    matrix_of,
+    pass_turn,
+    readable,
+    row_sums,
+    softmax,
+    start_scores,
+    start_values,
+)
 
 # Shared memory of a program, and at most so much of it for barriers.
 SHARED_BYTES, BARRIER_BYTES = 232448, 1024
 # Slots of each group's query rows: those of a tile are loaded while the tile before is computed.
 Q_SLOTS = gl.constexpr(2)
-# The first hardware barrier by which groups take turns; the compiler takes those below.
-FIRST_TURN = gl.constexpr(8)
 
 
 def tile(block_n, groups, k_slots, v_slots, turns, pinned, q_loaded=0, split=0, rows=64):
@@ -75,28 +84,6 @@ def fits(config, s, d, causal):
     rows = (Q_SLOTS.value + 1) * config["GROUPS"] * config["ROWS"]
     rows += (config["K_SLOTS"] + config["V_SLOTS"]) * config["BLOCK_N"]
     return 2 * rows * d + BARRIER_BYTES <= SHARED_BYTES
-
-
-@gluon.jit
-def _await_turn(WHICH: gl.constexpr):
-    """Wait until the group before has issued its products."""
-    gl.inline_asm_elementwise(
-        f"bar.sync {FIRST_TURN + WHICH}, 256; // $0",
-        "=r",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def _pass_turn(WHICH: gl.constexpr, GROUPS: gl.constexpr):
-    """Let the next group issue its products."""
-    gl.inline_asm_elementwise(
-        f"bar.arrive {FIRST_TURN + (WHICH + 1) % GROUPS}, 256; // $0",
-        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -213,133 +200,6 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
 
 
 @gluon.jit
-def _row_sums(p):
-    """Sums over the columns of p that a thread holds: [rows, 8]. No thread reads another's."""
-    return gl.sum(gl.reshape(p, (p.shape[0], p.shape[1] // 8, 8)), 1)
-
-
-@gluon.jit
-def _matrix(ring, slot):
-    """A slot of a ring as a matrix."""
-    return ring.index(slot).reshape((ring.shape[3], ring.shape[4]))
-
-
-@gluon.jit
-def _scores(q, rings, barriers, step, zeros, K_SLOTS: gl.constexpr):
-    """Start q kᵀ of a tile of keys; return scores that are still being written."""
-    slot = step % K_SLOTS
-    mbarrier.wait(barriers[2].index(slot), step // K_SLOTS % 2)
-    return warpgroup_mma(
-        q, _matrix(rings[1], slot).permute((1, 0)), zeros, use_acc=False, is_async=True
-    )
-
-
-@gluon.jit
-def _values(rings, barriers, step, p, acc, V_SLOTS: gl.constexpr):
-    """Start acc + p v of a tile of values; return accumulators that are still being written."""
-    slot = step % V_SLOTS
-    mbarrier.wait(barriers[4].index(slot), step // V_SLOTS % 2)
-    return warpgroup_mma(p, _matrix(rings[2], slot), acc, is_async=True)
-
-
-@gluon.jit
-def _masked(scores, start, rows, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr):
-    """Scores with minus infinity for keys that a row does not see. rows: the row's number."""
-    LAYOUT: gl.constexpr = scores.type.layout
-    keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
-    SK, left, right = sizes[1], sizes[4], sizes[5]
-    end = SK - start
-    if RIGHT:
-        end = gl.minimum(rows + (right + 1 - start), end)[:, None]
-    keep = keys < end
-    if LEFT:
-        keep = keep & (keys >= (rows + (left - start))[:, None])
-    return gl.where(keep, scores, -float("inf"))
-
-
-@gluon.jit
-def _softmax(scores, m, l, factor):
-    """The weights of a tile, the factor of what was before, and m and l with the tile."""
-    m_new = gl.maximum(m, gl.max(scores, 1) * factor)
-    # A row that has only seen minus infinity must not subtract it from itself.
-    base = gl.where(m_new == -float("inf"), 0.0, m_new)
-    p = gl.exp2(scores * factor - base[:, None])
-    shrink = gl.exp2(m - base)
-    SUMS: gl.constexpr = gl.SliceLayout(1, l.type.layout)
-    l = l * gl.convert_layout(shrink, SUMS)[:, None] + _row_sums(p)
-    return p, shrink, m_new, l
-
-
-@gluon.jit
-def _computed(l):
-    """l, whose sums are complete before any wait for products that follows.
-
-    The assembler takes a wait ahead of arithmetic that does not need it. Here that would be all
-    exponentials, and none would run under the product. It takes no wait ahead of a meeting of the
-    warp's threads, and the threads that meet are chosen by l: all of them, as no sum is negative.
-    """
-    return gl.inline_asm_elementwise(
-        """
-        {
-        .reg .pred negative;
-        .reg .b32 threads;
-        .reg .f32 first, second;
-        add.f32 first, $4, $5;
-        add.f32 second, $6, $7;
-        add.f32 first, first, second;
-        setp.lt.f32 negative, first, 0f00000000;
-        selp.b32 threads, 1, -1, negative;
-        bar.warp.sync threads;
-        mov.b32 $0, $4;
-        mov.b32 $1, $5;
-        mov.b32 $2, $6;
-        mov.b32 $3, $7;
-        }
-        """,
-        "=r,=r,=r,=r,r,r,r,r", [l], dtype=gl.float32, is_pure=False, pack=4,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _attend(
-    acc, p, m, l, step, start, cut_by_mask, q, rings, barriers, rows, sizes, factor, zeros,
-    WHICH: gl.constexpr, options: gl.constexpr,
-):  # fmt: skip
-    """Take the tile of keys from `start` into m and l, and the tile before it into acc.
-
-    p: the weights of the tile before, as a factor. Returns those of this tile.
-    """
-    LEFT: gl.constexpr = options[0]
-    RIGHT: gl.constexpr = options[1]
-    GROUPS: gl.constexpr = options[4]
-    K_SLOTS: gl.constexpr = options[5]
-    V_SLOTS: gl.constexpr = options[6]
-    TURNS: gl.constexpr = options[7]
-    PINNED: gl.constexpr = options[8]
-    ACC: gl.constexpr = acc.type.layout
-    if TURNS:
-        _await_turn(WHICH)
-    scores = _scores(q, rings, barriers, step, zeros, K_SLOTS)
-    acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
-    if TURNS:
-        _pass_turn(WHICH, GROUPS)
-    scores = warpgroup_mma_wait(1, (scores,))
-    mbarrier.arrive(barriers[3].index(step % K_SLOTS), count=1)
-    if LEFT or RIGHT:  # noqa: SIM102 (a constant and a value have no `and`)
-        if cut_by_mask:
-            scores = _masked(scores, start, rows, sizes, LEFT, RIGHT)
-    p_new, shrink, m, l = _softmax(scores, m, l, factor)
-    if PINNED:
-        l = _computed(l)
-    # The compiler must not reuse the registers of p before the product has read them.
-    acc, p = warpgroup_mma_wait(0, (acc, p))
-    mbarrier.arrive(barriers[5].index((step - 1) % V_SLOTS), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
-    p = gl.convert_layout(p_new.to(p.dtype), p.type.layout)
-    return acc, p, m, l, step + 1
-
-
-@gluon.jit
 def _begun(
     scores, tile, nothing, no_sums, sizes, factor, WHICH: gl.constexpr, options: gl.constexpr
 ):
@@ -354,8 +214,8 @@ def _begun(
         _, _, _, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
         first_row = (tile * GROUPS + WHICH) * ROWS
         rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))
-        scores = _masked(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
-    p, _, m, l = _softmax(scores, nothing, no_sums, factor)
+        scores = mask_scores(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
+    p, _, m, l = softmax(scores, nothing, no_sums, factor)
     return p, m, l
 
 
@@ -384,15 +244,15 @@ def consumer(
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
-    no_sums = _row_sums(zeros)
+    no_sums = row_sums(zeros)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
     if TURNS and WHICH == GROUPS - 1:
-        _pass_turn(WHICH, GROUPS)
+        pass_turn(WHICH, GROUPS)
     index, turn, step = gl.program_id(0), 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
     tile, _ = tile_of(index, sizes, RIGHT)
     mbarrier.wait(q_full.index(WHICH), 0)
-    scores = _scores(_matrix(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
+    scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
     scores = warpgroup_mma_wait(0, (scores,))
     mbarrier.arrive(k_free.index(0), count=1)
     p, m, l = _begun(scores, tile, nothing, no_sums, sizes, factor, WHICH, options)
@@ -405,32 +265,32 @@ def consumer(
         acc = gl.zeros([ROWS, D], gl.float32, ACC)
         slot = turn % Q_SLOTS * GROUPS + WHICH
         if Q_LOADED:
-            q = _matrix(rings[0], slot).load(gl.DotOperandLayout(0, SCORES, 2))
+            q = matrix_of(rings[0], slot).load(gl.DotOperandLayout(0, SCORES, 2))
             mbarrier.arrive(q_free.index(slot), count=1)
         else:
-            q = _matrix(rings[0], slot)
+            q = matrix_of(rings[0], slot)
         step += 1
         if SPLIT and RIGHT:
             for back in range(2, last - cut + 1):
-                acc, p, m, l, step = _attend(
+                acc, p, m, l, step = attend_key_tile(
                     acc, p, m, l, step, (last - back) * BLOCK_N, True, q, rings, barriers, rows,
                     sizes, factor, zeros, WHICH, options,
                 )  # fmt: skip
             for back in range(max(2, last - cut + 1), last - whole + 1):
-                acc, p, m, l, step = _attend(
+                acc, p, m, l, step = attend_key_tile(
                     acc, p, m, l, step, (last - back) * BLOCK_N, False, q, rings, barriers, rows,
                     sizes, factor, zeros, WHICH, options,
                 )  # fmt: skip
             if LEFT:
                 for back in range(max(2, last - whole + 1), last - first + 1):
-                    acc, p, m, l, step = _attend(
+                    acc, p, m, l, step = attend_key_tile(
                         acc, p, m, l, step, (last - back) * BLOCK_N, True, q, rings, barriers, rows,
                         sizes, factor, zeros, WHICH, options,
                     )  # fmt: skip
         else:
             for back in range(2, last - first + 1):
                 key_tile = last - back
-                acc, p, m, l, step = _attend(
+                acc, p, m, l, step = attend_key_tile(
                     acc, p, m, l, step, key_tile * BLOCK_N, (key_tile < whole) | (key_tile >= cut),
                     q, rings, barriers, rows, sizes, factor, zeros, WHICH, options,
                 )  # fmt: skip
@@ -445,8 +305,8 @@ def consumer(
         if index < sizes[6] * sizes[7]:
             slot = turn % Q_SLOTS * GROUPS + WHICH
             mbarrier.wait(q_full.index(slot), turn // Q_SLOTS % 2)
-            scores = _scores(_matrix(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
-            acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
+            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             scores = warpgroup_mma_wait(1, (scores,))
             mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
             tile, _ = tile_of(index, sizes, RIGHT)
@@ -454,11 +314,11 @@ def consumer(
                 scores, tile, nothing, no_sums, sizes, factor, WHICH, options
             )
             if PINNED:
-                l_next = _computed(l_next)
+                l_next = computed(l_next)
             acc, p = warpgroup_mma_wait(0, (acc, p))
             p = gl.convert_layout(p_next.to(p.dtype), p.type.layout)
         else:
-            acc = _values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
         l = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, SCORES))
@@ -474,31 +334,13 @@ def consumer(
             gl.store(stats_ptr + place, gl.where(empty, float("inf"), m + log_l), mask=rows < SQ)
         # The last tile's copy has read its slot.
         tma.store_wait(0)
-        _matrix(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
+        matrix_of(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(
             out_desc, [head // H, head % H, start_m, 0], out_ring.index(WHICH)
         )
         m, l = m_next, l_next
     tma.store_wait(0)
-
-
-@gluon.jit
-def _ring(desc, COUNT: gl.constexpr):
-    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
-    SHAPE: gl.constexpr = desc.block_type.shape
-    return gl.allocate_shared_memory(
-        desc.dtype, [COUNT, SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3]], desc.layout
-    )
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT barriers in shared memory, each of which so many arrivals complete."""
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(index), count=ARRIVALS)
-    return barriers
 
 
 @gluon.jit(do_not_specialize=["H", "GROUP", "SQ", "SK", "left", "right", "heads", "near"])
@@ -531,14 +373,15 @@ def forward_hopper_kernel(
     factor = gl.cast(scale, gl.float32) * LOG2E
     descs = q_desc, k_desc, v_desc, out_desc
     rings = (
-        _ring(q_desc, Q_SLOTS * GROUPS), _ring(k_desc, K_SLOTS), _ring(v_desc, V_SLOTS),
-        _ring(out_desc, GROUPS),
+        make_ring(q_desc, Q_SLOTS * GROUPS), make_ring(k_desc, K_SLOTS), make_ring(v_desc, V_SLOTS),
+        make_ring(out_desc, GROUPS),
         gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
     )  # fmt: skip
     barriers = (
-        _barriers(Q_SLOTS * GROUPS, 1), _barriers(Q_SLOTS * GROUPS, 1), _barriers(K_SLOTS, 1),
-        _barriers(K_SLOTS, GROUPS), _barriers(V_SLOTS, 1), _barriers(V_SLOTS, GROUPS),
-        _barriers(1, 1), _barriers(1, GROUPS),
+        make_barriers(Q_SLOTS * GROUPS, 1), make_barriers(Q_SLOTS * GROUPS, 1),
+        make_barriers(K_SLOTS, 1), make_barriers(K_SLOTS, GROUPS),
+        make_barriers(V_SLOTS, 1), make_barriers(V_SLOTS, GROUPS),
+        make_barriers(1, 1), make_barriers(1, GROUPS),
     )  # fmt: skip
     fence_async_shared()
     numbers = lse_ptr, stats_ptr, factor
@@ -568,24 +411,6 @@ def forward_hopper_kernel(
         )
 
 
-@functools.cache
-def _layout(dtype, rows, d):
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, d], kind)
-
-
-def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """Return a descriptor of x [B, H, S, D] with blocks of so many rows of one head."""
-    d = x.shape[3]
-    # The stride of an axis of one item is never used, and need not be one that TMA takes.
-    strides = [
-        d if size == 1 else step for size, step in zip(x.shape[:3], x.stride(), strict=False)
-    ]
-    return TensorDescriptor(
-        x, list(x.shape), [*strides, 1], [1, 1, rows, d], _layout(x.dtype, rows, d)
-    )
-
-
 # Bytes of keys and values that stay in L2 while programs of some heads run side by side.
 NEAR_BYTES = 2**25
 # Heads side by side at most, without a diagonal and with one (docs/lab/attention.md).
@@ -606,15 +431,6 @@ def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
         and k.shape[2] > 0
         and all(map(readable, (q, k, v)))
     )
-
-
-def readable(x: torch.Tensor) -> bool:
-    """Return whether TMA can read x: [B, H, S, D]."""
-    # A tensor of a build has no memory, but it may begin past an aligned address.
-    address = x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
-    steps = [s for size, s in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
-    aligned = all(s > 0 and s * x.element_size() % 16 == 0 for s in steps)
-    return x.stride(3) == 1 and aligned and address % 16 == 0
 
 
 def forward_hopper(

@@ -297,7 +297,8 @@ def on_threads(
     unwaited: the number of a set of barriers that no group waits for. They count in the order in
     which the kernel makes them. After `patience` seconds a wait is one for ever.
     """
-    kernels = {name: each for name, each in vars(module).items() if hasattr(each, "fn")}
+    modules = _modules(module)
+    kernels = _jitted(module)
 
     class Kernel:
         def __init__(self, jitted):
@@ -307,7 +308,7 @@ def on_threads(
             def launch(*arguments, num_warps, **options):
                 for program in range(grid[0]):
                     run = _Run(program, grid[0], unwaited, patience)
-                    _one(module, kernels, self.jitted.fn, run, arguments, options)
+                    _one(modules, self.jitted.fn, run, arguments, options)
 
             return launch
 
@@ -315,9 +316,30 @@ def on_threads(
         for name, kernel in kernels.items():
             if name.endswith("_hopper_kernel"):
                 stack.enter_context(mock.patch.object(module, name, Kernel(kernel)))
-        for each in {module, sys.modules[module.described.__module__]}:
-            stack.enter_context(mock.patch.object(each, "TensorDescriptor", _described))
+        for each in modules:
+            if hasattr(each, "TensorDescriptor"):
+                stack.enter_context(mock.patch.object(each, "TensorDescriptor", _described))
         yield
+
+
+def _jitted(module: ModuleType) -> dict[str, object]:
+    """The functions of a module that Gluon compiles, those that it imports too."""
+    return {name: each for name, each in vars(module).items() if hasattr(each, "fn")}
+
+
+def _modules(module: ModuleType) -> set[ModuleType]:
+    """The module and all of ours whose functions it imports, by Gluon or for its launchers."""
+    found, queue = set(), [module]
+    while queue:
+        one = queue.pop()
+        if one not in found:
+            found.add(one)
+            jitted = (each.fn for each in _jitted(one).values())
+            names = {each.__module__ for each in jitted if "hopper" in each.__module__}
+            if hasattr(one, "described"):
+                names.add(one.described.__module__)
+            queue += [sys.modules[name] for name in names]
+    return found
 
 
 def _described(x, shape, strides, block, layout):
@@ -325,7 +347,7 @@ def _described(x, shape, strides, block, layout):
     return Descriptor(x, block)
 
 
-def _one(module, kernels, function, run, arguments, options):
+def _one(modules, function, run, arguments, options):
     def arrive(barrier, count):
         barrier.change(count, 0)
 
@@ -347,17 +369,18 @@ def _one(module, kernels, function, run, arguments, options):
         "warpgroup_mma": run.multiply,
         "warpgroup_mma_wait": run.settle,
     }
-    if hasattr(module, "add_to_global"):
-        stands["add_to_global"] = lambda desc, at, block: desc.write(at, block.data, add=True)
-    constants = {
-        name: each.value
-        for name, each in vars(module).items()
-        if type(each).__name__ == "constexpr"
-    }
-    bodies = {name: each.fn for name, each in kernels.items()}
+    stands["add_to_global"] = lambda desc, at, block: desc.write(at, block.data, add=True)
     with contextlib.ExitStack() as stack:
-        for name, value in (bodies | constants | stands).items():
-            stack.enter_context(mock.patch.object(module, name, value))
+        for module in modules:
+            constants = {
+                name: each.value
+                for name, each in vars(module).items()
+                if type(each).__name__ == "constexpr"
+            }
+            bodies = {name: each.fn for name, each in _jitted(module).items()}
+            here = {name: stand for name, stand in stands.items() if hasattr(module, name)}
+            for name, value in (bodies | constants | here).items():
+                stack.enter_context(mock.patch.object(module, name, value))
 
         # Numbers of the launch are values, tensors are addresses.
         def handed(x):

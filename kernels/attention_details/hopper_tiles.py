@@ -1,0 +1,215 @@
+"""What attention's kernels for Hopper share: products of a tile, its softmax, rings and barriers.
+
+A kernel has warps that copy and groups of warps that multiply. A group starts the scores of a tile
+of keys, then the product of the previous tile's weights and values, and takes exponentials under
+both. The tiles come from rings in shared memory, which barriers guard.
+"""
+
+import functools
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+# The first hardware barrier by which groups take turns; the compiler takes those below.
+FIRST_TURN = gl.constexpr(8)
+
+
+@gluon.jit
+def await_turn(WHICH: gl.constexpr):
+    """Wait until the group before has issued its products."""
+    gl.inline_asm_elementwise(
+        f"bar.sync {FIRST_TURN + WHICH}, 256; // $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def pass_turn(WHICH: gl.constexpr, GROUPS: gl.constexpr):
+    """Let the next group issue its products."""
+    gl.inline_asm_elementwise(
+        f"bar.arrive {FIRST_TURN + (WHICH + 1) % GROUPS}, 256; // $0",
+        "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def row_sums(p):
+    """Sums over the columns of p that a thread holds: [rows, 8]. No thread reads another's."""
+    return gl.sum(gl.reshape(p, (p.shape[0], p.shape[1] // 8, 8)), 1)
+
+
+@gluon.jit
+def matrix_of(ring, slot):
+    """A slot of a ring as a matrix."""
+    return ring.index(slot).reshape((ring.shape[3], ring.shape[4]))
+
+
+@gluon.jit
+def start_scores(q, rings, barriers, step, zeros, K_SLOTS: gl.constexpr):
+    """Start q kᵀ of a tile of keys; return scores that are still being written."""
+    slot = step % K_SLOTS
+    mbarrier.wait(barriers[2].index(slot), step // K_SLOTS % 2)
+    return warpgroup_mma(
+        q, matrix_of(rings[1], slot).permute((1, 0)), zeros, use_acc=False, is_async=True
+    )
+
+
+@gluon.jit
+def start_values(rings, barriers, step, p, acc, V_SLOTS: gl.constexpr):
+    """Start acc + p v of a tile of values; return accumulators that are still being written."""
+    slot = step % V_SLOTS
+    mbarrier.wait(barriers[4].index(slot), step // V_SLOTS % 2)
+    return warpgroup_mma(p, matrix_of(rings[2], slot), acc, is_async=True)
+
+
+@gluon.jit
+def mask_scores(scores, start, rows, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr):
+    """Scores with minus infinity for keys that a row does not see. rows: the row's number."""
+    LAYOUT: gl.constexpr = scores.type.layout
+    keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
+    SK, left, right = sizes[1], sizes[4], sizes[5]
+    end = SK - start
+    if RIGHT:
+        end = gl.minimum(rows + (right + 1 - start), end)[:, None]
+    keep = keys < end
+    if LEFT:
+        keep = keep & (keys >= (rows + (left - start))[:, None])
+    return gl.where(keep, scores, -float("inf"))
+
+
+@gluon.jit
+def softmax(scores, m, l, factor):
+    """The weights of a tile, the factor of what was before, and m and l with the tile."""
+    m_new = gl.maximum(m, gl.max(scores, 1) * factor)
+    # A row that has only seen minus infinity must not subtract it from itself.
+    base = gl.where(m_new == -float("inf"), 0.0, m_new)
+    p = gl.exp2(scores * factor - base[:, None])
+    shrink = gl.exp2(m - base)
+    SUMS: gl.constexpr = gl.SliceLayout(1, l.type.layout)
+    l = l * gl.convert_layout(shrink, SUMS)[:, None] + row_sums(p)
+    return p, shrink, m_new, l
+
+
+@gluon.jit
+def computed(l):
+    """l, whose sums are complete before any wait for products that follows.
+
+    The assembler takes a wait ahead of arithmetic that does not need it. Here that would be all
+    exponentials, and none would run under the product. It takes no wait ahead of a meeting of the
+    warp's threads, and the threads that meet are chosen by l: all of them, as no sum is negative.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+        .reg .pred negative;
+        .reg .b32 threads;
+        .reg .f32 first, second;
+        add.f32 first, $4, $5;
+        add.f32 second, $6, $7;
+        add.f32 first, first, second;
+        setp.lt.f32 negative, first, 0f00000000;
+        selp.b32 threads, 1, -1, negative;
+        bar.warp.sync threads;
+        mov.b32 $0, $4;
+        mov.b32 $1, $5;
+        mov.b32 $2, $6;
+        mov.b32 $3, $7;
+        }
+        """,
+        "=r,=r,=r,=r,r,r,r,r", [l], dtype=gl.float32, is_pure=False, pack=4,
+    )  # fmt: skip
+
+
+@gluon.jit
+def attend_key_tile(
+    acc, p, m, l, step, start, cut_by_mask, q, rings, barriers, rows, sizes, factor, zeros,
+    WHICH: gl.constexpr, options: gl.constexpr,
+):  # fmt: skip
+    """Take the tile of keys from `start` into m and l, and the tile before it into acc.
+
+    p: the weights of the tile before, as a factor. Returns those of this tile.
+    """
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    TURNS: gl.constexpr = options[7]
+    PINNED: gl.constexpr = options[8]
+    ACC: gl.constexpr = acc.type.layout
+    if TURNS:
+        await_turn(WHICH)
+    scores = start_scores(q, rings, barriers, step, zeros, K_SLOTS)
+    acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
+    if TURNS:
+        pass_turn(WHICH, GROUPS)
+    scores = warpgroup_mma_wait(1, (scores,))
+    mbarrier.arrive(barriers[3].index(step % K_SLOTS), count=1)
+    if LEFT or RIGHT:  # noqa: SIM102 (a constant and a value have no `and`)
+        if cut_by_mask:
+            scores = mask_scores(scores, start, rows, sizes, LEFT, RIGHT)
+    p_new, shrink, m, l = softmax(scores, m, l, factor)
+    if PINNED:
+        l = computed(l)
+    # The compiler must not reuse the registers of p before the product has read them.
+    acc, p = warpgroup_mma_wait(0, (acc, p))
+    mbarrier.arrive(barriers[5].index((step - 1) % V_SLOTS), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
+    p = gl.convert_layout(p_new.to(p.dtype), p.type.layout)
+    return acc, p, m, l, step + 1
+
+
+@gluon.jit
+def make_ring(desc, COUNT: gl.constexpr):
+    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
+    SHAPE: gl.constexpr = desc.block_type.shape
+    return gl.allocate_shared_memory(
+        desc.dtype, [COUNT, SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3]], desc.layout
+    )
+
+
+@gluon.jit
+def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers in shared memory, each of which so many arrivals complete."""
+    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for index in gl.static_range(COUNT):
+        mbarrier.init(barriers.index(index), count=ARRIVALS)
+    return barriers
+
+
+@functools.cache
+def _layout(dtype, rows, d):
+    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, d], kind)
+
+
+def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Return a descriptor of x [B, H, S, D] with blocks of so many rows of one head."""
+    d = x.shape[3]
+    # The stride of an axis of one item is never used, and need not be one that TMA takes.
+    strides = [
+        d if size == 1 else step for size, step in zip(x.shape[:3], x.stride(), strict=False)
+    ]
+    return TensorDescriptor(
+        x, list(x.shape), [*strides, 1], [1, 1, rows, d], _layout(x.dtype, rows, d)
+    )
+
+
+def readable(x: torch.Tensor) -> bool:
+    """Return whether TMA can read x: [B, H, S, D]."""
+    # A tensor of a build has no memory, but it may begin past an aligned address.
+    address = x.storage_offset() * x.element_size() if x.is_meta else x.data_ptr()
+    steps = [s for size, s in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
+    aligned = all(s > 0 and s * x.element_size() % 16 == 0 for s in steps)
+    return x.stride(3) == 1 and aligned and address % 16 == 0
