@@ -5,7 +5,8 @@ written; memory grows with the sequence, and the lists with the number of blocks
 tile of rows within one row of blocks, and walks the list of its kept blocks
 (`block_sparse_attention_details/walk.py`), with the online softmax of `attention.py`. So time is
 proportional to kept blocks. Only blocks that the diagonal or the end of the sequence cuts are
-masked by entry. Programs with the longest lists of a head start first.
+masked by entry. Programs with the longest lists of a head start first. On Hopper, blocks of 128 and
+256 have a kernel of their own, `block_sparse_attention_details/forward_hopper.py`.
 
 The lists come from a mask that is turned into them once, on the device
 (`block_sparse_attention_details/block_mask.py`). Masks of blocks are those of Child et al.,
@@ -34,6 +35,7 @@ from .attention_details.launch import (
     tile,
 )
 from .attention_details.scores import factor_of, load_tile, store_sums
+from .block_sparse_attention_details import forward_hopper as hopper
 from .block_sparse_attention_details.backward import DKDV, DQ, block_sparse_bwd
 from .block_sparse_attention_details.block_mask import (
     DEFAULT_SIZE,
@@ -268,6 +270,12 @@ def block_sparse_fwd(
     stats = q.new_empty((planes, b, h, sq), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
+    if hopper.suits(q, k, v, block_size):
+        config = HOPPER_FORWARD.pick(q.device, d=d, causal=causal)
+        hopper.forward_hopper(
+            q, k, v, out, lse, stats, offsets, indices, order, block_size, scale, causal, config
+        )
+        return out, lse, stats
     config = FORWARD.pick(
         q.device, d=d, itemsize=q.element_size(), block=block_size, shared=shared_bytes(q.device)
     )
@@ -299,5 +307,7 @@ def _suits(candidate, block, **key):
 
 
 FORWARD = Configs(_forward_kernel, (NARROW, WIDE, *CONFIGS, *MORE_CONFIGS), _choose, _suits)
+
+HOPPER_FORWARD = hopper.FORWARD
 
 block_sparse_fwd = cached_launch(block_sparse_fwd)

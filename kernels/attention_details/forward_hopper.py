@@ -417,6 +417,13 @@ NEAR_BYTES = 2**25
 NEAR_HEADS, NEAR_HEADS_CAUSAL = 16, 32
 
 
+def near_heads(q: torch.Tensor, k: torch.Tensor, causal: bool) -> int:
+    """Return how many heads of all batches run side by side, whole groups of a key head."""
+    (b, h, _, d), (heads, sk) = q.shape, k.shape[1:3]
+    group, most = h // heads, NEAR_HEADS_CAUSAL if causal else NEAR_HEADS
+    return min(b * h, max(1, min(NEAR_BYTES // (4 * sk * d), most // group)) * group)
+
+
 def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Return whether Hopper's kernels can take q, k and v, on the device where they are.
 
@@ -449,11 +456,9 @@ def forward_hopper(
 
     q, k, v, out: as `suits` accepts them. left, right: sizes of the window, None if unbounded.
     """
-    (b, h, sq, d), (key_heads, sk) = q.shape, k.shape[1:3]
+    (b, h, sq, _), (key_heads, sk) = q.shape, k.shape[1:3]
     rows, block_n, groups = config["ROWS"], config["BLOCK_N"], config["GROUPS"]
-    group = h // key_heads
-    most = NEAR_HEADS if right is None else NEAR_HEADS_CAUSAL
-    near = min(b * h, max(1, min(NEAR_BYTES // (4 * sk * d), most // group)) * group)
+    near = near_heads(q, k, right is not None)
     tiles = triton.cdiv(sq, groups * rows) * b * h
     counter = None
     if left is not None or right is not None:
@@ -462,7 +467,7 @@ def forward_hopper(
     forward_hopper_kernel[(min(sm_count(q.device), tiles),)](
         q_desc=described(q, rows), k_desc=described(k, block_n), v_desc=described(v, block_n),
         out_desc=described(out, rows), lse_ptr=lse, stats_ptr=stats, counter_ptr=counter,
-        H=h, GROUP=group, SQ=sq, SK=sk,
+        H=h, GROUP=h // key_heads, SQ=sq, SK=sk,
         left=0 if left is None else sk - sq - left, right=0 if right is None else sk - sq + right,
         heads=b * h, near=near, scale=scale, LEFT=left is not None, RIGHT=right is not None,
         WHOLE=left is None and right is None and sk % block_n == 0, **config,

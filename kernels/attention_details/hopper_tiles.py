@@ -1,4 +1,4 @@
-"""What attention's kernels for Hopper share: products of a tile, its softmax, rings and barriers.
+"""Parts that attention's kernels for Hopper share: products of a tile, softmax, rings, barriers.
 
 A kernel has warps that copy and groups of warps that multiply. A group starts the scores of a tile
 of keys, then the product of the previous tile's weights and values, and takes exponentials under

@@ -4,11 +4,7 @@ The threads (`tests/support/gluon_threads.py`) run the kernels' own Python with 
 they check masks, ends, orders of barriers and numbers. They know no layout and no register.
 """
 
-import json
 import math
-import os
-import subprocess
-import sys
 from unittest import mock
 
 import pytest
@@ -21,6 +17,7 @@ from kernels import attention
 from kernels._runtime.device import assume_device
 from kernels.attention_details import backward_hopper, forward_hopper
 from kernels.attention_details.launch import like
+from tests.support import hopper_build
 from tests.support.attention import oracle
 from tests.support.gluon_threads import StuckError, on_threads
 from tests.support.values import close, few, randn
@@ -170,19 +167,7 @@ def test_a_wait_that_is_left_out_is_found(which):
 
 @pytest.fixture(scope="module")
 def built():
-    """Return the contents of the binaries; that process interprets no kernel."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.hopper_build"], capture_output=True, text=True,
-        env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def steady(row):
-    """The loops over tiles: they wait for all products once."""
-    return [x for x in row["loops"] if "wait 1" in x and x.count("wait 0") == 1]
+    return hopper_build.built("dense")
 
 
 @pytest.mark.no_gpu
@@ -193,15 +178,15 @@ def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
         assert row["instructions"]["wgmma"] and row["instructions"]["tma"], name
         assert not row["instructions"]["mma"], name
         # A wait after each product would be the assembler's.
-        assert len(steady(row)) >= 2, name
+        assert len(hopper_build.steady(row)) >= 2, name
         if name.startswith("forward_hopper_kernel 128"):
             assert row["spill_stores"] == row["spill_loads"] == 0, name
 
 
 @pytest.mark.no_gpu
 def test_exponentials_run_under_the_product_where_the_wait_is_held(built):
-    held = steady(built["forward_hopper_kernel 64 None 0"])
-    free = steady(built["forward_hopper_kernel 128 None 0"])
+    held = hopper_build.steady(built["forward_hopper_kernel 64 None 0"])
+    free = hopper_build.steady(built["forward_hopper_kernel 128 None 0"])
     assert all(loop.index("wait 0") > loop.index("exp") for loop in held)
     assert all(loop.index("wait 0") < loop.index("exp") for loop in free)
 

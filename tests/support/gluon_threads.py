@@ -241,6 +241,14 @@ class _Run:
         keep = torch.ones_like(places, dtype=torch.bool) if mask is None else mask
         tensor.view(-1)[torch.Tensor.long(places[keep])] = value[keep].as_subclass(torch.Tensor)
 
+    def load(self, target, mask=True, other=0):
+        tensor, places = target
+        places = torch.as_tensor(places)
+        keep = torch.as_tensor(mask).broadcast_to(places.shape)
+        found = torch.full_like(places, other, dtype=tensor.dtype)
+        found[keep] = tensor.reshape(-1)[places[keep].long()]
+        return _value(found)
+
     def add(self, pointer, value, sem):
         assert pointer.tensor.numel() == 1
         before = pointer.tensor.clone()
@@ -284,7 +292,7 @@ def _language(run: _Run) -> SimpleNamespace:
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
         DotOperandLayout=lambda *_: None, inline_asm_elementwise=run.assembly,
         warp_specialize=run.start, store=run.store, BlockedLayout=lambda *_: None,
-        SwizzledSharedLayout=lambda *_: None, atomic_add=run.add,
+        SwizzledSharedLayout=lambda *_: None, atomic_add=run.add, load=run.load,
     )  # fmt: skip
 
 

@@ -1,11 +1,14 @@
 """Compile attention's kernels for Hopper without a GPU; print what their binaries hold, as JSON.
 
-`python -m tests.support.hopper_build` runs apart from the tests, in which kernels are interpreted.
+`python -m tests.support.hopper_build dense` (or `sparse`) runs apart from the tests, in which
+kernels are interpreted.
 """
 
 import json
+import os
 import re
 import subprocess
+import sys
 import tempfile
 
 import torch
@@ -14,17 +17,37 @@ import triton
 from harness.build import compiler
 from harness.build.recorder import Launch, recorded
 from kernels.attention_details import backward_hopper, forward_hopper
+from kernels.block_sparse_attention_details import forward_hopper as sparse_hopper
 
 ROWS = 4096
 
 
-def launches(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch]]:
+def built(which: str) -> dict[str, dict[str, object]]:
+    """Return the rows of `dense` or of `sparse` kernels, by name, from a process that compiles."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.hopper_build", which], capture_output=True, text=True,
+        env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def steady(row: dict[str, object]) -> list[list[str]]:
+    """Return the loops over tiles of a row: they wait for all products once."""
+    return [x for x in row["loops"] if "wait 1" in x and x.count("wait 0") == 1]
+
+
+def _tensors(d: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Five tensors of heads of d, and a number for each row."""
+    made = [torch.empty(1, 8, ROWS, d, dtype=torch.bfloat16, device="meta") for _ in range(5)]
+    return made, torch.empty(1, 8, ROWS, device="meta")
+
+
+def dense(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch]]:
     """Return the launches of both passes for heads of d, each with a name."""
-    q, k, v, out, dout = (
-        torch.empty(1, 8, ROWS, d, dtype=torch.bfloat16, device="meta") for _ in range(5)
-    )
-    lse = torch.empty(1, 8, ROWS, device="meta")
-    causal, found = right is not None, []
+    (q, k, v, out, dout), lse = _tensors(d)
+    causal = right is not None
     with recorded() as calls:
         forward_hopper.forward_hopper(
             q, k, v, out, lse, lse, 0.1, left, right, forward_hopper.choose(ROWS, d, causal)
@@ -32,11 +55,30 @@ def launches(d: int, left: int | None, right: int | None) -> list[tuple[str, Lau
         backward_hopper.backward_hopper(
             q, k, v, out, lse, dout, None, 0.1, left, right, backward_hopper.choose(d, causal)
         )
-    for kernel, arguments, grid in calls:
-        launch = Launch(kernel, arguments, None, None, "bfloat16", grid=grid)
-        if launch.name.endswith("_hopper_kernel"):
-            found.append((f"{launch.name} {d} {left} {right}", launch))
-    return found
+    return _named(calls, f"{d} {left} {right}")
+
+
+def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
+    """Return the launch of the forward pass over a block mask, with a name."""
+    (q, k, v, out, _), lse = _tensors(d)
+    blocks = ROWS // 128
+    lists = [
+        torch.empty(shape, dtype=torch.int32, device="meta")
+        for shape in ((1, 1, blocks + 1), (blocks * blocks,), (1, 1, blocks))
+    ]
+    config = sparse_hopper.choose(d, causal)
+    with recorded() as calls:
+        sparse_hopper.forward_hopper(q, k, v, out, lse, lse, *lists, 128, 0.1, causal, config)
+    return _named(calls, f"{d} {causal}")
+
+
+def _named(calls: list, words: str) -> list[tuple[str, Launch]]:
+    """The launches of kernels for Hopper, each with its name and these words."""
+    launches = [
+        Launch(kernel, arguments, None, None, "bfloat16", grid=grid)
+        for kernel, arguments, grid in calls
+    ]
+    return [(f"{x.name} {words}", x) for x in launches if x.name.endswith("_hopper_kernel")]
 
 
 def described(launch: Launch) -> dict[str, object]:
@@ -96,7 +138,12 @@ def _tool(name: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
+WINDOWS = ((None, None), (None, 0), (1000, 0))
+CASES = {
+    "dense": lambda d: [dense(d, *window) for window in WINDOWS],
+    "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
+}
+
 if __name__ == "__main__":
-    cases = [(d, *window) for d in (64, 128) for window in ((None, None), (None, 0), (1000, 0))]
-    every = [each for case in cases for each in launches(*case)]
+    every = [each for d in (64, 128) for case in CASES[sys.argv[1]](d) for each in case]
     print(json.dumps({name: described(launch) for name, launch in every}))

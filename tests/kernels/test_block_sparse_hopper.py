@@ -1,0 +1,174 @@
+"""Block-sparse attention's kernel for Hopper: on threads, and compiled for sm_90.
+
+The threads (`tests/support/gluon_threads.py`) run the kernel's own Python with late products, so
+they check lists, masks, orders of barriers and numbers. They know no layout and no register.
+"""
+
+import math
+
+import pytest
+import torch
+from triton.experimental.gluon import language as gl
+
+from kernels._runtime.device import assume_device
+from kernels.attention_details.launch import like
+from kernels.block_sparse_attention import BlockMask
+from kernels.block_sparse_attention_details import forward_hopper
+from tests.support import hopper_build
+from tests.support.attention import oracle
+from tests.support.gluon_threads import StuckError, on_threads
+from tests.support.values import close
+
+# Batch, heads, key heads, rows, keys, leading sizes of the mask, block, causal, share of blocks.
+SHAPES = [
+    (1, 2, 2, 512, 512, (), 128, False, 0.5),
+    (1, 2, 1, 512, 512, (2,), 128, True, 0.6),
+    (2, 2, 2, 300, 400, (2, 2), 128, False, 0.5),
+    (2, 2, 1, 300, 457, (2, 1), 128, True, 0.7),
+    (1, 3, 1, 457, 203, (1, 3), 128, True, 0.6),
+    (1, 1, 1, 200, 700, (), 256, False, 1.0),
+    (1, 2, 2, 600, 600, (2,), 256, True, 0.8),
+    (1, 1, 1, 600, 130, (), 256, True, 1.0),
+    (1, 2, 2, 260, 260, (), 128, False, 0.0),
+    (1, 4, 2, 70, 900, (4,), 128, True, 0.4),
+]
+
+
+def made(b, h, heads, sq, sk, lead, block, share):
+    """q, k and v in float16, and a random mask of blocks."""
+    generator = torch.Generator().manual_seed(sq + 7 * sk)
+    sizes = ((h, sq), (heads, sk), (heads, sk))
+    tensors = [torch.randn(b, n, s, 64, generator=generator).half() for n, s in sizes]
+    shape = (*lead, -(-sq // block), -(-sk // block))
+    return *tensors, torch.rand(shape, generator=generator) < share
+
+
+def forward_of(q, k, v, mask, block, causal, config, **broken):
+    """The result, lse and statistics of the kernel on threads, on memory that holds no numbers."""
+    out = torch.full_like(like(q), float("nan"))
+    lse = torch.full(q.shape[:3], float("nan"))
+    stats = lse.clone()[None]
+    lists = BlockMask.from_dense(mask, block_size=block)
+    with assume_device(sm_count=3), on_threads(forward_hopper, **broken):
+        forward_hopper.forward_hopper(
+            q, k, v, out, lse, stats, lists.row_offsets, lists.row_indices, lists.row_order,
+            block, 0.125, causal, config,
+        )  # fmt: skip
+    return out, lse, stats
+
+
+def exact(q, k, v, mask, block, causal):
+    """The result and lse in float64."""
+    wide = mask.repeat_interleave(block, -2).repeat_interleave(block, -1)
+    entries = wide[..., : q.shape[2], : k.shape[2]]
+    return oracle(*(x.double() for x in (q, k, v)), mask=entries, causal=causal)
+
+
+def differs(ours, truth):
+    """How far ours is from the truth, relative to its size; infinite if it holds no numbers."""
+    error = (ours.double() - truth).norm() / truth.norm().clamp_min(1e-30)
+    return math.inf if error.isnan() else error.item()
+
+
+def agrees(shape, config):
+    b, h, heads, sq, sk, lead, block, causal, share = shape
+    q, k, v, mask = made(b, h, heads, sq, sk, lead, block, share)
+    truth, truth_lse = exact(q, k, v, mask, block, causal)
+    out, lse, stats = forward_of(q, k, v, mask, block, causal, config)
+    seen = truth_lse.isfinite()
+    assert differs(out, truth) < 5e-4 and not out[~seen].any()
+    assert torch.equal(lse.isneginf(), ~seen) and torch.equal(stats[0].isposinf(), ~seen)
+    if seen.any():
+        close(lse[seen], truth_lse[seen], torch.float32)
+        close(stats[0][seen] * math.log(2), truth_lse[seen], torch.float32)
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("config", forward_hopper.CONFIGS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_forward_pass_on_threads_is_that_of_float64(shape, config):
+    agrees(shape, config)
+
+
+@pytest.mark.no_gpu
+def test_a_list_longer_than_is_compared_at_once(monkeypatch):
+    monkeypatch.setattr(forward_hopper, "AT_ONCE", gl.constexpr(2))
+    agrees((1, 1, 1, 128, 128 * 9 - 3, (), 128, True, 0.9), forward_hopper.CONFIGS[0])
+
+
+@pytest.mark.no_gpu
+def test_keys_that_are_not_kept_are_not_read():
+    q, k, v, _ = made(1, 1, 1, 384, 384, (), 128, 1.0)
+    mask = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 0, 0]], dtype=torch.bool)
+    expected, _, _ = forward_of(q, k, v, mask, 128, True, forward_hopper.CONFIGS[0])
+    for x in (k, v):
+        x[:, :, 128:256] = math.nan
+    found, _, _ = forward_of(q, k, v, mask, 128, True, forward_hopper.CONFIGS[0])
+    assert found.isfinite().all() and torch.equal(found, expected)
+
+
+@pytest.mark.no_gpu
+def test_the_counter_of_tiles_is_zero_again(monkeypatch):
+    counters = []
+
+    def counter(device):
+        counters.append(torch.zeros(1, dtype=torch.int32))
+        return counters[-1]
+
+    monkeypatch.setattr(forward_hopper, "arrival_counter", counter)
+    for heads, rows in ((2, 500), (1, 100)):
+        q, k, v, mask = made(1, heads, heads, rows, rows, (), 128, 0.5)
+        forward_of(q, k, v, mask, 128, True, forward_hopper.CONFIGS[0])
+    assert [each.item() for each in counters] == [0, 0]
+
+
+# The sets of barriers of the kernel, in its order.
+WAITS = ["q full", "told", "k full", "k free", "v full", "v free", "read"]
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("which", range(len(WAITS)), ids=WAITS)
+def test_a_wait_that_is_left_out_is_found(which):
+    """Each wait of the kernel is needed."""
+    q, k, v, mask = made(1, 8, 8, 600, 600, (8,), 128, 0.4)
+    truth, _ = exact(q, k, v, mask, 128, False)
+    found = None
+    # Threads that happen to run in order hide it; the first disorder ends the search.
+    for _ in range(40):
+        try:
+            out, _, _ = forward_of(
+                q, k, v, mask, 128, False, forward_hopper.CONFIGS[0], unwaited=which, patience=2.0
+            )
+        except (AssertionError, StuckError) as error:
+            found = error
+        else:
+            found = not differs(out, truth) < 5e-4
+        if found:
+            break
+    assert found
+
+
+@pytest.fixture(scope="module")
+def built():
+    return hopper_build.built("sparse")
+
+
+@pytest.mark.no_gpu
+def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
+    assert len(built) == 4
+    for name, row in built.items():
+        assert row["status"] == "ok" and row["fits"] and not row["serialized"], name
+        assert row["instructions"]["wgmma"] and row["instructions"]["tma"], name
+        assert not row["instructions"]["mma"], name
+        # A wait after each product would be the assembler's.
+        assert len(hopper_build.steady(row)) >= 2, name
+        assert row["spill_stores"] == row["spill_loads"] == 0, name
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("block", [64, 128, 256])
+def test_hopper_takes_blocks_that_its_tiles_fill(block):
+    q = torch.empty(1, 2, 512, 64, dtype=torch.bfloat16, device="meta")
+    with assume_device(hopper=True):
+        assert forward_hopper.suits(q, q, q, block) == (block >= 128)
+        assert not forward_hopper.suits(q.float(), q.float(), q.float(), block)
