@@ -3,7 +3,8 @@
 Sequences lie end to end in q, k and v, so nothing is padded. The arithmetic is that of
 `attention.py`: its tiles of the forward and of the backward pass, moved to the rows of a sequence.
 The lengths lie on the device, and the host never waits for them: it starts enough programs for any
-lengths of this sum, and each finds its sequence (`attention_details/packed.py`).
+lengths of this sum, and each finds its sequence (`attention_details/packed.py`). On Hopper, in 16
+bits with heads of 64 or 128, the forward pass is that of `attention_details/packed_hopper.py`.
 
 FLOPs: 4 D for each pair of a row and a key that it sees, forward; 14 D backward, of which 10 D are
 needed. Bytes: q, k and v read, out written. Each result has one owner, which sums in registers, so
@@ -28,6 +29,7 @@ from ._runtime.checks import (
 from ._runtime.configs import Config, Configs
 from ._runtime.device import has_tensor_memory, shared_bytes
 from ._runtime.traced import operation, spread
+from .attention_details import packed_hopper as hopper
 from .attention_details.backward import DKDV_CONFIGS, DQ_CONFIGS, dkdv_tile, dq_tile
 from .attention_details.launch import (
     SCALES,
@@ -357,6 +359,12 @@ def varlen_fwd(
     stats = q.new_empty((_planes(q), h, total), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
+    if not softcap and hopper.suits_packed(q, k, v, longest_q):
+        config = HOPPER_FORWARD.pick(q.device, d=d, causal=right is not None)
+        hopper.packed_forward_hopper(
+            q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, config
+        )
+        return out, lse, stats
     config = FORWARD.pick(
         q.device, rows=longest_q, s=longest_k, d=d, itemsize=q.element_size(),
         causal=right is not None, shared=shared_bytes(q.device),
@@ -476,6 +484,7 @@ def _choose_dkdv(longest, d, itemsize, shared, tensor_memory):
 
 
 FORWARD = Configs(_forward_kernel, (*FORWARD_CONFIGS, *SMALL), _choose)
+HOPPER_FORWARD = hopper.FORWARD
 DQ = Configs(_dq_kernel, DQ_CONFIGS, _choose_dq)
 DKDV = Configs(_dkdv_kernel, KEY_CONFIGS, _choose_dkdv)
 

@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .._runtime.configs import Config, Configs
 from .._runtime.device import is_hopper, sm_count
 from .._triton.arrival_counter import arrival_counter
-from .._triton.math import LN2, LOG2E
+from .._triton.math import LOG2E
 from .hopper_tiles import (
     attend_key_tile,
     computed,
@@ -39,10 +39,12 @@ from .hopper_tiles import (
     matrix_of,
     pass_turn,
     readable,
+    results_of_rows,
     row_sums,
     softmax,
     start_scores,
     start_values,
+    store_row_numbers,
 )
 
 # Shared memory of a program, and at most so much of it for barriers.
@@ -321,17 +323,9 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        l = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, SCORES))
-        # A row that sees no key has a sum of zero.
-        empty = l == 0.0
-        log_l = gl.log2(gl.where(empty, 1.0, l))
-        inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, l), gl.SliceLayout(1, ACC))
+        inverse, log_sums, empty = results_of_rows(m, l, ACC)
         place = gl.cast(head, gl.int64) * SQ + rows
-        if lse_ptr is not None:
-            gl.store(lse_ptr + place, (m + log_l) * LN2, mask=rows < SQ)
-        if stats_ptr is not None:
-            # To the backward pass it is a row whose weights are all zero.
-            gl.store(stats_ptr + place, gl.where(empty, float("inf"), m + log_l), mask=rows < SQ)
+        store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, rows < SQ)
         # The last tile's copy has read its slot.
         tma.store_wait(0)
         matrix_of(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))

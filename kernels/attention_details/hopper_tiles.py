@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from .._triton.math import LN2
+
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
 
@@ -168,6 +170,57 @@ def attend_key_tile(
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, ACC))[:, None]
     p = gl.convert_layout(p_new.to(p.dtype), p.type.layout)
     return acc, p, m, l, step + 1
+
+
+@gluon.jit
+def tell(numbers, slots, told_barrier, read_barrier, turn):
+    """Tell the groups six numbers of a tile, after they have read those of the tile before."""
+    mbarrier.wait(read_barrier.index(0), turn % 2 ^ 1)
+    for which in gl.static_range(6):
+        number = gl.full([1], numbers[which], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
+        slots.index(which).store(number)
+    mbarrier.arrive(told_barrier.index(0), count=1)
+
+
+@gluon.jit
+def _number(slots, which):
+    return gl.sum(slots.index(which).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
+def told(slots, told_barrier, read_barrier, turn):
+    """The six numbers that `tell` tells."""
+    mbarrier.wait(told_barrier.index(0), turn % 2)
+    a, b, c = _number(slots, 0), _number(slots, 1), _number(slots, 2)
+    d, e, f = _number(slots, 3), _number(slots, 4), _number(slots, 5)
+    mbarrier.arrive(read_barrier.index(0), count=1)
+    return a, b, c, d, e, f
+
+
+@gluon.jit
+def numbers_to_tell():
+    """Shared memory for the numbers of `tell`."""
+    return gl.allocate_shared_memory(gl.int32, [6, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def results_of_rows(m, l, ACC: gl.constexpr):
+    """1 / l by the layout of acc, m + log2(l), and whether a row saw no key: its l is zero."""
+    l = gl.convert_layout(gl.sum(l, 1), m.type.layout)
+    empty = l == 0.0
+    log_l = gl.log2(gl.where(empty, 1.0, l))
+    inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, l), gl.SliceLayout(1, ACC))
+    return inverse, m + log_l, empty
+
+
+@gluon.jit
+def store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, inside):
+    """Write lse and the statistics of rows, as `attention_fwd` returns them, unless None."""
+    if lse_ptr is not None:
+        gl.store(lse_ptr + place, log_sums * LN2, mask=inside)
+    if stats_ptr is not None:
+        # To the backward pass it is a row whose weights are all zero.
+        gl.store(stats_ptr + place, gl.where(empty, float("inf"), log_sums), mask=inside)
 
 
 @gluon.jit

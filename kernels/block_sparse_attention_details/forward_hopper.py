@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from .._runtime.configs import Config, Configs
 from .._runtime.device import sm_count
 from .._triton.arrival_counter import arrival_counter
-from .._triton.math import LN2, LOG2E
+from .._triton.math import LOG2E
 from ..attention_details.forward_hopper import HELD, PAIR, Q_SLOTS, fits, near_heads, tile_of
 from ..attention_details.forward_hopper import suits as suits_attention
 from ..attention_details.hopper_tiles import (
@@ -31,10 +31,15 @@ from ..attention_details.hopper_tiles import (
     make_ring,
     mask_scores,
     matrix_of,
+    numbers_to_tell,
+    results_of_rows,
     row_sums,
     softmax,
     start_scores,
     start_values,
+    store_row_numbers,
+    tell,
+    told,
 )
 
 CONFIGS = (PAIR, HELD)
@@ -42,8 +47,6 @@ CONFIGS = (PAIR, HELD)
 LEAST_BLOCK = 128
 # Entries of a list that are compared at once.
 AT_ONCE = gl.constexpr(128)
-# Numbers of a tile of rows that the warps that copy tell the others; see `_scheduled`.
-TOLD = gl.constexpr(6)
 
 
 def choose(d, causal):
@@ -112,31 +115,6 @@ def _scheduled(
 
 
 @gluon.jit
-def _tell(numbers, slots, barriers, turn):
-    """Tell the groups the numbers of a tile, after they have read those of the tile before."""
-    mbarrier.wait(barriers[6].index(0), turn % 2 ^ 1)
-    for which in gl.static_range(TOLD):
-        number = gl.full([1], numbers[which], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-        slots.index(which).store(number)
-    mbarrier.arrive(barriers[1].index(0), count=1)
-
-
-@gluon.jit
-def _read(slots, which):
-    return gl.sum(slots.index(which).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-
-
-@gluon.jit
-def _told(slots, barriers, turn):
-    """The numbers that `_tell` tells."""
-    mbarrier.wait(barriers[1].index(0), turn % 2)
-    tile, head, steps = _read(slots, 0), _read(slots, 1), _read(slots, 2)
-    cut, at, start = _read(slots, 3), _read(slots, 4), _read(slots, 5)
-    mbarrier.arrive(barriers[6].index(0), count=1)
-    return tile, head, steps, cut, at, start
-
-
-@gluon.jit
 def _copy_keys(
     begin, end, start, step, numbers, descs, rings, barriers, sizes, indices_ptr,
     options: gl.constexpr,
@@ -190,7 +168,7 @@ def producer(descs, rings, barriers, sizes, lists, counter_ptr, options: gl.cons
     tile, head, steps, cut, at, start = _scheduled(
         index, lists, sizes, CAUSAL, BLOCK, GROUPS * ROWS, BLOCK_N
     )
-    _tell((tile, head, steps, cut, at, start), rings[4], barriers, 0)
+    tell((tile, head, steps, cut, at, start), rings[4], barriers[1], barriers[6], 0)
     while steps > 0:
         numbers = tile, head, steps, cut, at, start
         # The groups have read the numbers of the tile before, so they are done with the rows of the
@@ -222,7 +200,7 @@ def producer(descs, rings, barriers, sizes, lists, counter_ptr, options: gl.cons
         # No steps: there is no further tile.
         steps = gl.where(index < tiles, steps, 0)
         turn += 1
-        _tell((tile, head, steps, cut, at, start), rings[4], barriers, turn)
+        tell((tile, head, steps, cut, at, start), rings[4], barriers[1], barriers[6], turn)
 
 
 @gluon.jit
@@ -262,7 +240,7 @@ def consumer(
     own = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
     turn, step = 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
-    tile, head, steps, cut, at, start = _told(rings[4], barriers, turn)
+    tile, head, steps, cut, at, start = told(rings[4], barriers[1], barriers[6], turn)
     mbarrier.wait(q_full.index(WHICH), 0)
     scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
     scores = warpgroup_mma_wait(0, (scores,))
@@ -286,7 +264,7 @@ def consumer(
         turn += 1
         place = gl.cast(head, gl.int64) * SQ + rows
         b, h = head // H, head % H
-        tile, head, steps, cut, at, start = _told(rings[4], barriers, turn)
+        tile, head, steps, cut, at, start = told(rings[4], barriers[1], barriers[6], turn)
         m_next, l_next = m, l
         if steps > 0:
             slot = turn % Q_SLOTS * GROUPS + WHICH
@@ -307,16 +285,8 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        l = gl.convert_layout(gl.sum(l, 1), gl.SliceLayout(1, SCORES))
-        # A row that sees no key has a sum of zero.
-        empty = l == 0.0
-        log_l = gl.log2(gl.where(empty, 1.0, l))
-        inverse = gl.convert_layout(1.0 / gl.where(empty, 1.0, l), gl.SliceLayout(1, ACC))
-        if lse_ptr is not None:
-            gl.store(lse_ptr + place, (m + log_l) * LN2, mask=rows < SQ)
-        if stats_ptr is not None:
-            # To the backward pass it is a row whose weights are all zero.
-            gl.store(stats_ptr + place, gl.where(empty, float("inf"), m + log_l), mask=rows < SQ)
+        inverse, log_sums, empty = results_of_rows(m, l, ACC)
+        store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, rows < SQ)
         # The last tile's copy has read its slot.
         tma.store_wait(0)
         matrix_of(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
@@ -359,7 +329,7 @@ def block_sparse_forward_hopper_kernel(
     rings = (
         make_ring(q_desc, Q_SLOTS * GROUPS), make_ring(k_desc, K_SLOTS),
         make_ring(v_desc, V_SLOTS), make_ring(out_desc, GROUPS),
-        gl.allocate_shared_memory(gl.int32, [TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        numbers_to_tell(),
     )  # fmt: skip
     barriers = (
         make_barriers(Q_SLOTS * GROUPS, 1), make_barriers(1, 1),

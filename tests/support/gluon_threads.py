@@ -238,15 +238,15 @@ class _Run:
             return
         tensor, places = target
         value = torch.as_tensor(value).to(tensor.dtype).broadcast_to(places.shape)
-        keep = torch.ones_like(places, dtype=torch.bool) if mask is None else mask
-        tensor.view(-1)[torch.Tensor.long(places[keep])] = value[keep].as_subclass(torch.Tensor)
+        keep = torch.as_tensor(True if mask is None else mask).broadcast_to(places.shape)
+        _flat(tensor)[torch.Tensor.long(places[keep])] = value[keep].as_subclass(torch.Tensor)
 
     def load(self, target, mask=True, other=0):
         tensor, places = target
         places = torch.as_tensor(places)
         keep = torch.as_tensor(mask).broadcast_to(places.shape)
         found = torch.full_like(places, other, dtype=tensor.dtype)
-        found[keep] = tensor.reshape(-1)[places[keep].long()]
+        found[keep] = _flat(tensor)[places[keep].long()]
         return _value(found)
 
     def add(self, pointer, value, sem):
@@ -254,6 +254,12 @@ class _Run:
         before = pointer.tensor.clone()
         pointer.tensor += value
         return before[0]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from a tensor's address on."""
+    held = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    return tensor.as_strided((held,), (1,))
 
 
 class Pointer:
@@ -284,8 +290,8 @@ def _language(run: _Run) -> SimpleNamespace:
         full=lambda shape, x, dtype, layout: _value(torch.full(shape, x, dtype=dtype)),
         arange=lambda a, b, layout=None: _value(torch.arange(a, b)),
         where=lambda c, x, y: _value(torch.where(torch.as_tensor(c), x, y)),
-        minimum=lambda x, y: _value(torch.minimum(x, torch.as_tensor(y))),
-        maximum=lambda x, y: _value(torch.maximum(x, torch.as_tensor(y))),
+        minimum=lambda x, y: _value(torch.minimum(*map(torch.as_tensor, (x, y)))),
+        maximum=lambda x, y: _value(torch.maximum(*map(torch.as_tensor, (x, y)))),
         cast=lambda x, dtype: _value(torch.as_tensor(x).to(dtype)), exp2=torch.exp2,
         log2=torch.log2, max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
         reshape=lambda x, shape: x.reshape(shape), convert_layout=lambda x, layout: x,

@@ -1,7 +1,7 @@
 """Compile attention's kernels for Hopper without a GPU; print what their binaries hold, as JSON.
 
-`python -m tests.support.hopper_build dense` (or `sparse`) runs apart from the tests, in which
-kernels are interpreted.
+`python -m tests.support.hopper_build dense` (`sparse`, `packed`) runs apart from the tests, in
+which kernels are interpreted.
 """
 
 import json
@@ -16,14 +16,14 @@ import triton
 
 from harness.build import compiler
 from harness.build.recorder import Launch, recorded
-from kernels.attention_details import backward_hopper, forward_hopper
+from kernels.attention_details import backward_hopper, forward_hopper, packed_hopper
 from kernels.block_sparse_attention_details import forward_hopper as sparse_hopper
 
 ROWS = 4096
 
 
 def built(which: str) -> dict[str, dict[str, object]]:
-    """Return the rows of `dense` or of `sparse` kernels, by name, from a process that compiles."""
+    """Return the rows of the kernels of a case, by name, from a process that compiles."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.hopper_build", which], capture_output=True, text=True,
@@ -70,6 +70,19 @@ def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
     with recorded() as calls:
         sparse_hopper.forward_hopper(q, k, v, out, lse, lse, *lists, 128, 0.1, causal, config)
     return _named(calls, f"{d} {causal}")
+
+
+def packed(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch]]:
+    """Return the launch of the forward pass over packed sequences, with a name."""
+    (q, k, v, out, _), lse = _tensors(d)
+    q, k, v, out = (x[0].transpose(0, 1) for x in (q, k, v, out))
+    ends = torch.empty(9, dtype=torch.int32, device="meta")
+    config = packed_hopper.choose(d, right is not None)
+    with recorded() as calls:
+        packed_hopper.packed_forward_hopper(
+            q, k, v, out, lse[0], lse[0], ends, ends, 0.1, left, right, config
+        )
+    return _named(calls, f"{d} {left} {right}")
 
 
 def _named(calls: list, words: str) -> list[tuple[str, Launch]]:
@@ -141,6 +154,7 @@ def _tool(name: str, *arguments: str) -> str:
 WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
     "dense": lambda d: [dense(d, *window) for window in WINDOWS],
+    "packed": lambda d: [packed(d, *window) for window in WINDOWS],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
 

@@ -1,0 +1,512 @@
+"""The forward pass of attention over packed sequences on Hopper.
+
+A program has the warps and rings of `forward_hopper.py`. The warps that copy find the sequence of a
+tile of rows by the boundaries, as `packed.py` has it. They draw the next tile from a counter and
+tell the other warps its numbers. Meanwhile these compute the tiles of keys that were copied before.
+
+A tile may reach beyond its sequence, into the rows of the next one. Keys there are masked. Values
+there are made zero before the product, since the neighbour's may be infinite. Rows there are not
+written, so the last tile of a sequence leaves without TMA.
+"""
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
+
+from .._runtime.configs import Config, Configs
+from .._runtime.device import sm_count
+from .._triton.arrival_counter import arrival_counter
+from .._triton.math import LOG2E
+from .forward_hopper import (
+    HELD,
+    PAIR,
+    Q_SLOTS,
+    fits,
+    key_tiles,
+    near_heads,
+    suits,
+    tile_of,
+)
+from .hopper_tiles import (
+    attend_key_tile,
+    computed,
+    described,
+    make_barriers,
+    make_ring,
+    mask_scores,
+    matrix_of,
+    numbers_to_tell,
+    results_of_rows,
+    row_sums,
+    softmax,
+    start_scores,
+    start_values,
+    store_row_numbers,
+    tell,
+    told,
+)
+
+CONFIGS = (PAIR, HELD)
+# Rows of the tiles of all configurations.
+ROWS = 128
+# Boundaries that are read at once.
+AT_ONCE = gl.constexpr(256)
+# Rows of values that are made zero at once, with few registers.
+ZEROED = gl.constexpr(16)
+
+
+def choose(d, causal):
+    return PAIR if d == 128 else HELD
+
+
+@gluon.jit
+def _boundary(cu_ptr, stride, index, B, total):
+    """The first row of sequence `index`, as `packed.boundary` has it."""
+    inside = (index > 0) & (index <= B)
+    start = gl.load(cu_ptr + gl.cast(index, gl.int64) * stride, mask=inside, other=0)
+    return gl.cast(gl.maximum(0, gl.minimum(total, start)), gl.int32)
+
+
+@gluon.jit
+def _sequence_of(slot, cu_ptr, stride, B, total, BLOCK: gl.constexpr):
+    """The sequence that a slot belongs to and its first slot, as `packed.tile_in` has them."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    found, first = gl.cast(-1, gl.int32), gl.cast(0, gl.int32)
+    for start in range(0, B + 1, AT_ONCE):
+        index = start + gl.arange(0, AT_ONCE, LAYOUT)
+        begin = _boundary(cu_ptr, stride, index, B, total) // BLOCK + index
+        begun = (index <= B) & (begin <= slot)
+        found = found + gl.sum(gl.where(begun, 1, 0), 0)
+        first = gl.maximum(first, gl.max(gl.where(begun, begin, 0), 0))
+    return found, first
+
+
+@gluon.jit
+def _scheduled(index, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr):
+    """The tile of rows with this index: its head, number, first row, rows, first key, keys.
+
+    The last four are those of its sequence. An idle slot's tile is past the end of the rows.
+    """
+    cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B = boundaries
+    total_q, total_k = totals
+    slot, head = tile_of(index, shape, False)
+    found, first = _sequence_of(slot, cu_q_ptr, stride_cq, B, total_q, BLOCK_M)
+    after = gl.minimum(found + 1, B)
+    first_row = _boundary(cu_q_ptr, stride_cq, found, B, total_q)
+    end_row = _boundary(cu_q_ptr, stride_cq, after, B, total_q)
+    # The rows past the last sequence count as one more, which has no keys.
+    end_row = gl.where(found == B, total_q, end_row)
+    first_key = _boundary(cu_k_ptr, stride_ck, found, B, total_k)
+    end_key = _boundary(cu_k_ptr, stride_ck, after, B, total_k)
+    rows, keys = gl.maximum(0, end_row - first_row), gl.maximum(0, end_key - first_key)
+    tile = slot - first
+    if RIGHT:
+        # The longest rows first; an idle slot gets a tile before the first.
+        tile = gl.cdiv(rows, BLOCK_M) - 1 - tile
+    return head, tile, first_row, rows, first_key, keys
+
+
+@gluon.jit
+def _next(
+    index, counter_ptr, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr
+):
+    """The first tile of rows from this index on that is not idle, as `_scheduled` returns it.
+
+    If there is none, the head is -1. The indices that follow are drawn from a counter.
+    """
+    tiles = shape[6] * shape[7]
+    head, tile, first_row, rows, first_key, keys = _scheduled(
+        gl.minimum(index, tiles - 1), boundaries, totals, shape, RIGHT, BLOCK_M
+    )
+    idle = (tile < 0) | (tile * BLOCK_M >= rows)
+    while idle & (index < tiles):
+        index = drawn(counter_ptr, tiles)
+        head, tile, first_row, rows, first_key, keys = _scheduled(
+            gl.minimum(index, tiles - 1), boundaries, totals, shape, RIGHT, BLOCK_M
+        )
+        idle = (tile < 0) | (tile * BLOCK_M >= rows)
+    head = gl.where(index < tiles, head, -1)
+    return head, tile, first_row, rows, first_key, keys
+
+
+@gluon.jit
+def drawn(counter_ptr, tiles):
+    """The next index by the counter, which the last of all draws sets to zero again.
+
+    Programs draw until they get an index past the end, so there are `tiles` draws.
+    """
+    ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    if ticket == tiles - 1:
+        gl.store(counter_ptr, 0)
+    return gl.num_programs(0) + ticket
+
+
+@gluon.jit
+def _bounds(rows, keys, window):
+    """left and right of a sequence, as `packed.bounds_in` has them."""
+    before, after = window
+    offset = keys - rows
+    return offset - gl.minimum(before, keys), offset + gl.minimum(after, rows)
+
+
+@gluon.jit
+def _sizes(rows, keys, shape, window):
+    """The sizes that `forward_hopper.py` knows, of one sequence."""
+    left, right = _bounds(rows, keys, window)
+    return rows, keys, shape[2], shape[3], left, right, shape[6], shape[7], shape[8]
+
+
+@gluon.jit
+def _walk(tile, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr,
+          BLOCK_N: gl.constexpr):  # fmt: skip
+    """The tiles of keys that a tile of rows walks, as `key_tiles`; at least one."""
+    SQ, SK, H, GROUP, left, right, tiles_m, heads, near = sizes
+    padded = SQ, gl.maximum(1, SK), H, GROUP, left, right, tiles_m, heads, near
+    return key_tiles(tile, padded, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+
+
+@gluon.jit
+def _copy_cut_values(v_desc, at, inside, block, full, cut_full, phase):
+    """Copy a tile of values of which only the first `inside` rows belong to the sequence."""
+    mbarrier.expect(cut_full.index(0), v_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(v_desc, at, cut_full.index(0), block)
+    mbarrier.wait(cut_full.index(0), phase)
+    N: gl.constexpr = block.shape[2]
+    D: gl.constexpr = block.shape[3]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    tile = block.reshape((N, D))
+    for part in gl.static_range(N // ZEROED):
+        if inside < part * ZEROED + ZEROED:
+            rows = part * ZEROED + gl.arange(0, ZEROED, gl.SliceLayout(1, LAYOUT))
+            values = tile.slice(part * ZEROED, ZEROED).load(LAYOUT)
+            kept = gl.where((rows < inside)[:, None], values, 0.0)
+            tile.slice(part * ZEROED, ZEROED).store(kept.to(v_desc.dtype))
+    fence_async_shared()
+    mbarrier.arrive(full, count=1)
+
+
+@gluon.jit
+def _copy_keys(
+    begin, end, last, step, cut_step, numbers, totals, descs, rings, barriers, shape,
+    options: gl.constexpr,
+):  # fmt: skip
+    """Start the copies of the tiles of keys and values from number `begin` of a walk to `end`.
+
+    last: the end of the walk, which begins there. Returns the step and the number of cut tiles.
+    """
+    BLOCK_N: gl.constexpr = options[3]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    k_desc, v_desc, k_ring, v_ring = descs[1], descs[2], rings[1], rings[2]
+    k_full, k_free, v_full, v_free = barriers[2:6]
+    head, first_key, keys = numbers[0], numbers[4], numbers[5]
+    key_head = head // shape[3]
+    for back in range(begin, end):
+        start = (last - 1 - back) * BLOCK_N
+        at = [0, key_head, first_key + start, 0]
+        slot = step % K_SLOTS
+        mbarrier.wait(k_free.index(slot), step // K_SLOTS % 2 ^ 1)
+        mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(k_desc, at, k_full.index(slot), k_ring.index(slot))
+        slot = step % V_SLOTS
+        mbarrier.wait(v_free.index(slot), step // V_SLOTS % 2 ^ 1)
+        # Past the end of all keys TMA reads zeros.
+        if (start + BLOCK_N > keys) & (first_key + keys < totals[1]):
+            _copy_cut_values(
+                v_desc, at, keys - start, v_ring.index(slot), v_full.index(slot), barriers[7],
+                cut_step % 2,
+            )  # fmt: skip
+            cut_step += 1
+        else:
+            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(v_desc, at, v_full.index(slot), v_ring.index(slot))
+        step += 1
+    return step, cut_step
+
+
+@gluon.jit
+def producer(
+    descs, rings, barriers, shape, boundaries, totals, window, counter_ptr, options: gl.constexpr
+):
+    """Start all copies of a program, and tell the groups which tiles of rows it takes."""
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    BLOCK_N: gl.constexpr = options[3]
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    q_desc, q_ring, q_full = descs[0], rings[0], barriers[0]
+    tiles = shape[6] * shape[7]
+    GROUP_ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
+    turn, step, cut_step = 0, 0, 0
+    head, tile, first_row, rows, first_key, keys = _next(
+        gl.program_id(0), counter_ptr, boundaries, totals, shape, RIGHT, BLOCK_M
+    )
+    tell((head, tile, first_row, rows, first_key, keys), rings[4], barriers[1], barriers[6], 0)
+    while head >= 0:
+        numbers = head, tile, first_row, rows, first_key, keys
+        first, _, _, last = _walk(
+            tile, _sizes(rows, keys, shape, window), LEFT, RIGHT, BLOCK_M, BLOCK_N
+        )
+        # The groups have read the numbers of the tile before, so they are done with the rows of the
+        # one before that, and its slots are free.
+        for which in gl.static_range(GROUPS):
+            slot = turn % Q_SLOTS * GROUPS + which
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                q_desc, [0, head, first_row + (tile * GROUPS + which) * GROUP_ROWS, 0],
+                q_full.index(slot), q_ring.index(slot),
+            )  # fmt: skip
+        steps = last - first
+        early = gl.minimum(steps, K_SLOTS)
+        step, cut_step = _copy_keys(
+            0, early, last, step, cut_step, numbers, totals, descs, rings, barriers, shape, options
+        )
+        # The groups have work, so the next sequence is found in time.
+        head, tile, first_row, rows, first_key, keys = _next(
+            drawn(counter_ptr, tiles), counter_ptr, boundaries, totals, shape, RIGHT, BLOCK_M
+        )
+        step, cut_step = _copy_keys(
+            early, steps, last, step, cut_step, numbers, totals, descs, rings, barriers, shape,
+            options,
+        )  # fmt: skip
+        turn += 1
+        tell(
+            (head, tile, first_row, rows, first_key, keys), rings[4], barriers[1], barriers[6], turn
+        )
+
+
+@gluon.jit
+def _begun(
+    scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT: gl.constexpr,
+    RIGHT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Weights, m and l of the first tile of keys that a group's rows of a tile walk."""
+    scores = mask_scores(scores, (last - 1) * BLOCK_N, tile * BLOCK_M + own, sizes, LEFT, RIGHT)
+    p, _, m, l = softmax(scores, nothing, no_sums, factor)
+    return p, m, l
+
+
+@gluon.jit
+def consumer(
+    descs, rings, barriers, shape, totals, window, numbers, WHICH: gl.constexpr,
+    options: gl.constexpr,
+):  # fmt: skip
+    """Compute the rows of one group in each tile of the program."""
+    out_ptr, stride_os, stride_oh, lse_ptr, stats_ptr, factor = numbers
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    BLOCK_N: gl.constexpr = options[3]
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    PINNED: gl.constexpr = options[8]
+    out_desc, out_ring = descs[3], rings[3]
+    q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
+    GROUP_ROWS: gl.constexpr = out_desc.block_type.shape[2]
+    BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
+    D: gl.constexpr = out_desc.block_type.shape[3]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    zeros = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
+    no_sums = row_sums(zeros)
+    nothing = gl.full([GROUP_ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    own = WHICH * GROUP_ROWS + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, SCORES))
+    own_acc = WHICH * GROUP_ROWS + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, ACC))
+    turn, step = 0, 0
+    head, tile, first_row, rows, _, keys = told(rings[4], barriers[1], barriers[6], turn)
+    p = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
+    m, l = nothing, no_sums
+    if head >= 0:
+        # The first scores of the other tiles come at the end of the loop.
+        sizes = _sizes(rows, keys, shape, window)
+        _, _, _, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+        mbarrier.wait(q_full.index(WHICH), 0)
+        scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
+        scores = warpgroup_mma_wait(0, (scores,))
+        mbarrier.arrive(k_free.index(0), count=1)
+        p, m, l = _begun(
+            scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT, RIGHT, BLOCK_M, BLOCK_N
+        )
+    p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
+    while head >= 0:
+        sizes = _sizes(rows, keys, shape, window)
+        first, whole, cut, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+        acc = gl.zeros([GROUP_ROWS, D], gl.float32, ACC)
+        q = matrix_of(rings[0], turn % Q_SLOTS * GROUPS + WHICH)
+        step += 1
+        for back in range(2, last - first + 1):
+            key_tile = last - back
+            acc, p, m, l, step = attend_key_tile(
+                acc, p, m, l, step, key_tile * BLOCK_N, (key_tile < whole) | (key_tile >= cut),
+                q, rings, barriers, tile * BLOCK_M + own, sizes, factor, zeros, WHICH, options,
+            )  # fmt: skip
+        turn += 1
+        own_head, start_m, own_row, own_rows = head, tile * BLOCK_M, first_row, rows
+        head, tile, first_row, rows, _, keys = told(rings[4], barriers[1], barriers[6], turn)
+        m_next, l_next = m, l
+        if head >= 0:
+            slot = turn % Q_SLOTS * GROUPS + WHICH
+            mbarrier.wait(q_full.index(slot), turn // Q_SLOTS % 2)
+            scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
+            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            scores = warpgroup_mma_wait(1, (scores,))
+            mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
+            sizes = _sizes(rows, keys, shape, window)
+            _, _, _, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+            p_next, m_next, l_next = _begun(
+                scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT, RIGHT, BLOCK_M,
+                BLOCK_N,
+            )  # fmt: skip
+            if PINNED:
+                l_next = computed(l_next)
+            acc, p = warpgroup_mma_wait(0, (acc, p))
+            p = gl.convert_layout(p_next.to(p.dtype), p.type.layout)
+        else:
+            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
+            acc, p = warpgroup_mma_wait(0, (acc, p))
+        mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
+        inverse, log_sums, empty = results_of_rows(m, l, ACC)
+        place = gl.cast(own_head, gl.int64) * totals[0] + own_row + start_m
+        inside = start_m + own < own_rows
+        store_row_numbers(lse_ptr, stats_ptr, place + own, log_sums, empty, inside)
+        result = (acc * inverse[:, None]).to(out_desc.dtype)
+        # The last tile's copy has read its slot.
+        tma.store_wait(0)
+        if start_m + BLOCK_M <= own_rows:
+            matrix_of(out_ring, WHICH).store(result)
+            fence_async_shared()
+            at = [0, own_head, own_row + start_m + WHICH * GROUP_ROWS, 0]
+            tma.async_copy_shared_to_global(out_desc, at, out_ring.index(WHICH))
+        else:
+            # The rows that follow belong to the next sequence.
+            places = gl.cast(own_row + start_m + own_acc, gl.int64) * stride_os
+            places += gl.cast(own_head, gl.int64) * stride_oh
+            columns = gl.arange(0, D, gl.SliceLayout(0, ACC))
+            keep = start_m + own_acc < own_rows
+            gl.store(out_ptr + (places[:, None] + columns[None, :]), result, mask=keep[:, None])
+        m, l = m_next, l_next
+    tma.store_wait(0)
+
+
+CHANGING = [
+    "stride_cq", "stride_ck", "stride_oh", "B", "TOTAL_Q", "TOTAL_K", "H", "GROUP", "before",
+    "after", "slots", "near",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=CHANGING)
+def packed_forward_hopper_kernel(
+    q_desc, k_desc, v_desc, out_desc, out_ptr, lse_ptr, stats_ptr, cu_q_ptr, cu_k_ptr, counter_ptr,
+    stride_os, stride_oh, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, H, GROUP, before, after, slots,
+    near, scale,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
+    K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
+    TURNS: gl.constexpr, PINNED: gl.constexpr, Q_LOADED: gl.constexpr,
+    SPLIT: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """out = softmax(scale q kᵀ) v, lse = log sum exp(scale q kᵀ), for each head and sequence.
+
+    Grid: programs, one a multiprocessor at most, that share the `slots` of each head. A slot holds
+    a tile of GROUPS * ROWS rows of one sequence, or none, as in `packed.py`. Descriptors are those
+    of attention's kernel; the batch is one, and sequences lie end to end. Writes lse and stats,
+    [H, TOTAL_Q] in float32 or None.
+
+    cu_q, cu_k: boundaries [B + 1]. GROUP: query heads of one key head. before, after: sizes of the
+    window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. Q_LOADED and SPLIT are
+    zero; other parameters are those of attention's kernel.
+    """
+    shape = (TOTAL_Q, TOTAL_K, H, GROUP, 0, 0, slots, H, near)
+    boundaries = cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B
+    totals, window = (TOTAL_Q, TOTAL_K), (before, after)
+    factor = gl.cast(scale, gl.float32) * LOG2E
+    descs = q_desc, k_desc, v_desc, out_desc
+    rings = (
+        make_ring(q_desc, Q_SLOTS * GROUPS), make_ring(k_desc, K_SLOTS),
+        make_ring(v_desc, V_SLOTS), make_ring(out_desc, GROUPS), numbers_to_tell(),
+    )  # fmt: skip
+    barriers = (
+        make_barriers(Q_SLOTS * GROUPS, 1), make_barriers(1, 1),
+        make_barriers(K_SLOTS, 1), make_barriers(K_SLOTS, GROUPS),
+        make_barriers(V_SLOTS, 1), make_barriers(V_SLOTS, GROUPS), make_barriers(1, GROUPS),
+        make_barriers(1, 1),
+    )  # fmt: skip
+    fence_async_shared()
+    numbers = out_ptr, stride_os, stride_oh, lse_ptr, stats_ptr, factor
+    OPTIONS: gl.constexpr = (
+        LEFT, RIGHT, False, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED
+    )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (
+                producer,
+                (descs, rings, barriers, shape, boundaries, totals, window, counter_ptr, OPTIONS),
+            ),
+            (consumer, (descs, rings, barriers, shape, totals, window, numbers, 0, OPTIONS)),
+            (consumer, (descs, rings, barriers, shape, totals, window, numbers, 1, OPTIONS)),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+def packed_forward_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    stats: torch.Tensor | None,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    config: Config,
+) -> None:
+    """Write out, and lse and stats unless None, as `varlen_fwd` returns them.
+
+    q, k, v, out: as `suits_packed` accepts them. left, right: sizes of the window, None if
+    unbounded.
+    """
+    rows, block_n = config["ROWS"], config["BLOCK_N"]
+    q4, k4, v4, out4 = map(as_batch, (q, k, v, out))
+    h, heads = q.shape[1], k.shape[1]
+    slots = q.shape[0] // (rows * config["GROUPS"]) + cu_q.shape[0]
+    packed_forward_hopper_kernel[(min(sm_count(q.device), slots * h),)](
+        q_desc=described(q4, rows), k_desc=described(k4, block_n), v_desc=described(v4, block_n),
+        out_desc=described(out4, rows), out_ptr=out, lse_ptr=lse, stats_ptr=stats,
+        cu_q_ptr=cu_q, cu_k_ptr=cu_k, counter_ptr=arrival_counter(q.device),
+        stride_os=out.stride(0), stride_oh=out.stride(1), stride_cq=cu_q.stride(0),
+        stride_ck=cu_k.stride(0), B=cu_q.shape[0] - 1, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0],
+        H=h, GROUP=h // heads, before=left or 0, after=right or 0, slots=slots,
+        near=near_heads(q4, k4, right is not None), scale=scale,
+        LEFT=left is not None, RIGHT=right is not None, **config,
+    )  # fmt: skip
+
+
+def as_batch(x: torch.Tensor) -> torch.Tensor:
+    """Return packed x, [total, H, D], as a batch of one: [1, H, total, D]."""
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+def suits_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest_q: int) -> bool:
+    """Return whether the kernel can take q, k and v, and sequences fill its tiles."""
+    return longest_q >= ROWS and suits(*map(as_batch, (q, k, v)))
+
+
+FORWARD = Configs(
+    packed_forward_hopper_kernel,
+    CONFIGS,
+    choose,
+    lambda config, d, causal: fits(config, 0, d, causal),
+    family="attention_varlen",
+)

@@ -1,0 +1,196 @@
+"""Packed attention's kernel for Hopper: on threads, and compiled for sm_90.
+
+The threads (`tests/support/gluon_threads.py`) run the kernel's own Python with late products, so
+they check sequences, masks, orders of barriers and numbers. They know no layout and no register.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from triton.experimental.gluon import language as gl
+
+from kernels._runtime.device import assume_device
+from kernels.attention_details import packed_hopper
+from kernels.attention_details.launch import like
+from tests.support import hopper_build
+from tests.support.attention import oracle
+from tests.support.gluon_threads import StuckError, on_threads
+from tests.support.values import close
+
+# Rows and keys of each sequence, rows and keys past the last one, heads, key heads, window.
+CALLS = [
+    ([300], [300], 0, 2, 2, (None, None)),
+    ([130, 256, 1, 90], [130, 256, 1, 90], 0, 2, 1, (None, 0)),
+    ([70, 0, 200], [300, 40, 0], 0, 2, 2, (None, None)),
+    ([70, 0, 200], [300, 40, 0], 9, 2, 2, (None, 0)),
+    ([300, 130], [90, 470], 150, 3, 1, (None, 0)),
+    ([400, 20, 257], [400, 20, 257], 5, 2, 2, (130, 0)),
+    ([333, 10], [500, 300], 0, 2, 1, (64, 100)),
+    ([0, 0], [0, 0], 40, 1, 1, (None, 0)),
+    ([3] * 40, [5] * 40, 0, 1, 1, (None, 0)),
+]
+
+
+def made(rows, keys, after, h, heads, d=64, dtype=torch.float16):
+    """q, k, v and both boundaries; `after` rows and keys lie past the last sequence."""
+    generator = torch.Generator().manual_seed(sum(rows) + 7 * sum(keys))
+    sizes = ((sum(rows) + after, h), (sum(keys) + after, heads), (sum(keys) + after, heads))
+    tensors = [torch.randn(s, n, d, generator=generator).to(dtype) for s, n in sizes]
+    ends = (torch.tensor([*itertools.accumulate(x, initial=0)]) for x in (rows, keys))
+    first, second = ends
+    return *tensors, first.int(), second
+
+
+def forward_of(q, k, v, cu_q, cu_k, window, config, **broken):
+    """The result, lse and statistics of the kernel on threads, on memory that holds no numbers."""
+    out = torch.full_like(like(q), float("nan"))
+    lse = torch.full((q.shape[1], q.shape[0]), float("nan"))
+    stats = lse.clone()[None]
+    with assume_device(sm_count=3), on_threads(packed_hopper, **broken):
+        packed_hopper.packed_forward_hopper(
+            q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, config
+        )
+    return out, lse, stats
+
+
+def exact(q, k, v, cu_q, cu_k, window):
+    """The result and lse in float64, sequence by sequence."""
+    options = {"window": tuple(-1 if size is None else size for size in window)}
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    lse = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float64)
+    pairs = itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist())
+    for (start, end), (first, last) in zip(*pairs, strict=True):
+        parts = q[start:end], k[first:last], v[first:last]
+        parts = (x.double().transpose(0, 1)[None] for x in parts)
+        truth, total = oracle(*parts, **options)
+        out[start:end], lse[:, start:end] = truth[0].transpose(0, 1), total[0]
+    return out, lse
+
+
+def differs(ours, truth):
+    """How far ours is from the truth, relative to its size; infinite if it holds no numbers."""
+    error = (ours.double() - truth).norm() / truth.norm().clamp_min(1e-30)
+    return math.inf if error.isnan() else error.item()
+
+
+def agrees(tensors, window, config):
+    truth, truth_lse = exact(*tensors, window)
+    out, lse, stats = forward_of(*tensors, window, config)
+    seen = truth_lse.isfinite()
+    assert differs(out, truth) < 5e-4 and not out.transpose(0, 1)[~seen].any()
+    assert torch.equal(lse.isneginf(), ~seen) and torch.equal(stats[0].isposinf(), ~seen)
+    if seen.any():
+        close(lse[seen], truth_lse[seen], torch.float32)
+        close(stats[0][seen] * math.log(2), truth_lse[seen], torch.float32)
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("config", packed_hopper.CONFIGS)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_forward_pass_on_threads_is_that_of_float64(call, config):
+    *sizes, window = call
+    agrees(made(*sizes), window, config)
+
+
+@pytest.mark.no_gpu
+def test_more_sequences_than_boundaries_that_are_read_at_once(monkeypatch):
+    monkeypatch.setattr(packed_hopper, "AT_ONCE", gl.constexpr(4))
+    rows = [30, 0, 0, 150, 0, 7, 1, 0, 60]
+    agrees(made(rows, rows, 20, 1, 1), (None, 0), packed_hopper.CONFIGS[0])
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("window", [(None, None), (None, 0)])
+def test_what_is_not_finite_in_a_sequence_reaches_no_other(window):
+    q, k, v, cu_q, cu_k = made([140, 90, 70], [200, 90, 130], 30, 2, 1)
+    config = packed_hopper.CONFIGS[0]
+    expected, expected_lse, _ = forward_of(q, k, v, cu_q, cu_k, window, config)
+    for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k)):
+        x[cu[1] : cu[2]] = math.nan
+        x[cu[3] :] = math.inf
+    found, lse, _ = forward_of(q, k, v, cu_q, cu_k, window, config)
+    for mine in (slice(0, 140), slice(230, 300)):
+        assert torch.equal(found[mine], expected[mine])
+        assert torch.equal(lse[:, mine], expected_lse[:, mine])
+    assert found[140:230].isnan().all() and not found[300:].any()
+
+
+@pytest.mark.no_gpu
+def test_boundaries_that_fall_or_lie_outside_lead_to_no_other_memory():
+    q, k, v, _, _ = made([300], [300], 0, 1, 1)
+    wrong = torch.tensor([0, 250, 90, -70, 2**40, 300])
+    out, _, _ = forward_of(q, k, v, wrong, wrong, (None, None), packed_hopper.CONFIGS[0])
+    assert out.shape == q.shape
+
+
+@pytest.mark.no_gpu
+def test_the_counter_of_tiles_is_zero_again(monkeypatch):
+    counters = []
+
+    def counter(device):
+        counters.append(torch.zeros(1, dtype=torch.int32))
+        return counters[-1]
+
+    monkeypatch.setattr(packed_hopper, "arrival_counter", counter)
+    for rows in ([500, 300], [3] * 9):
+        tensors = made(rows, rows, 0, 2, 2)
+        forward_of(*tensors, (None, 0), packed_hopper.CONFIGS[0])
+    assert [each.item() for each in counters] == [0, 0]
+
+
+# The sets of barriers of the kernel, in its order.
+WAITS = ["q full", "told", "k full", "k free", "v full", "v free", "read", "cut"]
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("which", range(len(WAITS)), ids=WAITS)
+def test_a_wait_that_is_left_out_is_found(which):
+    """Each wait of the kernel is needed."""
+    # Numbers are told early if each tile of rows walks few keys.
+    rows = [100] * 12 if WAITS[which] == "read" else [600, 300, 170]
+    q, k, v, cu_q, cu_k = made(rows, rows, 0, 8, 8)
+    truth, _ = exact(q, k, v, cu_q, cu_k, (None, None))
+    # Values of a neighbour that are not made zero are seen if they are infinite.
+    v[600:] = math.inf
+    config, found = packed_hopper.CONFIGS[0], None
+    # Threads that happen to run in order hide it; the first disorder ends the search.
+    for _ in range(40):
+        try:
+            out, _, _ = forward_of(
+                q, k, v, cu_q, cu_k, (None, None), config, unwaited=which, patience=2.0
+            )
+        except (AssertionError, StuckError) as error:
+            found = error
+        else:
+            found = not differs(out[:600], truth[:600]) < 5e-4
+        if found:
+            break
+    assert found
+
+
+@pytest.fixture(scope="module")
+def built():
+    return hopper_build.built("packed")
+
+
+@pytest.mark.no_gpu
+def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
+    assert len(built) == 6
+    for name, row in built.items():
+        assert row["status"] == "ok" and row["fits"] and not row["serialized"], name
+        assert row["instructions"]["wgmma"] and row["instructions"]["tma"], name
+        assert not row["instructions"]["mma"], name
+        # A wait after each product would be the assembler's.
+        assert len(hopper_build.steady(row)) >= 2, name
+        assert row["spill_stores"] == row["spill_loads"] == 0, name
+
+
+@pytest.mark.no_gpu
+def test_hopper_takes_sequences_that_fill_a_tile():
+    q = torch.empty(512, 2, 64, dtype=torch.bfloat16, device="meta")
+    with assume_device(hopper=True):
+        assert packed_hopper.suits_packed(q, q, q, 128)
+        assert not packed_hopper.suits_packed(q, q, q, 64)
+        assert not packed_hopper.suits_packed(q.float(), q.float(), q.float(), 128)
