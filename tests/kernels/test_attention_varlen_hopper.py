@@ -103,7 +103,7 @@ def test_more_sequences_than_boundaries_that_are_read_at_once(monkeypatch):
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("window", [(None, None), (None, 0)])
-def test_what_is_not_finite_in_a_sequence_reaches_no_other(window):
+def test_values_that_are_not_finite_stay_in_their_sequence(window):
     q, k, v, cu_q, cu_k = made([140, 90, 70], [200, 90, 130], 30, 2, 1)
     config = packed_hopper.CONFIGS[0]
     expected, expected_lse, _ = forward_of(q, k, v, cu_q, cu_k, window, config)
