@@ -64,7 +64,7 @@ def choose(d, causal):
 
 
 @gluon.jit
-def _meet():
+def meet():
     """Both groups wait for each other."""
     gl.inline_asm_elementwise(
         "bar.sync 9, 256; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
@@ -112,11 +112,46 @@ def row_tiles(
 
 
 @gluon.jit
+def copy_keys(at, descs, rings, barriers):
+    """Start the copies of a tile of keys and values."""
+    k_desc, v_desc, kv_full = descs[1], descs[2], barriers[0]
+    mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(k_desc, at, kv_full.index(0), rings[1])
+    tma.async_copy_global_to_shared(v_desc, at, kv_full.index(0), rings[2])
+
+
+@gluon.jit
+def copy_rows(at, step, descs, rings, barriers, SLOTS: gl.constexpr):
+    """Start the copies of a tile of rows of q and dO, and of their m and delta.
+
+    at: batch, head, first row, and the place of the head's first row in m and delta.
+    """
+    q_desc, dout_desc, m_desc, delta_desc = descs[0], descs[3], descs[4], descs[5]
+    q_ring, dout_ring, m_ring, delta_ring = rings[0], rings[3], rings[4], rings[5]
+    q_full, dout_full, free = barriers[1:]
+    b, h, start, place = at
+    slot = step % SLOTS
+    mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
+    mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + m_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(
+        q_desc, [b, h, start, 0], q_full.index(slot), q_ring.index(slot)
+    )
+    tma.async_copy_global_to_shared(m_desc, [place + start], q_full.index(slot), m_ring.index(slot))
+    mbarrier.expect(
+        dout_full.index(slot), dout_desc.block_type.nbytes + delta_desc.block_type.nbytes
+    )
+    tma.async_copy_global_to_shared(
+        dout_desc, [b, h, start, 0], dout_full.index(slot), dout_ring.index(slot)
+    )
+    tma.async_copy_global_to_shared(
+        delta_desc, [place + start], dout_full.index(slot), delta_ring.index(slot)
+    )
+
+
+@gluon.jit
 def producer(descs, rings, barriers, sizes, options: gl.constexpr):
     """Start all copies of a program: its keys and values, then rows of q, dO, m and delta."""
-    q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc = descs[:6]
-    q_ring, k_tile, v_tile, dout_ring, m_ring, delta_ring = rings[:6]
-    kv_full, q_full, dout_full, free = barriers
+    q_desc, k_desc = descs[0], descs[1]
     key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
@@ -126,39 +161,19 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
     tile, key_head = key_tile_of(sizes, BLOCK_N)
     b, key_head = key_head // key_heads, key_head % key_heads
     tiles = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
-    mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
-    at = [b, key_head, tile * BLOCK_N, 0]
-    tma.async_copy_global_to_shared(k_desc, at, kv_full.index(0), k_tile)
-    tma.async_copy_global_to_shared(v_desc, at, kv_full.index(0), v_tile)
+    copy_keys([b, key_head, tile * BLOCK_N, 0], descs, rings, barriers)
     step = 0
     for member in range(GROUP):
         h = key_head * GROUP + member
         place = (b * key_heads * GROUP + h) * padded
         for row_tile in range(tiles[0], tiles[3]):
-            start = row_tile * BLOCK_M
-            slot = step % SLOTS
-            mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
-            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + m_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                q_desc, [b, h, start, 0], q_full.index(slot), q_ring.index(slot)
-            )
-            tma.async_copy_global_to_shared(
-                m_desc, [place + start], q_full.index(slot), m_ring.index(slot)
-            )
-            mbarrier.expect(
-                dout_full.index(slot), dout_desc.block_type.nbytes + delta_desc.block_type.nbytes
-            )
-            tma.async_copy_global_to_shared(
-                dout_desc, [b, h, start, 0], dout_full.index(slot), dout_ring.index(slot)
-            )
-            tma.async_copy_global_to_shared(
-                delta_desc, [place + start], dout_full.index(slot), delta_ring.index(slot)
-            )
+            at = b, h, row_tile * BLOCK_M, place
+            copy_rows(at, step, descs, rings, barriers, SLOTS)
             step += 1
 
 
 @gluon.jit
-def _matrix(block):
+def block_matrix(block):
     """A block of a head in shared memory as a matrix."""
     return block.reshape((block.shape[2], block.shape[3]))
 
@@ -190,7 +205,7 @@ def _add_dq(dq, row, descs, rings, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def _row_tile(
+def take_row_tile(
     dk, dv, step, row_tile, cut_by_mask, start_n, head, descs, rings, barriers, sizes, factor,
     no_scores, no_dq, MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
 ):  # fmt: skip
@@ -206,8 +221,8 @@ def _row_tile(
     ROWS: gl.constexpr = gl.SliceLayout(0, no_scores.type.layout)
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     slot, phase = step % SLOTS, step // SLOTS % 2
-    q, dout = _matrix(q_ring.index(slot)), _matrix(dout_ring.index(slot))
-    k, v = _matrix(k_tile), _matrix(v_tile)
+    q, dout = block_matrix(q_ring.index(slot)), block_matrix(dout_ring.index(slot))
+    k, v = block_matrix(k_tile), block_matrix(v_tile)
     mbarrier.wait(q_full.index(slot), phase)
     scores = warpgroup_mma(
         k.slice(WHICH * KEYS, KEYS), q.permute((1, 0)), no_scores, use_acc=False, is_async=True
@@ -231,7 +246,7 @@ def _row_tile(
     shared = ds_ring.index(step % 2)
     shared.slice(WHICH * KEYS, KEYS).store(ds)
     fence_async_shared()
-    _meet()
+    meet()
     dq = warpgroup_mma(
         shared.permute((1, 0)), k.slice(WHICH * (D // 2), D // 2, dim=1), no_dq, use_acc=False,
         is_async=True,
@@ -245,11 +260,27 @@ def _row_tile(
 
 
 @gluon.jit
+def store_keys(dk, dv, scale, at, descs, rings, WHICH: gl.constexpr):
+    """Write dk and dv of a group's keys from `at` on."""
+    dk_desc, dv_desc, k_tile, v_tile = descs[7], descs[8], rings[1], rings[2]
+    KEYS: gl.constexpr = dk.shape[0]
+    # Both groups have read all keys: their slots may hold what is to be written.
+    meet()
+    mine_k = k_tile.slice(WHICH * KEYS, KEYS, dim=2)
+    mine_v = v_tile.slice(WHICH * KEYS, KEYS, dim=2)
+    block_matrix(k_tile).slice(WHICH * KEYS, KEYS).store((dk * scale).to(dk_desc.dtype))
+    block_matrix(v_tile).slice(WHICH * KEYS, KEYS).store(dv.to(dv_desc.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dk_desc, at, mine_k)
+    tma.async_copy_shared_to_global(dv_desc, at, mine_v)
+    tma.store_wait(0)
+
+
+@gluon.jit
 def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, options: gl.constexpr):
     """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
     scale, factor = numbers
-    dk_desc, dv_desc = descs[7], descs[8]
-    k_tile, v_tile = rings[1], rings[2]
+    dk_desc = descs[7]
     key_heads, GROUP = sizes[2], sizes[3]
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
@@ -272,25 +303,16 @@ def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, option
         head = (b * key_heads + key_head) * GROUP + member
         for row_tile in range(first, last):
             cut_by_mask = (row_tile < whole) | (row_tile >= cut)
-            dk, dv, step = _row_tile(
+            dk, dv, step = take_row_tile(
                 dk, dv, step, row_tile, cut_by_mask, tile * BLOCK_N, head, descs, rings, barriers,
                 sizes, factor, no_scores, no_dq, options[3], WHICH, options,
             )  # fmt: skip
-    # Both groups have read all keys: their slots may hold what is to be written.
-    _meet()
-    mine_k = k_tile.slice(WHICH * KEYS, KEYS, dim=2)
-    mine_v = v_tile.slice(WHICH * KEYS, KEYS, dim=2)
-    _matrix(k_tile).slice(WHICH * KEYS, KEYS).store((dk * scale).to(dk_desc.dtype))
-    _matrix(v_tile).slice(WHICH * KEYS, KEYS).store(dv.to(dv_desc.dtype))
-    fence_async_shared()
     at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
-    tma.async_copy_shared_to_global(dk_desc, at, mine_k)
-    tma.async_copy_shared_to_global(dv_desc, at, mine_v)
-    tma.store_wait(0)
+    store_keys(dk, dv, scale, at, descs, rings, WHICH)
 
 
 @gluon.jit
-def _slots(desc, COUNT: gl.constexpr):
+def make_slots(desc, COUNT: gl.constexpr):
     """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
     SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005 (Triton unpacks no list)
     return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
@@ -323,9 +345,10 @@ def backward_hopper_kernel(
     )  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     rings = (
-        _slots(q_desc, SLOTS), _slots(k_desc, 1).index(0), _slots(v_desc, 1).index(0),
-        _slots(dout_desc, SLOTS), _slots(m_desc, SLOTS), _slots(delta_desc, SLOTS),
-        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS), _slots(dq_desc, GROUPS),
+        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
+        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
+        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
+        make_slots(dq_desc, GROUPS),
     )  # fmt: skip
     barriers = (
         make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
@@ -407,6 +430,81 @@ def _flat(x, *block):
 NEARBY_ROWS = 64
 
 
+def begun(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    stats: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+) -> tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the rows of a head, padded, and m, delta and the sums of dq for so many rows.
+
+    m and delta are [B * H * padded], the sums [B * H * padded, D] and zero. Arguments are those of
+    `backward_hopper`.
+    """
+    b, h, sq, d = q.shape
+    padded = -(-sq // 128) * 128
+    m, delta = torch.empty((2, b * h * padded), dtype=torch.float32, device=q.device)
+    sums = torch.empty((b * h * padded, d), dtype=torch.float32, device=q.device)
+    _delta_kernel[(padded // NEARBY_ROWS * b * h,)](
+        out_ptr=out, dout_ptr=dout, dlse_ptr=None if dlse is None else dlse.contiguous(),
+        stats_ptr=stats, m_ptr=m, delta_ptr=delta, dq_ptr=sums,
+        **strides_of(o=out, do=dout), **_nearby(q, padded),
+    )  # fmt: skip
+    return padded, m, delta, sums
+
+
+def rounded(q: torch.Tensor, sums: torch.Tensor, padded: int, scale: float) -> torch.Tensor:
+    """Return dq from its sums."""
+    b, h = q.shape[:2]
+    dq = like(q)
+    _round_kernel[(padded // NEARBY_ROWS * b * h,)](
+        sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of(dq=dq), **_nearby(q, padded)
+    )
+    return dq
+
+
+def _nearby(q, padded):
+    """The arguments that the first and the last kernel share."""
+    h, sq, d = q.shape[1:]
+    return {"H": h, "SQ": sq, "padded": padded, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4}
+
+
+def descriptors(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    m: torch.Tensor,
+    delta: torch.Tensor,
+    sums: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    block_m: int,
+) -> dict[str, object]:
+    """Return the descriptors of a kernel by parameter, and DS, the layout of dS."""
+    d = q.shape[3]
+    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[q.dtype]
+    return {
+        "q_desc": described(q, block_m),
+        "k_desc": described(k, 2 * KEYS),
+        "v_desc": described(v, 2 * KEYS),
+        "dout_desc": described(dout, block_m),
+        "m_desc": _flat(m, block_m),
+        "delta_desc": _flat(delta, block_m),
+        "dq_desc": _flat(sums, block_m, d // 2),
+        "dk_desc": described(dk, KEYS),
+        "dv_desc": described(dv, KEYS),
+        "DS": _layout((2 * KEYS, block_m), kind),
+    }
+
+
+def near_key_heads(q: torch.Tensor, k: torch.Tensor) -> int:
+    """Return how many key heads of all batches run side by side."""
+    (b, h, sq, d), heads = q.shape, k.shape[1]
+    return min(b * heads, max(1, NEAR_BYTES // (8 * sq * d * (h // heads))))
+
+
 def backward_hopper(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -424,31 +522,15 @@ def backward_hopper(
 
     Tensors as `attention_bwd` takes them, and as `suits` accepts q, k, v and dout.
     """
-    (b, h, sq, d), (key_heads, sk) = q.shape, k.shape[1:3]
-    block_m = config["BLOCK_M"]
-    dq, dk, dv = like(q), like(k), like(v)
-    padded = -(-sq // 128) * 128
-    m, delta = torch.empty((2, b * h * padded), dtype=torch.float32, device=q.device)
-    sums = torch.empty((b * h * padded, d), dtype=torch.float32, device=q.device)
-    nearby = (padded // NEARBY_ROWS * b * h,)
-    sizes = {"H": h, "SQ": sq, "padded": padded, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4}
-    _delta_kernel[nearby](
-        out_ptr=out, dout_ptr=dout, dlse_ptr=dlse, stats_ptr=stats, m_ptr=m, delta_ptr=delta,
-        dq_ptr=sums, **strides_of(o=out, do=dout), **sizes,
-    )  # fmt: skip
-    group = h // key_heads
-    near = min(b * key_heads, max(1, NEAR_BYTES // (8 * sq * d * group)))
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[q.dtype]
+    (b, h, sq, _), (key_heads, sk) = q.shape, k.shape[1:3]
+    dk, dv = like(k), like(v)
+    padded, m, delta, sums = begun(q, out, stats, dout, dlse)
     backward_hopper_kernel[(triton.cdiv(sk, 2 * KEYS) * b * key_heads,)](
-        q_desc=described(q, block_m), k_desc=described(k, 2 * KEYS),
-        v_desc=described(v, 2 * KEYS), dout_desc=described(dout, block_m),
-        m_desc=_flat(m, block_m), delta_desc=_flat(delta, block_m),
-        dq_desc=_flat(sums, block_m, d // 2), dk_desc=described(dk, KEYS),
-        dv_desc=described(dv, KEYS), key_heads=key_heads, GROUP=group, SQ=sq, SK=sk,
+        **descriptors(q, k, v, dout, m, delta, sums, dk, dv, config["BLOCK_M"]),
+        key_heads=key_heads, GROUP=h // key_heads, SQ=sq, SK=sk,
         left=0 if left is None else sk - sq - left, right=0 if right is None else sk - sq + right,
-        heads=b * key_heads, near=near, padded=padded, scale=scale,
-        DS=_layout((2 * KEYS, block_m), kind), LEFT=left is not None, RIGHT=right is not None,
+        heads=b * key_heads, near=near_key_heads(q, k), padded=padded, scale=scale,
+        LEFT=left is not None, RIGHT=right is not None,
         WHOLE=left is None and right is None and sk % (2 * KEYS) == 0, **config,
     )  # fmt: skip
-    _round_kernel[nearby](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of(dq=dq), **sizes)
-    return dq, dk, dv
+    return rounded(q, sums, padded, scale), dk, dv

@@ -105,11 +105,15 @@ def test_the_backward_pass_on_threads_is_that_of_float64(shape, config):
 
 
 @pytest.mark.no_gpu
-def test_the_gradient_of_lse_enters_by_delta():
+@pytest.mark.parametrize("spread", [False, True])
+def test_the_gradient_of_lse_enters_by_delta(spread):
+    """A sum over lse gives a gradient that is one number, spread over all rows."""
     q, k, v, dout = made(1, 2, 2, 100, 100, False)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     out, lse = oracle(*leaves)
     dlse = torch.linspace(-1, 1, lse.numel()).view(lse.shape)
+    if spread:
+        dlse = torch.tensor(0.7).expand(lse.shape)
     truths = torch.autograd.grad((out, lse), leaves, (dout.double(), dlse.double()))
     stats = (lse / math.log(2)).float().detach()[None]
     with on_threads(backward_hopper):
