@@ -6,7 +6,8 @@ tile of rows within one row of blocks, and walks the list of its kept blocks
 (`block_sparse_attention_details/walk.py`), with the online softmax of `attention.py`. So time is
 proportional to kept blocks. Only blocks that the diagonal or the end of the sequence cuts are
 masked by entry. Programs with the longest lists of a head start first. On Hopper, blocks of 128 and
-256 have a kernel of their own, `block_sparse_attention_details/forward_hopper.py`.
+256 have kernels of their own, `forward_hopper.py` and `backward_hopper.py` of
+`block_sparse_attention_details/`.
 
 The lists come from a mask that is turned into them once, on the device
 (`block_sparse_attention_details/block_mask.py`). Masks of blocks are those of Child et al.,
@@ -36,7 +37,7 @@ from .attention_details.launch import (
 )
 from .attention_details.scores import factor_of, load_tile, store_sums
 from .block_sparse_attention_details import forward_hopper as hopper
-from .block_sparse_attention_details.backward import DKDV, DQ, block_sparse_bwd
+from .block_sparse_attention_details.backward import DKDV, DQ, HOPPER_BACKWARD, block_sparse_bwd
 from .block_sparse_attention_details.block_mask import (
     DEFAULT_SIZE,
     BlockMask,
@@ -46,7 +47,7 @@ from .block_sparse_attention_details.block_mask import (
 from .block_sparse_attention_details.launch import fitting, options_of
 from .block_sparse_attention_details.walk import attend_entries, key_entries
 
-__all__ = ["DKDV", "DQ", "BlockMask", "block_sparse_attention"]
+__all__ = ["DKDV", "DQ", "HOPPER_BACKWARD", "BlockMask", "block_sparse_attention"]
 
 ACCUMULATES = {"block_sparse_attention": "float32"}
 # The harness makes the lists before it takes times, as a training loop does.
@@ -89,7 +90,8 @@ def block_sparse_attention(
     Returns:
         `[B, H, Sq, D]`, the axes in memory in the order of q's. With return_lse also the natural
         logarithm of the sum of exponentials, `[B, H, Sq]` in float32. Both are differentiable once,
-        in q, k and v. Deterministic.
+        in q, k and v. On Hopper the last bits of dq may differ from call to call, unless
+        `torch.use_deterministic_algorithms(True)` asks for the slower kernels.
 
     Raises:
         TypeError: an argument is of another kind, or a tensor of another dtype.
@@ -144,7 +146,10 @@ class _BlockSparseAttention(torch.autograd.Function):
     def backward(ctx, dout, dlse=None):
         q, k, v, out, stats, *lists = ctx.saved_tensors
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        grads = block_sparse_bwd(q, k, v, out, stats, dout, dlse, *lists, *ctx.options, keys)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        grads = block_sparse_bwd(
+            q, k, v, out, stats, dout, dlse, *lists, *ctx.options, keys, deterministic
+        )
         return *grads, *(None,) * 10
 
 

@@ -2,7 +2,8 @@
 
 The formulas are those of `attention_details/backward.py`. Each gradient has one owner, which walks
 the kept blocks of its row or column and sums in registers. So nothing is added in memory, and
-results do not vary. The first kernel also computes delta for the second.
+results do not vary. The first kernel also computes delta for the second. On Hopper the form in
+`backward_hopper.py` takes their place where results may vary.
 """
 
 import torch
@@ -14,6 +15,7 @@ from .._runtime.configs import Configs
 from .._runtime.device import has_tensor_memory, shared_bytes
 from .._triton.memory import store_as
 from ..attention_details.backward import delta_of, load_rows
+from ..attention_details.hopper_tiles import readable
 from ..attention_details.launch import (
     SMALL,
     first_to_fit,
@@ -24,6 +26,8 @@ from ..attention_details.launch import (
     tile,
 )
 from ..attention_details.scores import factor_of, load_tile
+from . import backward_hopper as hopper
+from .forward_hopper import suits
 from .launch import fitting, options_of
 from .walk import dkdv_of_entries, dq_of_entries, key_entries, row_entries
 
@@ -204,13 +208,21 @@ def block_sparse_bwd(
     scale: float,
     causal: bool,
     keys: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return dq, dk and dv; the latter two are None unless `keys`.
 
     q, k, v, scale, causal: as `block_sparse_fwd` was given them. The out and stats are those that
     it returned. dout, dlse: the gradients of its results. The lists are those of a BlockMask.
+    If deterministic, dq does not depend on an order of sums in memory.
     """
     q, k, v, dout = map(in_rows, (q, k, v, dout))
+    if keys and not deterministic and q.numel() and suits(q, k, v, block_size) and readable(dout):
+        config = HOPPER_BACKWARD.pick(q.device, d=q.shape[3], causal=causal)
+        columns = column_offsets, column_indices, column_order
+        return hopper.backward_hopper(
+            q, k, v, out, stats, dout, dlse, *columns, block_size, scale, causal, config
+        )
     b, h, sq, d = q.shape
     heads = k.shape[1]
     dq, dk, dv = like(q), like(k) if keys else None, like(v) if keys else None
@@ -277,5 +289,6 @@ MOST_DQ = (*DQ_CONFIGS, *SMALL, *MORE_DQ)
 MOST_DKDV = (*DKDV_CONFIGS, NARROW_DKDV, *SMALL, *MORE_DKDV)
 DQ = Configs(_dq_kernel, MOST_DQ, _choose_dq, _suits, FAMILY)
 DKDV = Configs(_dkdv_kernel, MOST_DKDV, _choose_dkdv, _suits, FAMILY)
+HOPPER_BACKWARD = hopper.BACKWARD
 
 block_sparse_bwd = cached_launch(block_sparse_bwd)

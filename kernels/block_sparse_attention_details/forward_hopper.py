@@ -41,12 +41,11 @@ from ..attention_details.hopper_tiles import (
     tell,
     told,
 )
+from .lists_hopper import entries_below, tile_start
 
 CONFIGS = (PAIR, HELD)
 # The tiles of all configurations have so many rows and keys.
 LEAST_BLOCK = 128
-# Entries of a list that are compared at once.
-AT_ONCE = gl.constexpr(128)
 
 
 def choose(d, causal):
@@ -56,25 +55,6 @@ def choose(d, causal):
 def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
     """Return whether the kernel can take q, k, v and blocks of this size, where they are."""
     return block_size >= LEAST_BLOCK and suits_attention(q, k, v)
-
-
-@gluon.jit
-def _entries_below(indices_ptr, first, last, limit):
-    """The place, from first to last, at which a list reaches `limit`."""
-    found = first
-    for start in range(first, last, AT_ONCE):
-        at = start + gl.arange(0, AT_ONCE, gl.BlockedLayout([1], [32], [4], [0]))
-        index = gl.load(indices_ptr + at, mask=at < last, other=limit)
-        found = found + gl.sum(gl.where(index < limit, 1, 0), 0)
-    return found
-
-
-@gluon.jit
-def _key_start(indices_ptr, at, there, BLOCK: gl.constexpr, BLOCK_N: gl.constexpr):
-    """The first key of tile `at` of all lists, whose blocks have BLOCK / BLOCK_N tiles each."""
-    PARTS: gl.constexpr = BLOCK // BLOCK_N
-    index = gl.load(indices_ptr + at // PARTS, mask=there, other=0)
-    return index * BLOCK + at % PARTS * BLOCK_N
 
 
 @gluon.jit
@@ -102,8 +82,8 @@ def _scheduled(
     if CAUSAL:
         end = min(SK, max(0, tile * BLOCK_M + BLOCK_M + right))
         full = min(SK, max(0, tile * BLOCK_M + 1 + right))
-        last = _entries_below(indices_ptr, first, last, gl.cdiv(end, BLOCK))
-    whole = _entries_below(indices_ptr, first, last, full // BLOCK)
+        last = entries_below(indices_ptr, first, last, gl.cdiv(end, BLOCK))
+    whole = entries_below(indices_ptr, first, last, full // BLOCK)
     newest = gl.load(indices_ptr + (last - 1), mask=first < last, other=0) * BLOCK
     parts = min(KEY_PARTS, gl.cdiv(end - newest, BLOCK_N))
     at = last * KEY_PARTS - KEY_PARTS + parts - 1
@@ -133,7 +113,7 @@ def _copy_keys(
     H, GROUP = sizes[2], sizes[3]
     b, key_head = head // H, head % H // GROUP
     for back in range(begin, end):
-        following = _key_start(indices_ptr, at - back - 1, back + 1 < steps, BLOCK, BLOCK_N)
+        following = tile_start(indices_ptr, at - back - 1, back + 1 < steps, BLOCK, BLOCK_N)
         slot = step % K_SLOTS
         mbarrier.wait(k_free.index(slot), step // K_SLOTS % 2 ^ 1)
         mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
@@ -256,7 +236,7 @@ def consumer(
         step += 1
         for back in range(1, steps):
             # Only a tile that is masked needs to know its keys.
-            first_key = _key_start(indices_ptr, at - back, back < cut, BLOCK, BLOCK_N)
+            first_key = tile_start(indices_ptr, at - back, back < cut, BLOCK, BLOCK_N)
             acc, p, m, l, step = attend_key_tile(
                 acc, p, m, l, step, first_key, back < cut, q, rings, barriers, rows, sizes, factor,
                 zeros, WHICH, options,

@@ -17,7 +17,8 @@ import triton
 from harness.build import compiler
 from harness.build.recorder import Launch, recorded
 from kernels.attention_details import backward_hopper, forward_hopper, packed_hopper
-from kernels.block_sparse_attention_details import forward_hopper as sparse_hopper
+from kernels.block_sparse_attention_details import backward_hopper as sparse_backward
+from kernels.block_sparse_attention_details import forward_hopper as sparse_forward
 
 ROWS = 4096
 
@@ -59,16 +60,21 @@ def dense(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch
 
 
 def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
-    """Return the launch of the forward pass over a block mask, with a name."""
-    (q, k, v, out, _), lse = _tensors(d)
+    """Return the launches of both passes over a block mask, each with a name."""
+    (q, k, v, out, dout), lse = _tensors(d)
     blocks = ROWS // 128
     lists = [
         torch.empty(shape, dtype=torch.int32, device="meta")
         for shape in ((1, 1, blocks + 1), (blocks * blocks,), (1, 1, blocks))
     ]
-    config = sparse_hopper.choose(d, causal)
+    options = 128, 0.1, causal
     with recorded() as calls:
-        sparse_hopper.forward_hopper(q, k, v, out, lse, lse, *lists, 128, 0.1, causal, config)
+        sparse_forward.forward_hopper(
+            q, k, v, out, lse, lse, *lists, *options, sparse_forward.choose(d, causal)
+        )
+        sparse_backward.backward_hopper(
+            q, k, v, out, lse, dout, None, *lists, *options, sparse_backward.choose(d, causal)
+        )
     return _named(calls, f"{d} {causal}")
 
 
