@@ -4,11 +4,12 @@ Sequences lie end to end in q, k and v, so nothing is padded. The arithmetic is 
 `attention.py`: its tiles of the forward and of the backward pass, moved to the rows of a sequence.
 The lengths lie on the device, and the host never waits for them: it starts enough programs for any
 lengths of this sum, and each finds its sequence (`attention_details/packed.py`). On Hopper, in 16
-bits with heads of 64 or 128, the forward pass is that of `attention_details/packed_hopper.py`.
+bits with heads of 64 or 128, the kernels are `packed_forward_hopper.py` and
+`packed_backward_hopper.py` of `attention_details/`.
 
 FLOPs: 4 D for each pair of a row and a key that it sees, forward; 14 D backward, of which 10 D are
 needed. Bytes: q, k and v read, out written. Each result has one owner, which sums in registers, so
-two runs give the same bits.
+two runs give the same bits. On Hopper dq is added up in memory.
 """
 
 import torch
@@ -29,8 +30,9 @@ from ._runtime.checks import (
 from ._runtime.configs import Config, Configs
 from ._runtime.device import has_tensor_memory, shared_bytes
 from ._runtime.traced import operation, spread
-from .attention_details import packed_hopper as hopper
+from .attention_details import packed_forward_hopper as hopper
 from .attention_details.backward import DKDV_CONFIGS, DQ_CONFIGS, dkdv_tile, dq_tile
+from .attention_details.hopper_tiles import readable
 from .attention_details.launch import (
     SCALES,
     SMALL,
@@ -47,6 +49,7 @@ from .attention_details.launch import (
     window_sizes,
 )
 from .attention_details.packed import bounds_in, rows_in, slots_of, tile_in
+from .attention_details.packed_backward_hopper import BACKWARD, packed_backward_hopper
 from .attention_details.scores import attend_tile
 
 ACCUMULATES = {"attention_varlen": "float32"}
@@ -98,8 +101,9 @@ def attention_varlen(
 
     Returns:
         `[total_q, H, D]`. With return_lse also the natural logarithm of the sum of exponentials,
-        `[H, total_q]` in float32. Both are differentiable once, in q, k and v. Two runs give the
-        same bits.
+        `[H, total_q]` in float32. Both are differentiable once, in q, k and v. On Hopper the last
+        bits of dq may differ from call to call, unless `torch.use_deterministic_algorithms(True)`
+        asks for the slower kernels.
 
     Raises:
         TypeError: an argument is of another kind, or a tensor of another dtype.
@@ -148,7 +152,8 @@ class _AttentionVarlen(torch.autograd.Function):
         q, k, v, out, stats, cu_q, cu_k = ctx.saved_tensors
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         both = cu_q, cu_q if cu_k is None else cu_k
-        grads = _backward(q, k, v, out, stats, dout, dlse, *both, *ctx.options, keys)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        grads = _backward(q, k, v, out, stats, dout, dlse, *both, *ctx.options, deterministic, keys)
         return *grads, *[None] * (3 + len(ctx.options))
 
 
@@ -393,14 +398,22 @@ def varlen_bwd(
     right: int | None,
     longest_q: int,
     longest_k: int,
+    deterministic: bool,
     keys: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return dq, dk and dv; the latter two are None unless `keys`.
 
     Tensors and numbers are those that `varlen_fwd` was given and returned. dout, dlse: the
-    gradients of its results.
+    gradients of its results. If deterministic, dq does not depend on an order of sums in memory.
     """
     q, k, v, dout = map(in_rows, (q, k, v, dout))
+    plain = keys and not softcap and not deterministic and q.numel()
+    fits = plain and hopper.suits_packed(q, k, v, min(longest_q, longest_k))
+    if fits and readable(hopper.as_batch(dout)):
+        config = HOPPER_BACKWARD.pick(q.device, d=q.shape[2], causal=right is not None)
+        return packed_backward_hopper(
+            q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, left, right, config
+        )
     h, heads, d = q.shape[1], k.shape[1], q.shape[2]
     dq, dk, dv = like(q), like(k) if keys else None, like(v) if keys else None
     delta = q.new_empty((h, q.shape[0]), dtype=torch.float32)
@@ -484,7 +497,7 @@ def _choose_dkdv(longest, d, itemsize, shared, tensor_memory):
 
 
 FORWARD = Configs(_forward_kernel, (*FORWARD_CONFIGS, *SMALL), _choose)
-HOPPER_FORWARD = hopper.FORWARD
+HOPPER_FORWARD, HOPPER_BACKWARD = hopper.FORWARD, BACKWARD
 DQ = Configs(_dq_kernel, DQ_CONFIGS, _choose_dq)
 DKDV = Configs(_dkdv_kernel, KEY_CONFIGS, _choose_dkdv)
 

@@ -260,6 +260,67 @@ def take_row_tile(
 
 
 @gluon.jit
+def tell_rows(numbers, row_tile, head, masked, slot):
+    """Put the numbers of a tile of rows beside its slot."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    numbers.index(3 * slot).store(gl.full([1], row_tile, gl.int32, LAYOUT))
+    numbers.index(3 * slot + 1).store(gl.full([1], head, gl.int32, LAYOUT))
+    numbers.index(3 * slot + 2).store(gl.full([1], masked, gl.int32, LAYOUT))
+
+
+@gluon.jit
+def told_rows(numbers, slot):
+    """The numbers that `tell_rows` puts there."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    row_tile = gl.sum(numbers.index(3 * slot).load(LAYOUT), 0)
+    head = gl.sum(numbers.index(3 * slot + 1).load(LAYOUT), 0)
+    return row_tile, head, gl.sum(numbers.index(3 * slot + 2).load(LAYOUT), 0)
+
+
+@gluon.jit
+def tell_end(step, rings, barriers, SLOTS: gl.constexpr):
+    """Tell the groups that there is no further tile of rows: it has the number -1."""
+    q_full, free = barriers[1], barriers[3]
+    slot = step % SLOTS
+    mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
+    tell_rows(rings[8], -1, 0, 0, slot)
+    mbarrier.arrive(q_full.index(slot), count=1)
+
+
+@gluon.jit
+def numbers_of_rows(SLOTS: gl.constexpr):
+    """Shared memory for the numbers of `tell_rows`."""
+    return gl.allocate_shared_memory(
+        gl.int32, [3 * SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
+
+
+@gluon.jit
+def take_told_rows(
+    dk, dv, start_n, descs, rings, barriers, sizes, factor, no_scores, no_dq,
+    MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
+):  # fmt: skip
+    """Take all tiles of rows into dk and dv whose numbers `tell_rows` tells.
+
+    The groups hold gradients in nearly all registers, so they do not find these numbers themselves.
+    """
+    SLOTS: gl.constexpr = options[2]
+    q_full, numbers = barriers[1], rings[8]
+    mbarrier.wait(q_full.index(0), 0)
+    row_tile, head, masked = told_rows(numbers, 0)
+    step = 0
+    while row_tile >= 0:
+        dk, dv, step = take_row_tile(
+            dk, dv, step, row_tile, masked > 0, start_n, head, descs, rings, barriers, sizes,
+            factor, no_scores, no_dq, MASKED, WHICH, options,
+        )  # fmt: skip
+        slot = step % SLOTS
+        mbarrier.wait(q_full.index(slot), step // SLOTS % 2)
+        row_tile, head, masked = told_rows(numbers, slot)
+    return dk, dv
+
+
+@gluon.jit
 def store_keys(dk, dv, scale, at, descs, rings, WHICH: gl.constexpr):
     """Write dk and dv of a group's keys from `at` on."""
     dk_desc, dv_desc, k_tile, v_tile = descs[7], descs[8], rings[1], rings[2]

@@ -21,6 +21,8 @@ from .._triton.math import LN2
 
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
+# Rows of a block that are set to zero at once.
+ZEROED = gl.constexpr(16)
 
 
 @gluon.jit
@@ -221,6 +223,21 @@ def store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, inside):
     if stats_ptr is not None:
         # To the backward pass it is a row whose weights are all zero.
         gl.store(stats_ptr + place, gl.where(empty, float("inf"), log_sums), mask=inside)
+
+
+@gluon.jit
+def zero_rows_from(inside, block):
+    """Set the rows of a block from number `inside` on to zero, with few registers."""
+    N: gl.constexpr = block.shape[2]
+    D: gl.constexpr = block.shape[3]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    tile = block.reshape((N, D))
+    for part in gl.static_range(N // ZEROED):
+        if inside < part * ZEROED + ZEROED:
+            rows = part * ZEROED + gl.arange(0, ZEROED, gl.SliceLayout(1, LAYOUT))
+            values = tile.slice(part * ZEROED, ZEROED).load(LAYOUT)
+            kept = gl.where((rows < inside)[:, None], values, 0.0)
+            tile.slice(part * ZEROED, ZEROED).store(kept.to(block.dtype))
 
 
 @gluon.jit

@@ -26,9 +26,12 @@ from ..attention_details.backward_hopper import (
     descriptors,
     make_slots,
     near_key_heads,
+    numbers_of_rows,
     rounded,
     store_keys,
-    take_row_tile,
+    take_told_rows,
+    tell_end,
+    tell_rows,
 )
 from ..attention_details.hopper_tiles import make_barriers
 from ..attention_details.launch import like
@@ -86,29 +89,10 @@ def _walk(
 
 
 @gluon.jit
-def _tell(numbers, row_tile, head, masked, slot):
-    """Put the numbers of a tile of rows beside its slot."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    numbers.index(3 * slot).store(gl.full([1], row_tile, gl.int32, LAYOUT))
-    numbers.index(3 * slot + 1).store(gl.full([1], head, gl.int32, LAYOUT))
-    numbers.index(3 * slot + 2).store(gl.full([1], masked, gl.int32, LAYOUT))
-
-
-@gluon.jit
-def _told(numbers, slot):
-    """The numbers that `_tell` puts there."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    row_tile = gl.sum(numbers.index(3 * slot).load(LAYOUT), 0)
-    head = gl.sum(numbers.index(3 * slot + 1).load(LAYOUT), 0)
-    return row_tile, head, gl.sum(numbers.index(3 * slot + 2).load(LAYOUT), 0)
-
-
-@gluon.jit
 def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr):
     """Start all copies of a program: its keys and values, then rows of q, dO, m and delta.
 
-    The groups hold gradients in nearly all registers. So they are told the number of each tile of
-    rows, its head, and whether it needs a mask. A last tile has the number -1.
+    The groups are told the number of each tile of rows, its head, and whether it needs a mask.
     """
     CAUSAL: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
@@ -131,14 +115,11 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
             slot = step % SLOTS
             mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
             masked = gl.where((at < whole) | keys_end, 1, 0)
-            _tell(numbers, start // BLOCK_M, head, masked, slot)
+            tell_rows(numbers, start // BLOCK_M, head, masked, slot)
             copy_rows((b, h, start, head * padded), step, descs, rings, barriers, SLOTS)
             start = following
             step += 1
-    slot = step % SLOTS
-    mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
-    _tell(numbers, -1, 0, 0, slot)
-    mbarrier.arrive(barriers[1].index(slot), count=1)
+    tell_end(step, rings, barriers, SLOTS)
 
 
 @gluon.jit
@@ -146,7 +127,6 @@ def consumer(descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr,
              options: gl.constexpr):  # fmt: skip
     """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
     scale, factor = scales
-    SLOTS: gl.constexpr = options[2]
     MASKED: gl.constexpr = options[3]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
     KEYS: gl.constexpr = descs[7].block_type.shape[2]
@@ -159,19 +139,11 @@ def consumer(descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr,
     no_dq = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ)
     dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
     tile, b, key_head = owned
-    q_full, numbers = barriers[1], rings[8]
     mbarrier.wait(barriers[0].index(0), 0)
-    mbarrier.wait(q_full.index(0), 0)
-    row_tile, head, masked = _told(numbers, 0)
-    step = 0
-    while row_tile >= 0:
-        dk, dv, step = take_row_tile(
-            dk, dv, step, row_tile, masked > 0, tile * BLOCK_N, head, descs, rings, barriers,
-            sizes, factor, no_scores, no_dq, MASKED, WHICH, options,
-        )  # fmt: skip
-        slot = step % SLOTS
-        mbarrier.wait(q_full.index(slot), step // SLOTS % 2)
-        row_tile, head, masked = _told(numbers, slot)
+    dk, dv = take_told_rows(
+        dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, MASKED,
+        WHICH, options,
+    )  # fmt: skip
     at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
     store_keys(dk, dv, scale, at, descs, rings, WHICH)
 
@@ -209,7 +181,7 @@ def block_sparse_backward_hopper_kernel(
         make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
         gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
         make_slots(dq_desc, GROUPS),
-        gl.allocate_shared_memory(gl.int32, [3 * SLOTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        numbers_of_rows(SLOTS),
     )  # fmt: skip
     barriers = (
         make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),

@@ -1,6 +1,6 @@
-"""Packed attention's kernel for Hopper: on threads, and compiled for sm_90.
+"""Packed attention's kernels for Hopper: on threads, and compiled for sm_90.
 
-The threads (`tests/support/gluon_threads.py`) run the kernel's own Python with late products, so
+The threads (`tests/support/gluon_threads.py`) run the kernels' own Python with late products, so
 they check sequences, masks, orders of barriers and numbers. They know no layout and no register.
 """
 
@@ -12,7 +12,11 @@ import torch
 from triton.experimental.gluon import language as gl
 
 from kernels._runtime.device import assume_device
-from kernels.attention_details import packed_hopper
+from kernels.attention_details import (
+    packed_backward_hopper,
+    packed_forward_hopper,
+    sequences_hopper,
+)
 from kernels.attention_details.launch import like
 from tests.support import hopper_build
 from tests.support.attention import oracle
@@ -48,8 +52,8 @@ def forward_of(q, k, v, cu_q, cu_k, window, config, **broken):
     out = torch.full_like(like(q), float("nan"))
     lse = torch.full((q.shape[1], q.shape[0]), float("nan"))
     stats = lse.clone()[None]
-    with assume_device(sm_count=3), on_threads(packed_hopper, **broken):
-        packed_hopper.packed_forward_hopper(
+    with assume_device(sm_count=3), on_threads(packed_forward_hopper, **broken):
+        packed_forward_hopper.packed_forward_hopper(
             q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, config
         )
     return out, lse, stats
@@ -69,6 +73,15 @@ def exact(q, k, v, cu_q, cu_k, window):
     return out, lse
 
 
+def grads_of(q, k, v, cu_q, cu_k, window, config, out, lse, dout, dlse, **broken):
+    """The gradients of q, k and v by the kernels on threads, from results in float64."""
+    stats = torch.where(lse.isneginf(), math.inf, lse / math.log(2)).float()[None]
+    with on_threads(packed_backward_hopper, **broken):
+        return packed_backward_hopper.packed_backward_hopper(
+            q, k, v, out.half(), stats, dout, dlse, cu_q, cu_k, 0.125, *window, config
+        )
+
+
 def differs(ours, truth):
     """How far ours is from the truth, relative to its size; infinite if it holds no numbers."""
     error = (ours.double() - truth).norm() / truth.norm().clamp_min(1e-30)
@@ -86,8 +99,25 @@ def agrees(tensors, window, config):
         close(stats[0][seen] * math.log(2), truth_lse[seen], torch.float32)
 
 
+def grads_agree(tensors, window, config):
+    q, k, v, cu_q, cu_k = tensors
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = exact(*leaves, cu_q, cu_k, window)
+    seen = lse.isfinite()
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).half()
+    dlse = torch.linspace(-1, 1, lse.numel()).view(lse.shape) * seen
+    truths = torch.autograd.grad(
+        (out, lse.where(seen, 0)), leaves, (dout.double(), dlse.double()), allow_unused=True
+    )
+    results = out.detach(), lse.detach(), dout, dlse
+    grads = grads_of(*tensors, window, config, *results)
+    for x, grad, truth in zip((q, k, v), grads, truths, strict=True):
+        assert grad.dtype == x.dtype and grad.stride() == like(x).stride()
+        assert differs(grad, torch.zeros_like(x) if truth is None else truth) < 1e-3
+
+
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("config", packed_hopper.CONFIGS)
+@pytest.mark.parametrize("config", packed_forward_hopper.CONFIGS)
 @pytest.mark.parametrize("call", CALLS)
 def test_the_forward_pass_on_threads_is_that_of_float64(call, config):
     *sizes, window = call
@@ -95,17 +125,25 @@ def test_the_forward_pass_on_threads_is_that_of_float64(call, config):
 
 
 @pytest.mark.no_gpu
+@pytest.mark.parametrize("config", packed_backward_hopper.CONFIGS)
+@pytest.mark.parametrize("call", CALLS)
+def test_the_backward_pass_on_threads_is_that_of_float64(call, config):
+    *sizes, window = call
+    grads_agree(made(*sizes), window, config)
+
+
+@pytest.mark.no_gpu
 def test_more_sequences_than_boundaries_that_are_read_at_once(monkeypatch):
-    monkeypatch.setattr(packed_hopper, "AT_ONCE", gl.constexpr(4))
+    monkeypatch.setattr(sequences_hopper, "AT_ONCE", gl.constexpr(4))
     rows = [30, 0, 0, 150, 0, 7, 1, 0, 60]
-    agrees(made(rows, rows, 20, 1, 1), (None, 0), packed_hopper.CONFIGS[0])
+    agrees(made(rows, rows, 20, 1, 1), (None, 0), packed_forward_hopper.CONFIGS[0])
 
 
 @pytest.mark.no_gpu
 @pytest.mark.parametrize("window", [(None, None), (None, 0)])
 def test_values_that_are_not_finite_stay_in_their_sequence(window):
     q, k, v, cu_q, cu_k = made([140, 90, 70], [200, 90, 130], 30, 2, 1)
-    config = packed_hopper.CONFIGS[0]
+    config = packed_forward_hopper.CONFIGS[0]
     expected, expected_lse, _ = forward_of(q, k, v, cu_q, cu_k, window, config)
     for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k)):
         x[cu[1] : cu[2]] = math.nan
@@ -118,11 +156,31 @@ def test_values_that_are_not_finite_stay_in_their_sequence(window):
 
 
 @pytest.mark.no_gpu
+@pytest.mark.parametrize("window", [(None, None), (None, 0)])
+def test_gradients_that_are_not_finite_stay_in_their_sequence(window):
+    q, k, v, cu_q, cu_k = made([140, 90, 70], [200, 90, 130], 30, 2, 1)
+    out, lse = exact(q, k, v, cu_q, cu_k, window)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).half()
+    config, results = packed_backward_hopper.CONFIGS[1], (out, lse, dout, None)
+    expected = grads_of(q, k, v, cu_q, cu_k, window, config, *results)
+    for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k), (dout, cu_q)):
+        x[cu[1] : cu[2]] = math.nan
+        x[cu[3] :] = math.inf
+    found = grads_of(q, k, v, cu_q, cu_k, window, config, *results)
+    for grad, same, cu in zip(found, expected, (cu_q, cu_k, cu_k), strict=True):
+        for mine in (slice(0, cu[1]), slice(cu[2], cu[3])):
+            assert same[mine].isfinite().all() and torch.equal(grad[mine], same[mine])
+
+
+@pytest.mark.no_gpu
 def test_boundaries_that_fall_or_lie_outside_lead_to_no_other_memory():
     q, k, v, _, _ = made([300], [300], 0, 1, 1)
     wrong = torch.tensor([0, 250, 90, -70, 2**40, 300])
-    out, _, _ = forward_of(q, k, v, wrong, wrong, (None, None), packed_hopper.CONFIGS[0])
-    assert out.shape == q.shape
+    config = packed_forward_hopper.CONFIGS[0]
+    out, lse, _ = forward_of(q, k, v, wrong, wrong, (None, None), config)
+    config, results = packed_backward_hopper.CONFIGS[0], (out, lse, out, None)
+    grads = grads_of(q, k, v, wrong, wrong, (None, None), config, *results)
+    assert all(x.shape == q.shape for x in (out, *grads))
 
 
 @pytest.mark.no_gpu
@@ -133,10 +191,10 @@ def test_the_counter_of_tiles_is_zero_again(monkeypatch):
         counters.append(torch.zeros(1, dtype=torch.int32))
         return counters[-1]
 
-    monkeypatch.setattr(packed_hopper, "arrival_counter", counter)
+    monkeypatch.setattr(packed_forward_hopper, "arrival_counter", counter)
     for rows in ([500, 300], [3] * 9):
         tensors = made(rows, rows, 0, 2, 2)
-        forward_of(*tensors, (None, 0), packed_hopper.CONFIGS[0])
+        forward_of(*tensors, (None, 0), packed_forward_hopper.CONFIGS[0])
     assert [each.item() for each in counters] == [0, 0]
 
 
@@ -154,7 +212,7 @@ def test_a_wait_that_is_left_out_is_found(which):
     truth, _ = exact(q, k, v, cu_q, cu_k, (None, None))
     # Values of a neighbour that are not made zero are seen if they are infinite.
     v[600:] = math.inf
-    config, found = packed_hopper.CONFIGS[0], None
+    config, found = packed_forward_hopper.CONFIGS[0], None
     # Threads that happen to run in order hide it; the first disorder ends the search.
     for _ in range(40):
         try:
@@ -170,6 +228,38 @@ def test_a_wait_that_is_left_out_is_found(which):
     assert found
 
 
+# Those of the backward kernel.
+BACKWARD_WAITS = ["kv full", "q full", "dout full", "free", "cut"]
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("which", range(len(BACKWARD_WAITS)), ids=BACKWARD_WAITS)
+def test_a_wait_of_the_backward_pass_that_is_left_out_is_found(which):
+    rows = [600, 300, 170]
+    q, k, v, cu_q, cu_k = made(rows, rows, 0, 4, 2)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = exact(*leaves, cu_q, cu_k, (None, None))
+    truths = torch.autograd.grad(out, leaves, out)
+    dout = out.detach().half()
+    for x in (k, dout):
+        x[600:] = math.inf
+    results = out.detach(), lse.detach(), dout, None
+    config, found = packed_backward_hopper.CONFIGS[0], None
+    for _ in range(40):
+        try:
+            grads = grads_of(
+                q, k, v, cu_q, cu_k, (None, None), config, *results, unwaited=which, patience=2.0
+            )
+        except (AssertionError, StuckError) as error:
+            found = error
+        else:
+            pairs = zip(grads, truths, strict=True)
+            found = not all(differs(grad[:600], truth[:600]) < 1e-3 for grad, truth in pairs)
+        if found:
+            break
+    assert found
+
+
 @pytest.fixture(scope="module")
 def built():
     return hopper_build.built("packed")
@@ -177,20 +267,21 @@ def built():
 
 @pytest.mark.no_gpu
 def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
-    assert len(built) == 6
+    assert len(built) == 12
     for name, row in built.items():
         assert row["status"] == "ok" and row["fits"] and not row["serialized"], name
         assert row["instructions"]["wgmma"] and row["instructions"]["tma"], name
         assert not row["instructions"]["mma"], name
         # A wait after each product would be the assembler's.
         assert len(hopper_build.steady(row)) >= 2, name
-        assert row["spill_stores"] == row["spill_loads"] == 0, name
+        if "forward" in name:
+            assert row["spill_stores"] == row["spill_loads"] == 0, name
 
 
 @pytest.mark.no_gpu
 def test_hopper_takes_sequences_that_fill_a_tile():
     q = torch.empty(512, 2, 64, dtype=torch.bfloat16, device="meta")
     with assume_device(hopper=True):
-        assert packed_hopper.suits_packed(q, q, q, 128)
-        assert not packed_hopper.suits_packed(q, q, q, 64)
-        assert not packed_hopper.suits_packed(q.float(), q.float(), q.float(), 128)
+        assert packed_forward_hopper.suits_packed(q, q, q, 128)
+        assert not packed_forward_hopper.suits_packed(q, q, q, 64)
+        assert not packed_forward_hopper.suits_packed(q.float(), q.float(), q.float(), 128)

@@ -16,7 +16,12 @@ import triton
 
 from harness.build import compiler
 from harness.build.recorder import Launch, recorded
-from kernels.attention_details import backward_hopper, forward_hopper, packed_hopper
+from kernels.attention_details import (
+    backward_hopper,
+    forward_hopper,
+    packed_backward_hopper,
+    packed_forward_hopper,
+)
 from kernels.block_sparse_attention_details import backward_hopper as sparse_backward
 from kernels.block_sparse_attention_details import forward_hopper as sparse_forward
 
@@ -79,14 +84,17 @@ def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
 
 
 def packed(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch]]:
-    """Return the launch of the forward pass over packed sequences, with a name."""
-    (q, k, v, out, _), lse = _tensors(d)
-    q, k, v, out = (x[0].transpose(0, 1) for x in (q, k, v, out))
-    ends = torch.empty(9, dtype=torch.int32, device="meta")
-    config = packed_hopper.choose(d, right is not None)
+    """Return the launches of both passes over packed sequences, each with a name."""
+    tensors, lse = _tensors(d)
+    q, k, v, out, dout = (x[0].transpose(0, 1) for x in tensors)
+    ends, causal = torch.empty(9, dtype=torch.int32, device="meta"), right is not None
+    options = ends, ends, 0.1, left, right
     with recorded() as calls:
-        packed_hopper.packed_forward_hopper(
-            q, k, v, out, lse[0], lse[0], ends, ends, 0.1, left, right, config
+        packed_forward_hopper.packed_forward_hopper(
+            q, k, v, out, lse[0], lse[0], *options, packed_forward_hopper.choose(d, causal)
+        )
+        packed_backward_hopper.packed_backward_hopper(
+            q, k, v, out, lse[0], dout, None, *options, packed_backward_hopper.choose(d, causal)
         )
     return _named(calls, f"{d} {left} {right}")
 

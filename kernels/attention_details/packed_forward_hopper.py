@@ -50,41 +50,18 @@ from .hopper_tiles import (
     store_row_numbers,
     tell,
     told,
+    zero_rows_from,
 )
+from .sequences_hopper import bounds_in, rows_of, sequence_of
 
 CONFIGS = (PAIR, HELD)
 # Rows of the tiles of all configurations.
 ROWS = 128
-# Boundaries that are read at once.
-AT_ONCE = gl.constexpr(256)
-# Rows of values that are made zero at once, with few registers.
-ZEROED = gl.constexpr(16)
 
 
 def choose(d, causal):
-    return PAIR if d == 128 else HELD
-
-
-@gluon.jit
-def _boundary(cu_ptr, stride, index, B, total):
-    """The first row of sequence `index`, as `packed.boundary` has it."""
-    inside = (index > 0) & (index <= B)
-    start = gl.load(cu_ptr + gl.cast(index, gl.int64) * stride, mask=inside, other=0)
-    return gl.cast(gl.maximum(0, gl.minimum(total, start)), gl.int32)
-
-
-@gluon.jit
-def _sequence_of(slot, cu_ptr, stride, B, total, BLOCK: gl.constexpr):
-    """The sequence that a slot belongs to and its first slot, as `packed.tile_in` has them."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    found, first = gl.cast(-1, gl.int32), gl.cast(0, gl.int32)
-    for start in range(0, B + 1, AT_ONCE):
-        index = start + gl.arange(0, AT_ONCE, LAYOUT)
-        begin = _boundary(cu_ptr, stride, index, B, total) // BLOCK + index
-        begun = (index <= B) & (begin <= slot)
-        found = found + gl.sum(gl.where(begun, 1, 0), 0)
-        first = gl.maximum(first, gl.max(gl.where(begun, begin, 0), 0))
-    return found, first
+    # As in attention, without its three groups.
+    return HELD if d == 64 and causal else PAIR
 
 
 @gluon.jit
@@ -96,15 +73,9 @@ def _scheduled(index, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: g
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B = boundaries
     total_q, total_k = totals
     slot, head = tile_of(index, shape, False)
-    found, first = _sequence_of(slot, cu_q_ptr, stride_cq, B, total_q, BLOCK_M)
-    after = gl.minimum(found + 1, B)
-    first_row = _boundary(cu_q_ptr, stride_cq, found, B, total_q)
-    end_row = _boundary(cu_q_ptr, stride_cq, after, B, total_q)
-    # The rows past the last sequence count as one more, which has no keys.
-    end_row = gl.where(found == B, total_q, end_row)
-    first_key = _boundary(cu_k_ptr, stride_ck, found, B, total_k)
-    end_key = _boundary(cu_k_ptr, stride_ck, after, B, total_k)
-    rows, keys = gl.maximum(0, end_row - first_row), gl.maximum(0, end_key - first_key)
+    found, first = sequence_of(slot, cu_q_ptr, stride_cq, B, total_q, BLOCK_M)
+    first_row, rows = rows_of(found, cu_q_ptr, stride_cq, B, total_q, True)
+    first_key, keys = rows_of(found, cu_k_ptr, stride_ck, B, total_k, False)
     tile = slot - first
     if RIGHT:
         # The longest rows first; an idle slot gets a tile before the first.
@@ -148,17 +119,10 @@ def drawn(counter_ptr, tiles):
 
 
 @gluon.jit
-def _bounds(rows, keys, window):
-    """left and right of a sequence, as `packed.bounds_in` has them."""
-    before, after = window
-    offset = keys - rows
-    return offset - gl.minimum(before, keys), offset + gl.minimum(after, rows)
-
-
-@gluon.jit
 def _sizes(rows, keys, shape, window):
     """The sizes that `forward_hopper.py` knows, of one sequence."""
-    left, right = _bounds(rows, keys, window)
+    before, after = window
+    left, right = bounds_in(rows, keys, before, after)
     return rows, keys, shape[2], shape[3], left, right, shape[6], shape[7], shape[8]
 
 
@@ -177,16 +141,7 @@ def _copy_cut_values(v_desc, at, inside, block, full, cut_full, phase):
     mbarrier.expect(cut_full.index(0), v_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(v_desc, at, cut_full.index(0), block)
     mbarrier.wait(cut_full.index(0), phase)
-    N: gl.constexpr = block.shape[2]
-    D: gl.constexpr = block.shape[3]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    tile = block.reshape((N, D))
-    for part in gl.static_range(N // ZEROED):
-        if inside < part * ZEROED + ZEROED:
-            rows = part * ZEROED + gl.arange(0, ZEROED, gl.SliceLayout(1, LAYOUT))
-            values = tile.slice(part * ZEROED, ZEROED).load(LAYOUT)
-            kept = gl.where((rows < inside)[:, None], values, 0.0)
-            tile.slice(part * ZEROED, ZEROED).store(kept.to(v_desc.dtype))
+    zero_rows_from(inside, block)
     fence_async_shared()
     mbarrier.arrive(full, count=1)
 

@@ -1,0 +1,364 @@
+"""The backward pass of attention over packed sequences on Hopper.
+
+A program has the warps and rings of `backward_hopper.py`. It owns 128 keys of one sequence and key
+head, which it finds by the boundaries, as `packed.py` has it. The numbers m and delta and the sums
+of dq have an own place for each sequence, a multiple of 128 rows. So no tile of rows reaches into
+another's.
+
+A tile of q, dO, k or v may reach beyond its sequence, into the rows of the next one. The warps that
+copy set them to zero, since zero times the neighbour's infinity would not be zero. The last keys of
+a sequence leave without TMA.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from .._runtime.configs import Config, Configs
+from .._triton.math import LOG2E
+from .backward_hopper import (
+    CONFIGS,
+    GROUPS,
+    NEARBY_ROWS,
+    REGISTERS,
+    choose,
+    copy_keys,
+    copy_rows,
+    descriptors,
+    make_slots,
+    near_key_heads,
+    numbers_of_rows,
+    row_tiles,
+    store_keys,
+    take_told_rows,
+    tell_end,
+    tell_rows,
+)
+from .hopper_tiles import make_barriers, zero_rows_from
+from .launch import like, strides_of
+from .packed import rows_in, tile_in
+from .packed_forward_hopper import as_batch
+from .sequences_hopper import boundary, bounds_in, rows_of, sequence_of
+
+# Rows of a slot: m, delta and the sums of dq have so many for each.
+SLOT = 128
+
+
+@gluon.jit
+def _owned(boundaries, totals, shape, BLOCK_N: gl.constexpr):
+    """The numbers of this program's tile of keys; its sizes are those `backward_hopper.py` knows.
+
+    They are the tile, its key head, the first key and row of its sequence, and the place of its
+    first row in m and delta. An idle program has a tile past the end of the keys.
+    """
+    cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B, before, after = boundaries
+    total_q, total_k = totals
+    key_heads, GROUP, slots, near, _ = shape
+    pid = gl.program_id(0)
+    first = pid // (near * slots) * near
+    width = min(near, key_heads - first)
+    within = pid - first * slots
+    key_head = first + within % width
+    found, begin = sequence_of(within // width, cu_k_ptr, stride_ck, B, total_k, BLOCK_N)
+    tile = within // width - begin
+    first_key, keys = rows_of(found, cu_k_ptr, stride_ck, B, total_k, True)
+    first_row, rows = rows_of(found, cu_q_ptr, stride_cq, B, total_q, False)
+    left, right = bounds_in(rows, keys, before, after)
+    place = (boundary(cu_q_ptr, stride_cq, found, B, total_q) // 128 + found) * 128
+    # The place of a row stands in for its head, so a head has one row.
+    sizes = rows, keys, key_heads, GROUP, left, right, key_heads, near, 1
+    return sizes, tile, key_head, first_key, first_row, place
+
+
+@gluon.jit
+def _copy_cut(first, second, at, inside, blocks, barrier, phase):
+    """Copy a block of each descriptor, of which the first `inside` rows belong to the sequence."""
+    mbarrier.expect(barrier.index(0), 2 * first.block_type.nbytes)
+    tma.async_copy_global_to_shared(first, at, barrier.index(0), blocks[0])
+    tma.async_copy_global_to_shared(second, at, barrier.index(0), blocks[1])
+    mbarrier.wait(barrier.index(0), phase)
+    zero_rows_from(inside, blocks[0])
+    zero_rows_from(inside, blocks[1])
+    fence_async_shared()
+
+
+@gluon.jit
+def producer(descs, rings, barriers, cut_full, sizes, owned, totals, padded, options: gl.constexpr):
+    """Start all copies of a program: its keys and values, then rows of q, dO, m and delta."""
+    LEFT: gl.constexpr = options[0]
+    RIGHT: gl.constexpr = options[1]
+    SLOTS: gl.constexpr = options[2]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
+    BLOCK_N: gl.constexpr = descs[1].block_type.shape[2]
+    tile, key_head, first_key, first_row, place = owned
+    SQ, SK, GROUP = sizes[0], sizes[1], sizes[3]
+    kv_full, q_full, dout_full, free = barriers
+    step, cuts = 0, 0
+    if tile * BLOCK_N < SK:
+        at = [0, key_head, first_key + tile * BLOCK_N, 0]
+        # Past the end of all keys TMA reads zeros; so it does past the end of all rows.
+        if (tile * BLOCK_N + BLOCK_N > SK) & (first_key + SK < totals[1]):
+            inside = SK - tile * BLOCK_N
+            _copy_cut(descs[1], descs[2], at, inside, (rings[1], rings[2]), cut_full, cuts % 2)
+            mbarrier.arrive(kv_full.index(0), count=1)
+            cuts += 1
+        else:
+            copy_keys(at, descs, rings, barriers)
+        first, whole, cut, last = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+        for member in range(GROUP):
+            h = key_head * GROUP + member
+            for row_tile in range(first, last):
+                start, row = row_tile * BLOCK_M, first_row + row_tile * BLOCK_M
+                slot = step % SLOTS
+                mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
+                masked = gl.where((row_tile < whole) | (row_tile >= cut), 1, 0)
+                tell_rows(rings[8], row_tile, h * padded + place, masked, slot)
+                if (start + BLOCK_M > SQ) & (first_row + SQ < totals[0]):
+                    blocks = rings[0].index(slot), rings[3].index(slot)
+                    _copy_cut(
+                        descs[0], descs[3], [0, h, row, 0], SQ - start, blocks, cut_full, cuts % 2
+                    )
+                    cuts += 1
+                    beside = [h * padded + place + start]
+                    mbarrier.expect(q_full.index(slot), descs[4].block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        descs[4], beside, q_full.index(slot), rings[4].index(slot)
+                    )
+                    mbarrier.expect(dout_full.index(slot), descs[5].block_type.nbytes)
+                    tma.async_copy_global_to_shared(
+                        descs[5], beside, dout_full.index(slot), rings[5].index(slot)
+                    )
+                else:
+                    there = 0, h, row, h * padded + place - first_row
+                    copy_rows(there, step, descs, rings, barriers, SLOTS)
+                step += 1
+        tell_end(step, rings, barriers, SLOTS)
+
+
+@gluon.jit
+def _store_cut_keys(x, ptr, base, stride, first_key, inside, WHICH: gl.constexpr):
+    """Write a group's rows of dk or dv from `first_key` on, as far as they are inside.
+
+    base: the place of the key head.
+    """
+    KEYS: gl.constexpr = x.shape[0]
+    LAYOUT: gl.constexpr = x.type.layout
+    own = WHICH * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, LAYOUT))
+    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
+    places = base + gl.cast(first_key + own, gl.int64) * stride
+    gl.store(ptr + (places[:, None] + columns[None, :]), x, mask=(own < inside)[:, None])
+
+
+@gluon.jit
+def consumer(
+    descs, rings, barriers, sizes, owned, grads, scales, WHICH: gl.constexpr,
+    options: gl.constexpr,
+):  # fmt: skip
+    """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
+    scale, factor = scales
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
+    KEYS: gl.constexpr = descs[7].block_type.shape[2]
+    D: gl.constexpr = descs[7].block_type.shape[3]
+    BLOCK_N: gl.constexpr = GROUPS * KEYS
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
+    no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
+    no_dq = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ)
+    dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
+    tile, key_head, first_key, _, _ = owned
+    SK = sizes[1]
+    if tile * BLOCK_N < SK:
+        mbarrier.wait(barriers[0].index(0), 0)
+        dk, dv = take_told_rows(
+            dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, True,
+            WHICH, options,
+        )  # fmt: skip
+        start = first_key + tile * BLOCK_N
+        inside = SK - tile * BLOCK_N
+        if inside >= BLOCK_N:
+            at = [0, key_head, start + WHICH * KEYS, 0]
+            store_keys(dk, dv, scale, at, descs, rings, WHICH)
+        else:
+            # The keys that follow belong to the next sequence.
+            dk_ptr, stride_dks, stride_dkh, dv_ptr, stride_dvs, stride_dvh = grads
+            dk_base = gl.cast(key_head, gl.int64) * stride_dkh
+            dv_base = gl.cast(key_head, gl.int64) * stride_dvh
+            mine = (dk * scale).to(descs[7].dtype)
+            _store_cut_keys(mine, dk_ptr, dk_base, stride_dks, start, inside, WHICH)
+            mine = dv.to(descs[8].dtype)
+            _store_cut_keys(mine, dv_ptr, dv_base, stride_dvs, start, inside, WHICH)
+
+
+CHANGING = [
+    "stride_dkh", "stride_dvh", "stride_cq", "stride_ck", "B", "TOTAL_Q", "TOTAL_K", "key_heads",
+    "GROUP", "before", "after", "slots", "near", "padded",
+]  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=CHANGING)
+def packed_backward_hopper_kernel(
+    q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc,
+    dk_ptr, dv_ptr, cu_q_ptr, cu_k_ptr, stride_dks, stride_dkh, stride_dvs, stride_dvh,
+    stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, key_heads, GROUP, before, after, slots, near, padded,
+    scale,
+    DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
+):  # fmt: skip
+    """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each sequence and key head.
+
+    Grid: slots * key_heads programs. A slot holds a tile of 128 keys of one sequence, or none, as
+    in `packed.py`. Descriptors are those of `backward_hopper_kernel`; the batch is one, and
+    sequences lie end to end. A head has `padded` rows in m, delta and the sums.
+
+    cu_q, cu_k: boundaries [B + 1]. before, after: sizes of the window if LEFT, RIGHT. Other
+    parameters are those of `backward_hopper_kernel`.
+    """
+    boundaries = cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B, before, after
+    totals, shape = (TOTAL_Q, TOTAL_K), (key_heads, GROUP, slots, near, padded)
+    scale = gl.cast(scale, gl.float32)
+    scales = scale, scale * LOG2E
+    descs = (
+        q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
+    )  # fmt: skip
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    rings = (
+        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
+        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
+        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
+        make_slots(dq_desc, GROUPS), numbers_of_rows(SLOTS),
+    )  # fmt: skip
+    barriers = (
+        make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
+        make_barriers(SLOTS, GROUPS),
+    )  # fmt: skip
+    cut_full = make_barriers(1, 1)
+    fence_async_shared()
+    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS)
+    sizes, tile, key_head, first_key, first_row, place = _owned(boundaries, totals, shape, BLOCK_N)
+    owned = tile, key_head, first_key, first_row, place
+    grads = dk_ptr, stride_dks, stride_dkh, dv_ptr, stride_dvs, stride_dvh
+    gl.warp_specialize(
+        [
+            (producer, (descs, rings, barriers, cut_full, sizes, owned, totals, padded, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, owned, grads, scales, 0, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, owned, grads, scales, 1, OPTIONS)),
+        ],
+        [4, 4],
+        [REGISTERS, REGISTERS],
+    )
+
+
+@triton.jit
+def _place_of(cu_ptr, stride, B, TOTAL, slots, H, SLOT: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The head of a program, its first row in memory, its rows there, and its place when padded."""
+    PARTS: tl.constexpr = SLOT // BLOCK_M
+    parts = slots * PARTS
+    head, at = (tl.program_id(0) // parts).to(tl.int64), tl.program_id(0) % parts
+    index, tile = tile_in(cu_ptr, stride, B, TOTAL, at // PARTS, SLOT)
+    first, rows = rows_in(cu_ptr, stride, B, TOTAL, index, True)
+    start = tile * SLOT + at % PARTS * BLOCK_M
+    return head, first + start, rows - start, head * slots * SLOT + at * BLOCK_M
+
+
+@triton.jit(do_not_specialize=["B", "TOTAL", "slots"])
+def _delta_kernel(
+    out_ptr, dout_ptr, dlse_ptr, stats_ptr, m_ptr, delta_ptr, sums_ptr, cu_ptr,
+    stride_os, stride_oh, stride_dos, stride_doh, stride_cu, B, TOTAL, slots, H,
+    SLOT: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(dO O) - dlse, m with infinity beside each sequence, and zeros for dq's sums.
+
+    Grid: slots * SLOT / BLOCK_M * H programs. A program owns BLOCK_M padded rows of one head.
+    """
+    head, first, rows, place = _place_of(cu_ptr, stride_cu, B, TOTAL, slots, H, SLOT, BLOCK_M)
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, D)
+    inside, row = offs_m < rows, (first + offs_m).to(tl.int64)
+    at = row[:, None] * stride_os + head * stride_oh + offs_d[None, :]
+    out = tl.load(out_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    at = row[:, None] * stride_dos + head * stride_doh + offs_d[None, :]
+    dout = tl.load(dout_ptr + at, mask=inside[:, None], other=0.0).to(tl.float32)
+    delta = tl.sum(out * dout, 1)
+    if dlse_ptr is not None:
+        delta -= tl.load(dlse_ptr + head * TOTAL + row, mask=inside, other=0.0)
+    m = tl.load(stats_ptr + head * TOTAL + row, mask=inside, other=float("inf"))
+    tl.store(delta_ptr + place + offs_m, delta)
+    tl.store(m_ptr + place + offs_m, m)
+    zeros = tl.zeros((BLOCK_M, D), tl.float32)
+    tl.store(sums_ptr + (place + offs_m)[:, None] * D + offs_d[None, :], zeros)
+
+
+@triton.jit(do_not_specialize=["B", "TOTAL", "slots"])
+def _round_kernel(
+    sums_ptr, dq_ptr, cu_ptr, stride_dqs, stride_dqh, stride_cu, B, TOTAL, slots, H, scale,
+    SLOT: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dq = scale sums, rounded. Grid: slots * SLOT / BLOCK_M * H programs of BLOCK_M rows."""
+    head, first, rows, place = _place_of(cu_ptr, stride_cu, B, TOTAL, slots, H, SLOT, BLOCK_M)
+    offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, D)
+    inside, row = offs_m < rows, (first + offs_m).to(tl.int64)
+    sums = tl.load(
+        sums_ptr + (place + offs_m)[:, None] * D + offs_d[None, :], mask=inside[:, None], other=0.0
+    )
+    dq = (sums * tl.cast(scale, tl.float32)).to(dq_ptr.dtype.element_ty)
+    at = row[:, None] * stride_dqs + head * stride_dqh + offs_d[None, :]
+    tl.store(dq_ptr + at, dq, mask=inside[:, None])
+
+
+def packed_backward_hopper(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    stats: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    cu_q: torch.Tensor,
+    cu_k: torch.Tensor,
+    scale: float,
+    left: int | None,
+    right: int | None,
+    config: Config,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return dq, dk and dv; the last bits of dq may differ from call to call.
+
+    Tensors as `varlen_bwd` takes them, and as `suits_packed` accepts q, k, v and dout. left, right:
+    sizes of the window, None if unbounded.
+    """
+    (total_q, h, d), (total_k, heads, _) = q.shape, k.shape
+    dq, dk, dv = like(q), like(k), like(v)
+    count = cu_q.shape[0] - 1
+    slots_q, slots_k = (total // SLOT + count + 1 for total in (total_q, total_k))
+    padded = slots_q * SLOT
+    m, delta = torch.empty((2, h * padded), dtype=torch.float32, device=q.device)
+    sums = torch.empty((h * padded, d), dtype=torch.float32, device=q.device)
+    nearby = {
+        "cu_ptr": cu_q, "stride_cu": cu_q.stride(0), "B": count, "TOTAL": total_q, "slots": slots_q,
+        "H": h, "SLOT": SLOT, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4,
+    }  # fmt: skip
+    grid = (slots_q * (SLOT // NEARBY_ROWS) * h,)
+    _delta_kernel[grid](
+        out_ptr=out, dout_ptr=dout, dlse_ptr=None if dlse is None else dlse.contiguous(),
+        stats_ptr=stats, m_ptr=m, delta_ptr=delta, sums_ptr=sums,
+        **strides_of("sh", o=out, do=dout), **nearby,
+    )  # fmt: skip
+    q4, k4 = as_batch(q), as_batch(k)
+    packed_backward_hopper_kernel[(slots_k * heads,)](
+        **descriptors(
+            q4, k4, as_batch(v), as_batch(dout), m, delta, sums, as_batch(dk), as_batch(dv),
+            config["BLOCK_M"],
+        ),
+        dk_ptr=dk, dv_ptr=dv, cu_q_ptr=cu_q, cu_k_ptr=cu_k,
+        **strides_of("sh", dk=dk, dv=dv), stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0),
+        B=count, TOTAL_Q=total_q, TOTAL_K=total_k, key_heads=heads, GROUP=h // heads,
+        before=left or 0, after=right or 0, slots=slots_k, near=near_key_heads(q4, k4),
+        padded=padded, scale=scale, LEFT=left is not None, RIGHT=right is not None, **config,
+    )  # fmt: skip
+    _round_kernel[grid](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby)
+    return dq, dk, dv
+
+
+BACKWARD = Configs(packed_backward_hopper_kernel, CONFIGS, choose, family="attention_varlen")
