@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.machine import nvml
 from kernels import attention
 from kernels._runtime.device import assume_device
 from kernels.attention_details import backward_hopper, forward_hopper
@@ -195,13 +194,7 @@ def test_exponentials_run_under_the_product_where_the_wait_is_held(built):
     assert all(loop.index("wait 0") < loop.index("exp") for loop in free)
 
 
-on_hopper = pytest.mark.skipif(
-    not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9),
-    reason="needs a Hopper GPU (compute capability 9)",
-)
-
-
-@on_hopper
+@pytest.mark.hopper
 @few
 @given(
     st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
@@ -232,7 +225,7 @@ def test_random_shapes_on_a_gpu(heads, lengths, d, window, causal, dtype):
         assert (ours.detach().double().cpu() - exactly.detach().cpu()).norm() <= bound * size + 1e-6
 
 
-@on_hopper
+@pytest.mark.hopper
 @pytest.mark.parametrize("d", [64, 128])
 def test_a_hundred_deterministic_runs_give_the_same_bits(d):
     q, k, v, dout = (randn(2, 8, 1100, d, dtype=torch.bfloat16, seed=i) for i in range(4))

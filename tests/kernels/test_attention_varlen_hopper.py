@@ -6,22 +6,28 @@ they check sequences, masks, orders of barriers and numbers. They know no layout
 
 import itertools
 import math
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from triton.experimental.gluon import language as gl
 
+from kernels import attention_varlen as varlen
 from kernels._runtime.device import assume_device
+from kernels.attention_details import forward_hopper as dense
 from kernels.attention_details import (
     packed_backward_hopper,
     packed_forward_hopper,
     sequences_hopper,
 )
 from kernels.attention_details.launch import like
+from kernels.attention_varlen import attention_varlen
 from tests.support import hopper_build
 from tests.support.attention import oracle
 from tests.support.gluon_threads import StuckError, on_threads
-from tests.support.values import close
+from tests.support.values import close, few
 
 # Rows and keys of each sequence, rows and keys past the last one, heads, key heads, window.
 CALLS = [
@@ -59,9 +65,9 @@ def forward_of(q, k, v, cu_q, cu_k, window, config, **broken):
     return out, lse, stats
 
 
-def exact(q, k, v, cu_q, cu_k, window):
+def exact(q, k, v, cu_q, cu_k, window, scale=0.125):
     """The result and lse in float64, sequence by sequence."""
-    options = {"window": tuple(-1 if size is None else size for size in window)}
+    options = {"window": tuple(-1 if size is None else size for size in window), "scale": scale}
     out = torch.zeros(q.shape, dtype=torch.float64)
     lse = torch.full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float64)
     pairs = itertools.pairwise(cu_q.tolist()), itertools.pairwise(cu_k.tolist())
@@ -124,12 +130,15 @@ def test_the_forward_pass_on_threads_is_that_of_float64(call, config):
     agrees(made(*sizes), window, config)
 
 
+# All calls with one configuration, some with the others.
+BACKWARD = [(call, 0) for call in CALLS] + [(CALLS[n], i) for n in (3, 5, 6) for i in (1, 2)]
+
+
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("config", packed_backward_hopper.CONFIGS)
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(("call", "config"), BACKWARD)
 def test_the_backward_pass_on_threads_is_that_of_float64(call, config):
     *sizes, window = call
-    grads_agree(made(*sizes), window, config)
+    grads_agree(made(*sizes), window, packed_backward_hopper.CONFIGS[config])
 
 
 @pytest.mark.no_gpu
@@ -279,9 +288,70 @@ def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
 
 
 @pytest.mark.no_gpu
+def test_the_public_function_takes_these_kernels():
+    q, k, v, cu_q, cu_k = made([200, 70], [300, 70], 20, 4, 2)
+    truths = [x.double().requires_grad_() for x in (q, k, v)]
+    truth, _ = exact(*truths, cu_q, cu_k, (100, 0), scale=None)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).half()
+    expected = torch.autograd.grad(truth, truths, dout.double())
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with (
+        # No interpreter has Hopper's instructions.
+        mock.patch.object(dense, "is_hopper", lambda device: True),
+        assume_device(sm_count=3),
+        on_threads(packed_forward_hopper),
+        on_threads(packed_backward_hopper),
+        mock.patch.object(varlen.FORWARD.kernel, "run", side_effect=AssertionError),
+        mock.patch.object(varlen.DQ.kernel, "run", side_effect=AssertionError),
+    ):
+        out = attention_varlen(*leaves, cu_q, cu_k, window=(100, 0))
+        grads = torch.autograd.grad(out, leaves, dout)
+    assert differs(out.detach(), truth.detach()) < 5e-4
+    assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
+
+
+@pytest.mark.no_gpu
 def test_hopper_takes_sequences_that_fill_a_tile():
     q = torch.empty(512, 2, 64, dtype=torch.bfloat16, device="meta")
     with assume_device(hopper=True):
         assert packed_forward_hopper.suits_packed(q, q, q, 128)
         assert not packed_forward_hopper.suits_packed(q, q, q, 64)
         assert not packed_forward_hopper.suits_packed(q.float(), q.float(), q.float(), 128)
+
+
+@pytest.mark.hopper
+@few
+@given(
+    st.lists(st.integers(0, 700), min_size=1, max_size=6),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.sampled_from([64, 128]),
+    st.sampled_from([(None, None), (None, 0), (300, 20), (100, 0)]),
+    st.sampled_from([0, 150]),
+)
+def test_random_lengths_on_a_gpu(lengths, heads, d, window, after):
+    rows, keys = lengths, lengths[1:] + lengths[:1]
+    count, group = heads
+    tensors = made(rows, keys, after, count * group, count, d, torch.bfloat16)
+    q, k, v, cu_q, cu_k = tensors
+    truths = [x.double().requires_grad_() for x in (q, k, v)]
+    truth, _ = exact(*truths, cu_q, cu_k, window, scale=None)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).bfloat16()
+    expected = torch.autograd.grad(truth, truths, dout.double(), allow_unused=True)
+    leaves = [x.to("cuda").requires_grad_() for x in (q, k, v)]
+    sizes = tuple(-1 if size is None else size for size in window)
+    out = attention_varlen(*leaves, cu_q.to("cuda"), cu_k.to("cuda"), window=sizes)
+    grads = torch.autograd.grad(out, leaves, dout.to("cuda"))
+    for ours, exactly in zip((out, *grads), (truth, *expected), strict=True):
+        exactly = torch.zeros(ours.shape) if exactly is None else exactly.detach()
+        error = (ours.detach().double().cpu() - exactly).norm()
+        assert error <= 8e-3 * exactly.norm() + 1e-6
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_hundred_runs_give_the_same_result(d):
+    q, k, v, cu_q, cu_k = (x.to("cuda") for x in made([900, 130, 3], [900, 130, 3], 0, 8, 8, d))
+    first = attention_varlen(q, k, v, cu_q, cu_k, causal=True)
+    assert all(
+        torch.equal(first, attention_varlen(q, k, v, cu_q, cu_k, causal=True)) for _ in range(100)
+    )

@@ -5,19 +5,24 @@ they check lists, masks, orders of barriers and numbers. They know no layout and
 """
 
 import math
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from triton.experimental.gluon import language as gl
 
+from kernels import block_sparse_attention as sparse
 from kernels._runtime.device import assume_device
+from kernels.attention_details import forward_hopper as dense
 from kernels.attention_details.launch import like
-from kernels.block_sparse_attention import BlockMask
+from kernels.block_sparse_attention import BlockMask, block_sparse_attention
 from kernels.block_sparse_attention_details import backward_hopper, forward_hopper, lists_hopper
 from tests.support import hopper_build
 from tests.support.attention import oracle
 from tests.support.gluon_threads import StuckError, on_threads
-from tests.support.values import close
+from tests.support.values import close, few, randn
 
 # Batch, heads, key heads, rows, keys, leading sizes of the mask, block, causal, share of blocks.
 SHAPES = [
@@ -68,11 +73,11 @@ def grads_of(q, k, v, mask, block, causal, config, out, lse, dout, dlse, **broke
         )  # fmt: skip
 
 
-def exact(q, k, v, mask, block, causal):
+def exact(q, k, v, mask, block, causal, scale=0.125):
     """The result and lse in float64."""
     wide = mask.repeat_interleave(block, -2).repeat_interleave(block, -1)
     entries = wide[..., : q.shape[2], : k.shape[2]]
-    return oracle(*(x.double() for x in (q, k, v)), mask=entries, causal=causal)
+    return oracle(*(x.double() for x in (q, k, v)), mask=entries, causal=causal, scale=scale)
 
 
 def differs(ours, truth):
@@ -101,10 +106,14 @@ def test_the_forward_pass_on_threads_is_that_of_float64(shape, config):
     agrees(shape, config)
 
 
+# All shapes with one configuration, some with the others.
+BACKWARD = [(shape, 0) for shape in SHAPES] + [(SHAPES[n], i) for n in (3, 5, 6) for i in (1, 2)]
+
+
 @pytest.mark.no_gpu
-@pytest.mark.parametrize("config", backward_hopper.CONFIGS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "config"), BACKWARD)
 def test_the_backward_pass_on_threads_is_that_of_float64(shape, config):
+    config = backward_hopper.CONFIGS[config]
     b, h, heads, sq, sk, lead, block, causal, share = shape
     q, k, v, mask = made(b, h, heads, sq, sk, lead, block, share)
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
@@ -225,9 +234,74 @@ def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
 
 
 @pytest.mark.no_gpu
+def test_the_public_function_takes_these_kernels():
+    q, k, v, mask = made(1, 4, 2, 300, 400, (4,), 128, 0.6)
+    truths = [x.double().requires_grad_() for x in (q, k, v)]
+    truth, _ = exact(*truths, mask, 128, True, scale=None)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).half()
+    expected = torch.autograd.grad(truth, truths, dout.double())
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with (
+        # No interpreter has Hopper's instructions.
+        mock.patch.object(dense, "is_hopper", lambda device: True),
+        assume_device(sm_count=3),
+        on_threads(forward_hopper),
+        on_threads(backward_hopper),
+        mock.patch.object(sparse.FORWARD.kernel, "run", side_effect=AssertionError),
+        mock.patch.object(sparse.DQ.kernel, "run", side_effect=AssertionError),
+    ):
+        out = block_sparse_attention(*leaves, mask, causal=True)
+        grads = torch.autograd.grad(out, leaves, dout)
+    assert differs(out.detach(), truth.detach()) < 5e-4
+    assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
+
+
+@pytest.mark.no_gpu
 @pytest.mark.parametrize("block", [64, 128, 256])
 def test_hopper_takes_blocks_that_its_tiles_fill(block):
     q = torch.empty(1, 2, 512, 64, dtype=torch.bfloat16, device="meta")
     with assume_device(hopper=True):
         assert forward_hopper.suits(q, q, q, block) == (block >= 128)
         assert not forward_hopper.suits(q.float(), q.float(), q.float(), block)
+
+
+@pytest.mark.hopper
+@few
+@given(
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 1500), st.integers(1, 1500)),
+    st.sampled_from([64, 128]),
+    st.sampled_from([128, 256]),
+    st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    st.booleans(),
+)
+def test_random_shapes_on_a_gpu(heads, lengths, d, block, share, causal):
+    (b, key_heads, group), (sq, sk) = heads, lengths
+    sizes = ((key_heads * group, sq), (key_heads, sk), (key_heads, sk), (key_heads * group, sq))
+    q, k, v, dout = (
+        randn(b, h, s, d, dtype=torch.bfloat16, seed=i) for i, (h, s) in enumerate(sizes)
+    )
+    generator = torch.Generator().manual_seed(sq + sk)
+    mask = torch.rand(q.shape[1], -(-sq // block), -(-sk // block), generator=generator) < share
+    assert forward_hopper.suits(q, k, v, block)
+    truths = [x.cpu().double().requires_grad_() for x in (q, k, v)]
+    truth, _ = exact(*truths, mask, block, causal, scale=None)
+    expected = torch.autograd.grad(truth, truths, dout.cpu().double())
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = block_sparse_attention(*leaves, mask.to(q.device), block_size=block, causal=causal)
+    grads = torch.autograd.grad(out, leaves, dout)
+    for ours, exactly in zip((out, *grads), (truth, *expected), strict=True):
+        error = (ours.detach().double().cpu() - exactly.detach()).norm()
+        assert error <= 8e-3 * exactly.norm() + 1e-6
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_hundred_runs_give_the_same_result(d):
+    q, k, v = (randn(2, 8, 1100, d, dtype=torch.bfloat16, seed=i) for i in range(3))
+    mask = torch.rand(8, 9, 9, generator=torch.Generator().manual_seed(1)).to(q.device) < 0.5
+    lists = BlockMask.from_dense(mask)
+    first = block_sparse_attention(q, k, v, lists, causal=True)
+    assert all(
+        torch.equal(first, block_sparse_attention(q, k, v, lists, causal=True)) for _ in range(100)
+    )

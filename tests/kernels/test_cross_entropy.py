@@ -400,13 +400,7 @@ def test_tiles_of_groups_of_warps_have_no_such_option(chosen, monkeypatch):
     )
 
 
-on_hopper = pytest.mark.skipif(
-    not (nvml.gpus() and torch.cuda.get_device_capability()[0] == 9),
-    reason="needs a Hopper GPU (compute capability 9)",
-)
-
-
-@on_hopper
+@pytest.mark.hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("m", "h", "v"), [(1, 384, 33792), (200, 328, 17152), (1030, 520, 33024), (4096, 1000, 12800)]
@@ -422,7 +416,7 @@ def test_losses_of_groups_of_warps_are_those_of_the_logits(m, h, v, dtype):
     close(loss, exact, 1e-5)
 
 
-@on_hopper
+@pytest.mark.hopper
 @many
 @given(
     st.integers(1, 1500),

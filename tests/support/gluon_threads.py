@@ -169,7 +169,9 @@ class _Run:
         def body(number, function, arguments):
             self.own.pending, self.own.chance = [], random.Random(8 * self.program + number)
             try:
-                function(*arguments)
+                # A thread does not know that its launcher records no gradients.
+                with torch.no_grad():
+                    function(*arguments)
                 assert not self.own.pending
             except BaseException as error:
                 with self.changed:

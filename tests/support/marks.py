@@ -12,6 +12,10 @@ MARKS = {
         bool(gpu_lock.gpus()) and torch.cuda.is_available(),
         "needs a GPU, and PyTorch sees none here",
     ),
+    "hopper": (
+        bool(nvml.gpus()) and torch.cuda.get_device_capability()[0] == 9,
+        "needs a Hopper GPU (compute capability 9)",
+    ),
     "no_gpu": (
         not nvml.gpus(),
         "runs or imitates kernels without a GPU, and this machine has one",
