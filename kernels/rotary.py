@@ -8,7 +8,8 @@ Entries beyond the rotated ones are copied.
 
 Memory decides: `ops/rotary.py` counts bytes and FLOPs. The angles are small, and all heads of a
 token share them. One launch rotates both tensors. A program takes some heads of q or of k at one
-token. A thread loads the angles of its pairs and 16 bytes of each half.
+token, or, where a token has too few to fill a warp, all heads of several tokens. A thread loads the
+angles of its pairs and 16 bytes of each half.
 
 The tables of angles have a row for each place of a sequence, or for each token, or are looked up by
 positions, as for packed sequences and caches. In place, a program writes what it alone has read,
@@ -223,20 +224,26 @@ def _rotate(
         k = k if k.stride(3) == 1 else k.contiguous()
         stride_kb, stride_ks, stride_kh, _ = k.stride()
     r, rows = cos.shape[-1], cos if positions is None else positions
-    config = TILES.pick(
-        q.device, heads=max(h, heads), r=r, itemsize=q.element_size(), interleaved=interleaved
-    )
-    block = config["BLOCK_H"]
-    groups = (h + block - 1) // block + (heads + block - 1) // block
+    key = {
+        "heads": max(h, heads), "r": r, "itemsize": q.element_size(), "interleaved": interleaved
+    }  # fmt: skip
     stride_qb, stride_qs, stride_qh, _ = q.stride()
-    _rotary_kernel[(b * s * groups,)](
+    if few := _few(**key):
+        kernel, config = _rotary_tokens_kernel, TOKEN_TILES.pick(q.device, **key)
+        block = config["BLOCK"]
+        grid = triton.cdiv(b * s * h, block) + triton.cdiv(b * s * heads, block)
+    else:
+        kernel, config = _rotary_kernel, TILES.pick(q.device, **key)
+        block = config["BLOCK_H"]
+        grid = b * s * (triton.cdiv(h, block) + triton.cdiv(heads, block))
+    kernel[(grid,)](
         q_ptr=q, k_ptr=k if heads else None,
         cos_ptr=cos.contiguous(), sin_ptr=sin.contiguous(),
         positions_ptr=None if positions is None else positions.contiguous(),
         q_out_ptr=q_out, k_out_ptr=k_out if heads else None,
         stride_qb=stride_qb, stride_qs=stride_qs, stride_qh=stride_qh,
         stride_kb=stride_kb, stride_ks=stride_ks, stride_kh=stride_kh, S=s,
-        L=None if positions is None else cos.shape[0],
+        L=None if positions is None else cos.shape[0], **({"TOKENS": b * s} if few else {}),
         H=h, K=heads, D=d, R=r, PER_TOKEN=rows.dim() == 2 + (positions is None),
         INTERLEAVED=interleaved, INVERSE=inverse, INPLACE=inplace, **config,
     )  # fmt: skip
@@ -299,37 +306,52 @@ def _turn_heads(
 
     exists: whether the token has angles, or None if it does.
     """
-    COPIES: tl.constexpr = D > 2 * R and not INPLACE
-    BLOCK_R: tl.constexpr = triton.next_power_of_2(R)
-    REST: tl.constexpr = triton.next_power_of_2(max(D - 2 * R, 1))
     heads = first + tl.arange(0, BLOCK_H)[:, None]  # [BLOCK_H, 1]
     x_ptr += heads.to(tl.int64) * stride_h
     if INPLACE:
         out_ptr = x_ptr
     else:
         out_ptr += heads * D
-    offs = tl.arange(0, BLOCK_R)[None, :]  # [1, BLOCK_R]
-    mask = (heads < H) & (offs < R)
     # Every head loads the angles for itself, so that each thread has the angles of its own pairs.
     alike = tl.zeros((BLOCK_H, 1), tl.int32)
-    cos = tl.load(cos_ptr + alike + offs, mask=mask).to(tl.float32)
-    sin = tl.load(sin_ptr + alike + offs, mask=mask).to(tl.float32)
+    _turn_rows(
+        x_ptr, out_ptr, cos_ptr + alike, sin_ptr + alike, exists, heads < H, D, R,
+        INTERLEAVED, INVERSE, INPLACE, BLOCK_H,
+    )  # fmt: skip
+
+
+@triton.jit
+def _turn_rows(
+    x_ptr, out_ptr, cos_ptr, sin_ptr, exists, inside, D: tl.constexpr, R: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, INPLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate BLOCK heads, of which some are inside; pointers are [BLOCK, 1], one for each.
+
+    exists: whether there are angles for a head, or None if there are for all.
+    """
+    COPIES: tl.constexpr = D > 2 * R and not INPLACE
+    BLOCK_R: tl.constexpr = triton.next_power_of_2(R)
+    REST: tl.constexpr = triton.next_power_of_2(max(D - 2 * R, 1))
+    offs = tl.arange(0, BLOCK_R)[None, :]  # [1, BLOCK_R]
+    mask = inside & (offs < R)
+    cos = tl.load(cos_ptr + offs, mask=mask).to(tl.float32)
+    sin = tl.load(sin_ptr + offs, mask=mask).to(tl.float32)
     sin = -sin if INVERSE else sin
     if exists is not None:
         cos = tl.where(exists, cos, float("nan"))
         sin = tl.where(exists, sin, float("nan"))
     offs_rest = 2 * R + tl.arange(0, REST)[None, :]
-    mask_rest = (heads < H) & (offs_rest < D)
+    mask_rest = inside & (offs_rest < D)
     if COPIES:
         rest = tl.load(x_ptr + offs_rest, mask=mask_rest)
     dtype = out_ptr.dtype.element_ty
     if INTERLEAVED:
         both = tl.arange(0, 2 * BLOCK_R)[None, :]
-        mask = (heads < H) & (both < 2 * R)
-        pairs = tl.load(x_ptr + both, mask=mask).to(tl.float32)  # [BLOCK_H, 2 * BLOCK_R]
-        a, b = tl.split(tl.reshape(pairs, (BLOCK_H, BLOCK_R, 2)))
+        mask = inside & (both < 2 * R)
+        pairs = tl.load(x_ptr + both, mask=mask).to(tl.float32)  # [BLOCK, 2 * BLOCK_R]
+        a, b = tl.split(tl.reshape(pairs, (BLOCK, BLOCK_R, 2)))
         a, b = _turn(a, b, cos, sin)
-        pairs = tl.reshape(tl.join(a, b), (BLOCK_H, 2 * BLOCK_R))
+        pairs = tl.reshape(tl.join(a, b), (BLOCK, 2 * BLOCK_R))
         tl.store(out_ptr + both, pairs.to(dtype), mask=mask, cache_modifier=".cs")
     else:
         a = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
@@ -339,6 +361,62 @@ def _turn_heads(
         tl.store(out_ptr + R + offs, b.to(dtype), mask=mask, cache_modifier=".cs")
     if COPIES:
         tl.store(out_ptr + offs_rest, rest, mask=mask_rest, cache_modifier=".cs")
+
+
+@triton.jit(do_not_specialize=["TOKENS"])
+def _rotary_tokens_kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_out_ptr,
+    stride_qb, stride_qs, stride_qh, stride_kb, stride_ks, stride_kh, S, L, TOKENS,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PER_TOKEN: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, INPLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate heads as `_rotary_kernel` does, those of several tokens in a program.
+
+    Grid: cdiv(TOKENS * H, BLOCK) + cdiv(TOKENS * K, BLOCK). A program owns BLOCK heads of q, or of
+    k, that follow each other through all TOKENS = B * S tokens. It reads the heads and the angles
+    of each, and writes the heads. Other parameters are those of `_rotary_kernel`.
+    """
+    pid = tl.program_id(0)
+    programs_q = tl.cdiv(TOKENS * H, BLOCK)
+    if K > 0 and pid >= programs_q:
+        _turn_tokens(
+            k_ptr, k_out_ptr, cos_ptr, sin_ptr, positions_ptr, stride_kb, stride_ks, stride_kh,
+            (pid - programs_q).to(tl.int64) * BLOCK, S, L, TOKENS, K, D, R, PER_TOKEN,
+            INTERLEAVED, INVERSE, INPLACE, BLOCK,
+        )  # fmt: skip
+    else:
+        _turn_tokens(
+            q_ptr, q_out_ptr, cos_ptr, sin_ptr, positions_ptr, stride_qb, stride_qs, stride_qh,
+            pid.to(tl.int64) * BLOCK, S, L, TOKENS, H, D, R, PER_TOKEN,
+            INTERLEAVED, INVERSE, INPLACE, BLOCK,
+        )  # fmt: skip
+
+
+@triton.jit
+def _turn_tokens(
+    x_ptr, out_ptr, cos_ptr, sin_ptr, positions_ptr, stride_b, stride_s, stride_h, first, S, L,
+    TOKENS, H: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PER_TOKEN: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, INPLACE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate BLOCK heads from the one with number `first` on; H: heads of a token."""
+    number = first + tl.arange(0, BLOCK)[:, None]  # [BLOCK, 1]
+    token, head = number // H, number % H
+    inside = token < TOKENS
+    b, s = token // S, token % S
+    row, exists = token if PER_TOKEN else s, None
+    if positions_ptr is not None:
+        row = tl.load(positions_ptr + row, mask=inside, other=0).to(tl.int64)
+        exists = (row >= 0) & (row < L)
+        row = tl.where(exists, row, 0)
+    x_ptr += b * stride_b + s * stride_s + head * stride_h
+    if INPLACE:
+        out_ptr = x_ptr
+    else:
+        out_ptr += number * D
+    _turn_rows(
+        x_ptr, out_ptr, cos_ptr + row * R, sin_ptr + row * R, exists, inside, D, R,
+        INTERLEAVED, INVERSE, INPLACE, BLOCK,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -361,6 +439,11 @@ def _accesses(r, itemsize, interleaved):
     return max(1, entries * itemsize // ACCESS_BYTES)
 
 
+def _few(heads, r, itemsize, interleaved):
+    """Whether the heads of a token have too few accesses for the threads of a warp."""
+    return heads * _accesses(r, itemsize, interleaved) < 32
+
+
 def _choose(heads, r, itemsize, interleaved):
     # One access a thread. Interleaved pairs take twice as many threads, and no angle has to change
     # its thread, because each thread loads the four angles of its eight entries.
@@ -378,5 +461,20 @@ def _suits(candidate, heads, r, itemsize, interleaved):
     return full and candidate["BLOCK_H"] < 2 * heads
 
 
+def _choose_tokens(heads, r, itemsize, interleaved):
+    # One access a thread, of four warps.
+    return {"BLOCK": max(1, 128 // _accesses(r, itemsize, interleaved)), "num_warps": 4}
+
+
+def _suits_tokens(candidate, heads, r, itemsize, interleaved):
+    accesses = candidate["BLOCK"] * _accesses(r, itemsize, interleaved)
+    threads = 32 * candidate["num_warps"]
+    return threads <= accesses <= (1 if interleaved else 4) * threads
+
+
+TOKENS = tuple(
+    {"BLOCK": block, "num_warps": warps} for block in (16, 32, 64, 128, 256) for warps in (1, 2, 4)
+)
 TILES = Configs(_rotary_kernel, HEADS, _choose, _suits)
+TOKEN_TILES = Configs(_rotary_tokens_kernel, TOKENS, _choose_tokens, _suits_tokens)
 _rotate = cached_launch(_rotate)

@@ -71,8 +71,9 @@ def test_more_heads_than_a_program_takes(interleaved):
     agrees(randn(1, 2, 19, 32), randn(1, 2, 9, 32, seed=1), *angles(2, 16), interleaved)
 
 
-def test_both_tensors_take_one_launch_in_each_pass(monkeypatch):
-    launches, kernel = [], family._rotary_kernel
+@pytest.mark.parametrize(("name", "heads"), [("_rotary_tokens_kernel", 3), ("_rotary_kernel", 9)])
+def test_both_tensors_take_one_launch_in_each_pass(name, heads, monkeypatch):
+    launches, kernel = [], vars(family)[name]
 
     class Counted:
         """The kernel, with its launches counted."""
@@ -81,12 +82,21 @@ def test_both_tensors_take_one_launch_in_each_pass(monkeypatch):
             launches.append(grid)
             return kernel[grid]
 
-    monkeypatch.setattr(family, "_rotary_kernel", Counted())
-    q, k = (randn(1, 3, h, 22, seed=h).requires_grad_() for h in (3, 1))
+    monkeypatch.setattr(family, name, Counted())
+    q, k = (randn(1, 3, h, 22, seed=h).requires_grad_() for h in (heads, 1))
     outs = rotary(q, k, *angles(3, 11))
     assert len(launches) == 1
     torch.autograd.grad(outs, (q, k), [torch.ones_like(out) for out in outs])
     assert len(launches) == 2
+
+
+@pairings
+@pytest.mark.parametrize("shape", [(3, 57, 3, 1), (2, 130, 1, 2), (1, 300, 2, 0)])
+def test_few_heads_of_several_tokens_share_a_program(shape, interleaved):
+    b, s, h, heads = shape
+    q, k = randn(b, s, h, 40), randn(b, s, heads, 40, seed=1)
+    assert family._few(max(h, heads), 16, 4, interleaved)
+    agrees(q.transpose(1, 2).contiguous().transpose(1, 2), k, *angles(s, 16), interleaved)
 
 
 @pairings
