@@ -276,7 +276,7 @@ def built():
 
 @pytest.mark.no_gpu
 def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
-    assert len(built) == 12
+    assert len(built) == 8
     for name, row in built.items():
         assert row["status"] == "ok" and row["fits"] and not row["serialized"], name
         assert row["instructions"]["wgmma"] and row["instructions"]["tma"], name

@@ -168,7 +168,7 @@ def _tool(name: str, *arguments: str) -> str:
 WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
     "dense": lambda d: [dense(d, *window) for window in WINDOWS],
-    "packed": lambda d: [packed(d, *window) for window in WINDOWS],
+    "packed": lambda d: [packed(d, *window) for window in (WINDOWS[0], WINDOWS[-1])],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
 
