@@ -32,7 +32,6 @@ from ._runtime.device import has_tensor_memory, shared_bytes
 from ._runtime.traced import operation, spread
 from .attention_details import packed_forward_hopper as hopper
 from .attention_details.backward import DKDV_CONFIGS, DQ_CONFIGS, dkdv_tile, dq_tile
-from .attention_details.hopper_tiles import readable
 from .attention_details.launch import (
     SCALES,
     SMALL,
@@ -49,7 +48,11 @@ from .attention_details.launch import (
     window_sizes,
 )
 from .attention_details.packed import bounds_in, rows_in, slots_of, tile_in
-from .attention_details.packed_backward_hopper import BACKWARD, packed_backward_hopper
+from .attention_details.packed_backward_hopper import (
+    BACKWARD,
+    packed_backward_hopper,
+    suits_backward,
+)
 from .attention_details.scores import attend_tile
 
 ACCUMULATES = {"attention_varlen": "float32"}
@@ -153,7 +156,7 @@ class _AttentionVarlen(torch.autograd.Function):
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         both = cu_q, cu_q if cu_k is None else cu_k
         deterministic = torch.are_deterministic_algorithms_enabled()
-        grads = _backward(q, k, v, out, stats, dout, dlse, *both, *ctx.options, deterministic, keys)
+        grads = _backward(q, k, v, out, stats, dout, dlse, *both, *ctx.options, keys, deterministic)
         return *grads, *[None] * (3 + len(ctx.options))
 
 
@@ -332,7 +335,7 @@ def _backward(*arguments):
     """Return what `varlen_bwd` returns, in a traced graph by way of one operation."""
     if not torch.compiler.is_compiling():
         return varlen_bwd(*arguments)
-    keys = arguments[-1]
+    keys = arguments[-2]
     return spread(_traced_backward(*arguments), (True, keys, keys))
 
 
@@ -398,8 +401,8 @@ def varlen_bwd(
     right: int | None,
     longest_q: int,
     longest_k: int,
-    deterministic: bool,
     keys: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return dq, dk and dv; the latter two are None unless `keys`.
 
@@ -408,8 +411,7 @@ def varlen_bwd(
     """
     q, k, v, dout = map(in_rows, (q, k, v, dout))
     plain = keys and not softcap and not deterministic and q.numel()
-    fits = plain and hopper.suits_packed(q, k, v, min(longest_q, longest_k))
-    if fits and readable(hopper.as_batch(dout)):
+    if plain and suits_backward(q, k, v, dout, cu_q, min(longest_q, longest_k)):
         config = HOPPER_BACKWARD.pick(q.device, d=q.shape[2], causal=right is not None)
         return packed_backward_hopper(
             q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, left, right, config
@@ -516,7 +518,7 @@ def _like_forward(q, k, v, cu_q, cu_k, *options):
 
 def _like_backward(q, k, v, *options):
     """Return tensors as the results of `varlen_bwd` that are wanted."""
-    return [like(in_rows(each)) for each in ((q, k, v) if options[-1] else (q,))]
+    return [like(in_rows(each)) for each in ((q, k, v) if options[-2] else (q,))]
 
 
 # A store whose place follows from the boundaries looks to the tracer like one to the boundaries.

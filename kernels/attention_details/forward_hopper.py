@@ -33,6 +33,7 @@ from .hopper_tiles import (
     attend_key_tile,
     computed,
     described,
+    drawn,
     make_barriers,
     make_ring,
     mask_scores,
@@ -192,11 +193,7 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
         if counter_ptr is None:
             index += gl.num_programs(0)
         else:
-            ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-            # Each program draws one ticket too many, so this is the last of all.
-            if ticket == sizes[6] * sizes[7] - 1:
-                gl.store(counter_ptr, 0)
-            index = gl.num_programs(0) + ticket
+            index = drawn(counter_ptr, sizes[6] * sizes[7])
             _tell(index, rings[4], barriers, turn)
         turn += 1
 

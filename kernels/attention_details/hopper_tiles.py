@@ -175,6 +175,19 @@ def attend_key_tile(
 
 
 @gluon.jit
+def drawn(counter_ptr, tiles):
+    """The next index of a tile by the counter, which the last of all draws sets to zero again.
+
+    Programs begin with the index of their own and draw until they get one past the end. So there
+    are `tiles` draws.
+    """
+    ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
+    if ticket == tiles - 1:
+        gl.store(counter_ptr, 0)
+    return gl.num_programs(0) + ticket
+
+
+@gluon.jit
 def tell(numbers, slots, told_barrier, read_barrier, turn):
     """Tell the groups six numbers of a tile, after they have read those of the tile before."""
     mbarrier.wait(read_barrier.index(0), turn % 2 ^ 1)

@@ -37,14 +37,14 @@ from .backward_hopper import (
     tell_end,
     tell_rows,
 )
-from .hopper_tiles import make_barriers, zero_rows_from
+from .hopper_tiles import make_barriers, readable, zero_rows_from
 from .launch import like, strides_of
 from .packed import rows_in, tile_in
-from .packed_forward_hopper import as_batch
-from .sequences_hopper import boundary, bounds_in, rows_of, sequence_of
+from .packed_forward_hopper import as_batch, suits_packed
+from .sequences_hopper import bounds_in, rows_of, sequence_of
 
 # Rows of a slot: m, delta and the sums of dq have so many for each.
-SLOT = 128
+SLOT = gl.constexpr(128)
 
 
 @gluon.jit
@@ -67,7 +67,7 @@ def _owned(boundaries, totals, shape, BLOCK_N: gl.constexpr):
     first_key, keys = rows_of(found, cu_k_ptr, stride_ck, B, total_k, True)
     first_row, rows = rows_of(found, cu_q_ptr, stride_cq, B, total_q, False)
     left, right = bounds_in(rows, keys, before, after)
-    place = (boundary(cu_q_ptr, stride_cq, found, B, total_q) // 128 + found) * 128
+    place = (first_row // SLOT + found) * SLOT
     # The place of a row stands in for its head, so a head has one row.
     sizes = rows, keys, key_heads, GROUP, left, right, key_heads, near, 1
     return sizes, tile, key_head, first_key, first_row, place
@@ -191,10 +191,12 @@ def consumer(
             _store_cut_keys(mine, dk_ptr, dk_base, stride_dks, start, inside, WHICH)
             mine = dv.to(descs[8].dtype)
             _store_cut_keys(mine, dv_ptr, dv_base, stride_dvs, start, inside, WHICH)
+            # The last addition to dq has read its slot.
+            tma.store_wait(0)
 
 
 CHANGING = [
-    "stride_dkh", "stride_dvh", "stride_cq", "stride_ck", "B", "TOTAL_Q", "TOTAL_K", "key_heads",
+    "stride_cq", "stride_ck", "B", "TOTAL_Q", "TOTAL_K", "key_heads",
     "GROUP", "before", "after", "slots", "near", "padded",
 ]  # fmt: skip
 
@@ -239,6 +241,8 @@ def packed_backward_hopper_kernel(
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS)
     sizes, tile, key_head, first_key, first_row, place = _owned(boundaries, totals, shape, BLOCK_N)
+    # The arguments of the groups may lie where the search had its numbers.
+    gl.thread_barrier()
     owned = tile, key_head, first_key, first_row, place
     grads = dk_ptr, stride_dks, stride_dkh, dv_ptr, stride_dvs, stride_dvh
     gl.warp_specialize(
@@ -325,21 +329,21 @@ def packed_backward_hopper(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv; the last bits of dq may differ from call to call.
 
-    Tensors as `varlen_bwd` takes them, and as `suits_packed` accepts q, k, v and dout. left, right:
-    sizes of the window, None if unbounded.
+    Tensors as `varlen_bwd` takes them and `suits_backward` accepts them. left, right: sizes of the
+    window, None if unbounded.
     """
     (total_q, h, d), (total_k, heads, _) = q.shape, k.shape
     dq, dk, dv = like(q), like(k), like(v)
     count = cu_q.shape[0] - 1
-    slots_q, slots_k = (total // SLOT + count + 1 for total in (total_q, total_k))
-    padded = slots_q * SLOT
+    slots_q, slots_k = (total // SLOT.value + count + 1 for total in (total_q, total_k))
+    padded = slots_q * SLOT.value
     m, delta = torch.empty((2, h * padded), dtype=torch.float32, device=q.device)
     sums = torch.empty((h * padded, d), dtype=torch.float32, device=q.device)
     nearby = {
         "cu_ptr": cu_q, "stride_cu": cu_q.stride(0), "B": count, "TOTAL": total_q, "slots": slots_q,
-        "H": h, "SLOT": SLOT, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4,
+        "H": h, "SLOT": SLOT.value, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4,
     }  # fmt: skip
-    grid = (slots_q * (SLOT // NEARBY_ROWS) * h,)
+    grid = (padded // NEARBY_ROWS * h,)
     _delta_kernel[grid](
         out_ptr=out, dout_ptr=dout, dlse_ptr=None if dlse is None else dlse.contiguous(),
         stats_ptr=stats, m_ptr=m, delta_ptr=delta, sums_ptr=sums,
@@ -359,6 +363,23 @@ def packed_backward_hopper(
     )  # fmt: skip
     _round_kernel[grid](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby)
     return dq, dk, dv
+
+
+def suits_backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    cu_q: torch.Tensor,
+    longest: int,
+) -> bool:
+    """Return whether the kernels can take these, and the sums of dq less than twice their rows.
+
+    longest: the smaller of the longest rows and keys of a sequence.
+    """
+    padded = q.shape[0] // SLOT.value * SLOT.value + cu_q.shape[0] * SLOT.value
+    spare = padded <= 2 * q.shape[0]
+    return spare and suits_packed(q, k, v, longest) and readable(as_batch(dout))
 
 
 BACKWARD = Configs(packed_backward_hopper_kernel, CONFIGS, choose, family="attention_varlen")

@@ -37,6 +37,7 @@ from .hopper_tiles import (
     attend_key_tile,
     computed,
     described,
+    drawn,
     make_barriers,
     make_ring,
     mask_scores,
@@ -56,7 +57,7 @@ from .sequences_hopper import bounds_in, rows_of, sequence_of
 
 CONFIGS = (PAIR, HELD)
 # Rows of the tiles of all configurations.
-ROWS = 128
+TILE_ROWS = 128
 
 
 def choose(d, causal):
@@ -104,18 +105,6 @@ def _next(
         idle = (tile < 0) | (tile * BLOCK_M >= rows)
     head = gl.where(index < tiles, head, -1)
     return head, tile, first_row, rows, first_key, keys
-
-
-@gluon.jit
-def drawn(counter_ptr, tiles):
-    """The next index by the counter, which the last of all draws sets to zero again.
-
-    Programs draw until they get an index past the end, so there are `tiles` draws.
-    """
-    ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-    if ticket == tiles - 1:
-        gl.store(counter_ptr, 0)
-    return gl.num_programs(0) + ticket
 
 
 @gluon.jit
@@ -352,7 +341,7 @@ def consumer(
 
 
 CHANGING = [
-    "stride_cq", "stride_ck", "stride_oh", "B", "TOTAL_Q", "TOTAL_K", "H", "GROUP", "before",
+    "stride_cq", "stride_ck", "B", "TOTAL_Q", "TOTAL_K", "H", "GROUP", "before",
     "after", "slots", "near",
 ]  # fmt: skip
 
@@ -376,8 +365,8 @@ def packed_forward_hopper_kernel(
     [H, TOTAL_Q] in float32 or None.
 
     cu_q, cu_k: boundaries [B + 1]. GROUP: query heads of one key head. before, after: sizes of the
-    window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. Q_LOADED and SPLIT are
-    zero; other parameters are those of attention's kernel.
+    window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. TURNS, Q_LOADED and SPLIT
+    are zero; other parameters are those of attention's kernel.
     """
     shape = (TOTAL_Q, TOTAL_K, H, GROUP, 0, 0, slots, H, near)
     boundaries = cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B
@@ -455,7 +444,7 @@ def as_batch(x: torch.Tensor) -> torch.Tensor:
 
 def suits_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest_q: int) -> bool:
     """Return whether the kernel can take q, k and v, and sequences fill its tiles."""
-    return longest_q >= ROWS and suits(*map(as_batch, (q, k, v)))
+    return longest_q >= TILE_ROWS and suits(*map(as_batch, (q, k, v)))
 
 
 FORWARD = Configs(

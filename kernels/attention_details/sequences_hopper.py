@@ -1,6 +1,7 @@
 """Device functions that find packed sequences in kernels for Hopper.
 
-They are those of `packed.py`, which says how sequences take slots, in Gluon's words.
+They are those of `packed.py`, which says how sequences take slots, in Gluon's words. Both change
+together.
 """
 
 from triton.experimental import gluon
@@ -20,7 +21,7 @@ def boundary(cu_ptr, stride, index, B, total):
 
 @gluon.jit
 def sequence_of(slot, cu_ptr, stride, B, total, BLOCK: gl.constexpr):
-    """The sequence that a slot belongs to and its first slot, as `packed.tile_in` has them."""
+    """The sequence that a slot belongs to, as `packed.tile_in` finds it, and its first slot."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     found, first = gl.cast(-1, gl.int32), gl.cast(0, gl.int32)
     for start in range(0, B + 1, AT_ONCE):

@@ -27,6 +27,7 @@ from ..attention_details.hopper_tiles import (
     attend_key_tile,
     computed,
     described,
+    drawn,
     make_barriers,
     make_ring,
     mask_scores,
@@ -166,11 +167,7 @@ def producer(descs, rings, barriers, sizes, lists, counter_ptr, options: gl.cons
             0, early, start, step, numbers, descs, rings, barriers, sizes, indices_ptr, options
         )
         # The groups have work, so the next list is read in time.
-        ticket = gl.atomic_add(counter_ptr, 1, sem="relaxed")
-        # Each program draws one ticket too many, so this is the last of all.
-        if ticket == tiles - 1:
-            gl.store(counter_ptr, 0)
-        index = gl.num_programs(0) + ticket
+        index = drawn(counter_ptr, tiles)
         tile, head, steps, cut, at, start = _scheduled(
             min(index, tiles - 1), lists, sizes, CAUSAL, BLOCK, GROUPS * ROWS, BLOCK_N
         )
@@ -298,7 +295,7 @@ def block_sparse_forward_hopper_kernel(
 
     offsets, indices, order: those of rows of a BlockMask, with `blocks` rows a head. stride_lb,
     stride_lh: heads of the mask from a batch, and a head, to the next. The number `right` is
-    SK - SQ. BLOCK: a multiple of GROUPS * ROWS and of BLOCK_N. Q_LOADED and SPLIT are zero.
+    SK - SQ. BLOCK: a multiple of GROUPS * ROWS and of BLOCK_N. TURNS, Q_LOADED and SPLIT are zero.
 
     counter: one int32, zero, that hands out tiles. Other parameters are those of attention's
     kernel.

@@ -1,6 +1,7 @@
 """Device functions that read the lists of a block mask in kernels for Hopper.
 
-The lists are those of `block_mask.py`, as `walk.py` reads them for the portable kernels.
+The lists are those of `block_mask.py`, as `walk.py` reads them for the portable kernels. Both
+change together.
 """
 
 from triton.experimental import gluon

@@ -289,7 +289,7 @@ def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
 
 @pytest.mark.no_gpu
 def test_the_public_function_takes_these_kernels():
-    q, k, v, cu_q, cu_k = made([200, 70], [300, 70], 20, 4, 2)
+    q, k, v, cu_q, cu_k = made([400, 270], [430, 270], 20, 4, 2)
     truths = [x.double().requires_grad_() for x in (q, k, v)]
     truth, _ = exact(*truths, cu_q, cu_k, (100, 0), scale=None)
     dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).half()
@@ -317,6 +317,10 @@ def test_hopper_takes_sequences_that_fill_a_tile():
         assert packed_forward_hopper.suits_packed(q, q, q, 128)
         assert not packed_forward_hopper.suits_packed(q, q, q, 64)
         assert not packed_forward_hopper.suits_packed(q.float(), q.float(), q.float(), 128)
+        # Each sequence may take another 128 rows for the sums of dq.
+        for sequences, suits in ((4, True), (5, False)):
+            cu = torch.empty(sequences, dtype=torch.int32, device="meta")
+            assert packed_backward_hopper.suits_backward(q, q, q, q, cu, 128) == suits
 
 
 @pytest.mark.hopper
@@ -345,6 +349,57 @@ def test_random_lengths_on_a_gpu(lengths, heads, d, window, after):
         exactly = torch.zeros(ours.shape) if exactly is None else exactly.detach()
         error = (ours.detach().double().cpu() - exactly).norm()
         assert error <= 8e-3 * exactly.norm() + 1e-6
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_that_are_not_finite_stay_in_their_sequence_on_a_gpu(d, causal):
+    rows, keys = [140, 90, 270], [200, 90, 330]
+    *tensors, cu_q, cu_k = made(rows, keys, 30, 2, 1, d, torch.bfloat16)
+    dout = torch.randn(tensors[0].shape, generator=torch.Generator().manual_seed(3)).bfloat16()
+
+    def results(*given):
+        *leaves, seed, ends, other_ends = (x.to("cuda") for x in (*given, cu_q, cu_k))
+        leaves = [x.requires_grad_() for x in leaves]
+        out = attention_varlen(*leaves, ends, other_ends, causal=causal)
+        return [x.detach().cpu().float() for x in (out, *torch.autograd.grad(out, leaves, seed))]
+
+    expected = results(*tensors, dout)
+    for x, cu in zip((*tensors, dout), (cu_q, cu_k, cu_k, cu_q), strict=True):
+        x[cu[1] : cu[2]] = math.nan
+        x[cu[3] :] = math.inf
+    found = results(*tensors, dout)
+    for ours, same, cu in zip(found, expected, (cu_q, cu_q, cu_k, cu_k), strict=True):
+        for mine in (slice(0, cu[1]), slice(cu[2], cu[3])):
+            assert same[mine].isfinite().all()
+            assert torch.allclose(
+                ours[mine], same[mine], rtol=0, atol=1e-2 * same[mine].abs().max()
+            )
+
+
+@pytest.mark.hopper
+@pytest.mark.parametrize("d", [64, 128])
+def test_the_last_addition_to_dq_is_there_before_a_program_ends(d):
+    """Thousands of programs whose keys leave without TMA."""
+    rows = [129 + n % 7 for n in range(800)]
+    *tensors, cu, _ = made(rows, rows, 0, 4, 4, d, torch.bfloat16)
+    leaves = [x.to("cuda").requires_grad_() for x in tensors]
+    ends = cu.to("cuda")
+    out = attention_varlen(*leaves, ends, ends, max_seqlen_q=135, max_seqlen_k=135)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, leaves, dout)
+    truths = [x.detach().double().requires_grad_() for x in leaves]
+    longest, index = 136, torch.arange(len(rows), device="cuda")
+    places = ends[index][:, None] + torch.arange(longest, device="cuda")
+    inside = places < ends[index + 1][:, None]
+    padded = [x[places.clamp(max=x.shape[0] - 1)].transpose(1, 2) for x in truths]
+    scores = padded[0] @ padded[1].mT * d**-0.5
+    weights = scores.masked_fill(~inside[:, None, None, :], -math.inf).softmax(-1)
+    result = (weights @ padded[2]).transpose(1, 2)[inside]
+    expected = torch.autograd.grad(result, truths, dout.double())
+    for ours, exactly in zip((out, *grads), (result, *expected), strict=True):
+        assert (ours.double() - exactly).abs().amax() <= 5e-2 * exactly.abs().amax()
 
 
 @pytest.mark.hopper

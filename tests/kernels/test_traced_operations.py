@@ -84,7 +84,7 @@ def test_packed_attention(dtype, turned):
     out, lse, stats = attention_varlen.varlen_fwd(q, k, v, cu, cu, *options, True, True)
     dout = torch.randn_like(out)
     for dlse, keys in itertools.product((None, torch.randn_like(lse)), (False, True)):
-        given = q, k, v, out, stats, dout, dlse, cu, cu, *options, keys
+        given = q, k, v, out, stats, dout, dlse, cu, cu, *options, keys, False
         check(backward, attention_varlen.varlen_bwd, given)
 
 

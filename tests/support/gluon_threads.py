@@ -1,12 +1,14 @@
 """Run a warp-specialised Gluon kernel on the CPU: its own Python, with a thread for each group.
 
 The kernel's functions are Python until Gluon compiles them. Here they run as Python, and objects of
-this file stand for Gluon: blocks of shared memory, barriers, copies and products. A copy happens at
-once. A product happens as late as it may: when its group waits for it. So a slot that is released
-before its product has read it is found, if another group or the copies come in between.
+this file stand for Gluon: blocks of shared memory, barriers, copies and products. A copy to shared
+memory happens at once, or when somebody waits for it. A product, and a copy from shared memory,
+happens as late as it may: when its group waits for it. So a slot that is released before it has
+been read is found, if another group or the copies come in between.
 """
 
 import contextlib
+import functools
 import random
 import re
 import sys
@@ -84,6 +86,8 @@ class Descriptor:
         inside = []
         for start, size, most in zip(at, block.shape, self.tensor.shape, strict=True):
             assert int(start) >= 0
+            # Numbers of rows and sums of dq have no end that a block may pass.
+            assert len(self.tensor.shape) > 2 or int(start) + size <= most
             inside.append((int(start), max(0, min(size, most - int(start)))))
         mine = self.tensor
         for axis, (start, size) in enumerate(inside):
@@ -167,12 +171,14 @@ class _Run:
         assert len(warps) == len(registers) == len(functions) - 1
 
         def body(number, function, arguments):
-            self.own.pending, self.own.chance = [], random.Random(8 * self.program + number)
+            self.own.pending, self.own.leaving = [], []
+            self.own.chance = random.Random(8 * self.program + number)
             try:
                 # A thread does not know that its launcher records no gradients.
                 with torch.no_grad():
                     function(*arguments)
                 assert not self.own.pending
+                assert not self.own.leaving, "copies to memory still read shared memory"
             except BaseException as error:
                 with self.changed:
                     self.failed.append(error)
@@ -188,6 +194,16 @@ class _Run:
             thread.join(4 * self.patience)
         if self.failed:
             raise self.failed[0]
+
+    def copy_out(self, descriptor, at, block, add=False):
+        """A copy to memory reads its block as late as it may: when its group waits for it."""
+        self.own.leaving.append(lambda: descriptor.write(at, block.data, add))
+
+    def await_copies(self, left):
+        assert left == 0
+        self.pause()
+        while self.own.leaving:
+            self.own.leaving.pop(0)()
 
     def multiply(self, a, b, acc, use_acc=True, is_async=False):
         assert is_async
@@ -241,6 +257,7 @@ class _Run:
         tensor, places = target
         value = torch.as_tensor(value).to(tensor.dtype).broadcast_to(places.shape)
         keep = torch.as_tensor(True if mask is None else mask).broadcast_to(places.shape)
+        assert (places[keep] >= 0).all()
         _flat(tensor)[torch.Tensor.long(places[keep])] = value[keep].as_subclass(torch.Tensor)
 
     def load(self, target, mask=True, other=0):
@@ -248,6 +265,7 @@ class _Run:
         places = torch.as_tensor(places)
         keep = torch.as_tensor(mask).broadcast_to(places.shape)
         found = torch.full_like(places, other, dtype=tensor.dtype)
+        assert (places[keep] >= 0).all()
         found[keep] = _flat(tensor)[places[keep].long()]
         return _value(found)
 
@@ -301,6 +319,7 @@ def _language(run: _Run) -> SimpleNamespace:
         DotOperandLayout=lambda *_: None, inline_asm_elementwise=run.assembly,
         warp_specialize=run.start, store=run.store, BlockedLayout=lambda *_: None,
         SwizzledSharedLayout=lambda *_: None, atomic_add=run.add, load=run.load,
+        thread_barrier=lambda: None,
     )  # fmt: skip
 
 
@@ -378,14 +397,14 @@ def _one(modules, function, run, arguments, options):
         ),
         "tma": SimpleNamespace(
             async_copy_global_to_shared=run.copy_in,
-            async_copy_shared_to_global=lambda desc, at, block: desc.write(at, block.data),
-            store_wait=lambda left: None,
+            async_copy_shared_to_global=run.copy_out,
+            store_wait=run.await_copies,
         ),
         "fence_async_shared": lambda: None,
         "warpgroup_mma": run.multiply,
         "warpgroup_mma_wait": run.settle,
     }
-    stands["add_to_global"] = lambda desc, at, block: desc.write(at, block.data, add=True)
+    stands["add_to_global"] = functools.partial(run.copy_out, add=True)
     with contextlib.ExitStack() as stack:
         for module in modules:
             constants = {
