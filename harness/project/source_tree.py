@@ -148,15 +148,14 @@ def sources(root: Path, *starts: str) -> list[str]:
             continue
         found.add(path)
         if (root / path).is_file():  # Snakemake names a missing one better
-            for module in _imports(root, path):
-                queue += [file for file in _files(root, path, module) if (root / file).is_file()]
+            queue += _imported(root, path)
     return sorted(found)
 
 
 def parsed(root: Path, path: str) -> ast.Module:
-    """The syntax tree of a file; UserError where it has none."""
+    """The syntax tree of a file, which other callers share; UserError where it has none."""
     try:
-        return ast.parse((root / path).read_text(encoding="utf-8"))
+        return _tree((root / path).read_text(encoding="utf-8"))
     except SyntaxError as error:
         raise UserError(f"{path}:{error.lineno}: {error.msg}; mend the file") from None
 
@@ -202,9 +201,19 @@ def literal(root: Path, path: str, name: str, default: object) -> object:
     return default
 
 
+# By the text, so that an edited file is parsed again: a Snakefile asks for the same few files in
+# hundreds of jobs. Trees of all files would slow down the collection of garbage.
+@functools.lru_cache(maxsize=100)
+def _tree(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 @functools.cache
-def _imports(root: Path, path: str) -> frozenset[str]:
-    return frozenset(_named_modules(parsed(root, path), Path(path).parent.parts))
+def _imported(root: Path, path: str) -> frozenset[str]:
+    """The files of this project that a file names."""
+    modules = set(_named_modules(parsed(root, path), Path(path).parent.parts))
+    named = {file for module in modules for file in _files(root, path, module)}
+    return frozenset(file for file in named if (root / file).is_file())
 
 
 def _named_modules(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
