@@ -12,7 +12,7 @@ import pytest
 from harness.cli import UserError
 from harness.results import measured, replay
 from tests.support.raw_files import PLAIN, save
-from tests.support.workflows import MEASURE, jobs, snakemake
+from tests.support.workflows import MEASURE, jobs, snakemake, touched
 
 ROOT = Path(__file__).resolve().parents[2]
 RAW = "results/study/raw"
@@ -59,7 +59,7 @@ def test_a_replayed_run_is_replayed_again(tree):
 def test_a_measurement_that_fails_leaves_the_former_times_and_is_made_again(finished):
     measure(finished / "results/study")
     words = (f"{RAW}/softmax.csv", *MEASURE)
-    assert snakemake(finished, "--touch", "--forceall", *MEASURE).returncode == 0
+    touched(finished, *words)
     before = contents(finished / RAW)
     script = finished / "harness/measure/__main__.py"
     script.write_text("import sys\nsys.exit('no GPU')\n")
@@ -122,10 +122,12 @@ def test_a_narrower_measurement_replaces_no_wider_one(tree, more, word, wish):
     assert line.startswith(f"tilewright: {RAW}/softmax.csv: holds measured times that this")
     assert f"({word})" in line and "narrower=True" in line
     # Allowed are: naming it, a run of another name, and a measurement of all that lies there.
-    assert "Measure softmax" in jobs(tree, *MEASURE, *wish, "narrower=True")
-    assert "Measure softmax" in jobs(tree, *MEASURE, *wish, "run=other")
+    again = ("--force", f"{RAW}/softmax.csv", *MEASURE, *wish)
+    assert "Measure softmax" in jobs(tree, *again, "narrower=True")
+    other = "results/other/raw/softmax.csv"
+    assert "Measure softmax" in jobs(tree, other, *MEASURE, *wish, "run=other")
     save(path, [PLAIN])
-    assert "Measure softmax" in jobs(tree, *MEASURE, *wish)
+    assert "Measure softmax" in jobs(tree, *again)
 
 
 def test_a_cell_without_a_time_is_no_loss(tmp_path):

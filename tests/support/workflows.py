@@ -19,6 +19,16 @@ CODE = (
 RECORDED = "results/recorded/hopper"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
+# Snakemake collects little garbage, but looks for it a hundred times; and where it touches files,
+# it sleeps for a tenth of a second at each job.
+SNAKEMAKE = """
+import gc
+from snakemake.executors import touch
+from snakemake.cli import main
+gc.disable()
+touch.Executor.SLEEPING_TIME = 0
+main()
+"""
 
 
 def interruptible():
@@ -48,7 +58,7 @@ def tree(tmp_path):
 
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory):
-    """Make the tree of `finished`, once for all processes of the test run: it takes a minute."""
+    """Make the tree of `finished`, once for all processes of the test run: it takes a while."""
     folder = tmp_path_factory.getbasetemp()
     if os.environ.get("PYTEST_XDIST_WORKER"):
         folder = folder.parent
@@ -68,9 +78,15 @@ def _finish(tree):
         if not path.suffix:
             path.mkdir(exist_ok=True)
         path.touch()
-    # All jobs are listed, so that the parameters of each are on record.
-    assert snakemake(tree, "--touch", "--forceall", *MEASURE).returncode == 0
+    touched(tree, *MEASURE)
     return tree
+
+
+def touched(tree, *words):
+    """Make all outputs up to date, with the parameters of each job on record."""
+    # With many cores Snakemake plans few rounds of jobs.
+    done = snakemake(tree, "--touch", "--forceall", "--cores", "100", *words)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
@@ -80,7 +96,7 @@ def finished(finished_once, tmp_path):
 
 
 def snakemake(tree, *words, **environment):
-    command = [sys.executable, "-m", "snakemake", "--nocolor", *words]
+    command = [sys.executable, "-c", SNAKEMAKE, "--nocolor", *words]
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
     return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
 
