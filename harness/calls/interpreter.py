@@ -6,6 +6,7 @@ each entry is a sum along the same row and column, in the same order. A backward
 scores again in other tiles would meet other scores in the interpreter alone.
 """
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -23,9 +24,10 @@ def amend() -> None:
     then the results, as a GPU does it, in place of one after the other. A verification of kernels
     that reduce pairs spent nine tenths of its time there. More than half of the rest went into work
     that has the same result each time. Each call of a function by a kernel searches the whole
-    language for members to replace. Each operation checks the types of its shape.
+    language for members to replace. Each operation checks the types of its shape, and describes
+    its operands and its result anew.
     """
-    from triton.language import core
+    from triton.language import core, semantic
     from triton.runtime import interpreter
 
     if interpreter.ReduceOps.generic_reduce is _reduce:
@@ -34,9 +36,20 @@ def amend() -> None:
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _products(builder.create_dot)
     interpreter._patch_builtin = _patching(interpreter._patch_builtin)
+    interpreter._patch_lang = _patching_once(interpreter._patch_lang)
     interpreter._get_np_dtype = _numpy_dtypes(interpreter._get_np_dtype)
     core._type_for_tuple_values = _types_of_tuples(core._type_for_tuple_values)
     core._unwrap_shape = _unwrapping(core._unwrap_shape)
+    core.block_type.__init__ = _blocks(core.block_type.__init__)
+    core.tensor.__init__ = _tensors(core.tensor.__init__)
+    semantics = semantic.TritonSemantic
+    semantics.broadcast_impl_value = _broadcasting(semantics.broadcast_impl_value)
+    options = interpreter.interpreter_builder.options
+    # Each sum and product of integers is computed a second time, in more bits, for an assertion
+    # that is dropped unless the interpreter debugs.
+    interpreter.interpreter_builder.options = dataclasses.replace(
+        options, sanitize_overflow=options.sanitize_overflow and options.debug
+    )
 
 
 def _reduce(operation, tensors: tuple) -> list:
@@ -105,6 +118,22 @@ def _patching(plain: Callable) -> Callable:
     return patch
 
 
+def _patching_once(plain: Callable) -> Callable:
+    """`plain`, which replaces the language that a function sees; it stays where a caller did so."""
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    @functools.wraps(plain)
+    def patch(function):
+        seen = [each for each in function.__globals__.values() if each is tl or each is tl.core]
+        replaced = not tl.core.is_builtin(tl.tensor.__add__)
+        if seen and replaced and all(place.static_print is print for place in seen):
+            return interpreter._LangPatchScope()
+        return plain(function)
+
+    return patch
+
+
 def _numpy_dtypes(plain: Callable) -> Callable:
     """`plain`, which gives a type of Triton as one of NumPy, with the answers for scalars kept."""
     from triton.language import core
@@ -155,3 +184,63 @@ def _unwrapping(plain: Callable) -> Callable:
         return plain(shape)
 
     return unwrapped
+
+
+def _blocks(plain: Callable) -> Callable:
+    """`plain`, which makes the type of a tile; what follows from a shape of numbers is kept."""
+    from triton.language import core
+
+    known = {}
+
+    @functools.wraps(plain)
+    def made(self, element_ty, shape):
+        numbers = tuple(shape.values if type(shape) is core.tuple else shape)
+        listed = type(shape) in (list, core.tuple)
+        if not listed or not all(type(number) is int for number in numbers):
+            plain(self, element_ty, shape)
+            return
+        if numbers not in known:
+            plain(self, element_ty, shape)
+            known[numbers] = self.shape, self.numel, str(self.shape)
+        self.element_ty = element_ty
+        self.shape, self.numel, text = known[numbers]
+        self.name = f"<{text}, {element_ty}>"
+
+    return made
+
+
+def _tensors(plain: Callable) -> Callable:
+    """`plain`, which makes a tensor; what follows from the shape of a tile or a number is kept."""
+    from triton.language import core
+
+    known = {}
+
+    @functools.wraps(plain)
+    def made(self, handle, type):
+        is_block = type.is_block()
+        if is_block and not isinstance(type, core.block_type):
+            plain(self, handle, type)
+            return
+        numbers = tuple(type.shape.values) if is_block else ()
+        if numbers not in known:
+            plain(self, handle, type)
+            known[numbers] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = known[numbers]
+
+    return made
+
+
+def _broadcasting(plain: Callable) -> Callable:
+    """`plain`, which brings two operands to one shape; tiles of the same shape are left at once."""
+    from triton.language import core
+
+    @functools.wraps(plain)
+    def broadcast(self, lhs, rhs):
+        tiles = type(lhs.type) is type(rhs.type) is core.block_type
+        # Equal shapes of numbers are one object.
+        if tiles and lhs.type.shape is rhs.type.shape:
+            return lhs, rhs
+        return plain(self, lhs, rhs)
+
+    return broadcast

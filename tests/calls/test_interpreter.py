@@ -58,6 +58,19 @@ def product(a_ptr, b_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, TRANSPOSED:
     else:
         out = tl.dot(a, tl.trans(b))
     tl.store(out_ptr + m * N + tl.trans(n), out)
+
+
+@triton.jit
+def _total(a, b):
+    return tl.sum(a + b, axis=0)
+
+
+@triton.jit
+def total(a_ptr, b_ptr, out_ptr):
+    offs = tl.arange(0, 16)
+    a, b = tl.load(a_ptr + offs), tl.load(b_ptr + offs)
+    tl.store(out_ptr, _total(a, b))
+    tl.store(out_ptr + 1, _total(b, a))
 """
 
 
@@ -131,14 +144,58 @@ def test_types_and_shapes_are_those_of_triton():
         numpy_dtype(core.void)
 
 
-def test_the_language_is_as_before_after_a_launch(kernels):
+def test_tiles_and_tensors_are_those_of_triton():
+    from triton.language import core
+
+    shapes = [[4], core.tuple([2, 8]), core.tuple([2, core.constexpr(4)]), [core.constexpr(2), 8]]
+    for shape, element in itertools.product(shapes, (core.int1, core.pointer_type(core.int8))):
+        expected = object.__new__(core.block_type)
+        core.block_type.__init__.__wrapped__(expected, element, shape)
+        for found in (core.block_type(element, shape), core.block_type(element, shape)):
+            assert {k: str(v) for k, v in vars(found).items()} == {
+                k: str(v) for k, v in vars(expected).items()
+            }
+            assert found == expected and type(found.shape) is type(expected.shape)
+            plain = object.__new__(core.tensor)
+            core.tensor.__init__.__wrapped__(plain, "handle", expected)
+            for tensor in (core.tensor("handle", found), core.tensor("handle", expected)):
+                assert vars(tensor).keys() == vars(plain).keys()
+                assert all(value == vars(plain)[key] for key, value in vars(tensor).items())
+                assert [type(size) for size in tensor.shape] == [core.constexpr] * len(shape)
+    number = core.tensor("handle", core.float32)
+    assert number.shape.values == [] and number.numel.value == 1
+    wrong = {TypeError: [], ValueError: [3], AssertionError: (4,)}
+    for error, shape in [*wrong.items(), *wrong.items()]:
+        with pytest.raises(error):
+            core.block_type(core.int1, shape)
+
+
+def test_operands_of_equal_shape_are_left_as_they_are():
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+
+    tile, other = (core.tensor("handle", core.block_type(core.int1, [4])) for _ in range(2))
+    found = TritonSemantic.broadcast_impl_value(None, tile, other)
+    assert found[0] is tile and found[1] is other
+    plain = TritonSemantic.broadcast_impl_value.__wrapped__(None, tile, other)
+    assert plain[0] is tile and plain[1] is other
+
+
+def test_a_sum_of_integers_wraps_as_in_tritons_own(kernels):
+    a, b = torch.zeros(2, 16, dtype=torch.int32)
+    a[0], b[0], out = 2**31 - 1, 1, torch.zeros(2, dtype=torch.int32)
+    kernels.total[(1,)](a, b, out)
+    assert out.tolist() == [-(2**31)] * 2
+
+
+@pytest.mark.parametrize("kernel", ["least", "total"])
+def test_the_language_is_as_before_after_a_launch(kernels, kernel):
     from triton import language as tl
 
-    def builtins():
-        places = (tl, tl.math, tl.tensor)
-        found = [inspect.getmembers(place, tl.core.is_builtin) for place in places]
-        return [dict(members) for members in found]
+    def members():
+        return [dict(inspect.getmembers(place)) for place in (tl, tl.core, tl.math, tl.tensor)]
 
-    before = builtins()
-    kernels.least[(1,)](torch.randn(8, 16), torch.zeros(1))
-    assert all(before) and builtins() == before
+    before = members()
+    operands = [torch.randn(8, 16), torch.randn(8, 16), torch.zeros(2)]
+    getattr(kernels, kernel)[(1,)](*(operands[::2] if kernel == "least" else operands))
+    assert members() == before
