@@ -195,7 +195,7 @@ def _write(
     file, header = io.StringIO(), table.expanded(**names)
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([texts(row).get(name) for name in header] for row in rows)
+    writer.writerows([_text(row.get(name)) for name in header] for row in rows)
     write_text(folder / f"{table.name}.csv", file.getvalue())
 
 

@@ -1,6 +1,5 @@
 """Check the README: its graph is the workflow's and its headline the recorded run's."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -9,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.results import raw
-from harness.summarize import __main__ as summarize
+from tests.support.replayed import replayed_once
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "results/recorded/hopper"
@@ -34,17 +32,7 @@ def test_the_graph_is_that_of_the_rules():
 @pytest.fixture(scope="module")
 def replayed(tmp_path_factory):
     """The recorded run, summarized as a replay is."""
-    folder = tmp_path_factory.mktemp("replayed")
-    for op in sorted(path.stem for path in (RECORDED / "raw").glob("*.csv")):
-        rows, sidecar = raw.read(RECORDED / "raw" / f"{op}.csv", "record it")
-        assert {row["op"] for row in rows} == {op}
-        copy = folder / "raw" / f"{op}.csv"
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_bytes((RECORDED / "raw" / f"{op}.csv").read_bytes())
-        copy.with_suffix(".json").write_text(json.dumps(sidecar | {"mode": "replayed"}))
-    (folder / "environment.json").write_text(json.dumps(sidecar["environment"]))
-    summarize.summarize(folder, RECORDED)
-    return folder
+    return replayed_once(tmp_path_factory, RECORDED)
 
 
 def test_the_headline_is_that_of_the_recorded_run(replayed, tmp_path):

@@ -10,6 +10,7 @@ docs/measuring.md words them.
 import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +18,8 @@ import pandas as pd
 import pytest
 from scipy import optimize, stats
 
-from harness.summarize.__main__ import summarize
 from tests.support import paper_scripts as paper
-from tests.support import whole_run
+from tests.support import replayed, whole_run
 
 ROOT = Path(__file__).parents[2]
 MACHINES = sorted((ROOT / "results/recorded").glob("*/raw"))
@@ -61,13 +61,11 @@ def found(folder, raw, tmp_path_factory):
     """Return the tables that harness.summarize writes from the same rows, by file name."""
     run = tmp_path_factory.mktemp("recomputed")
     mode = "replayed" if folder in MACHINES else "measured"
-    (run / "raw").mkdir()
-    for op, sidecar in raw[1].items():
-        (run / "raw" / f"{op}.csv").write_bytes((folder / f"{op}.csv").read_bytes())
-        (run / "raw" / f"{op}.json").write_text(json.dumps(sidecar | {"mode": mode}))
-    (run / "environment.json").write_text(json.dumps(sidecar["environment"]))
-    (run / "survey.csv").write_bytes((ROOT / "results/recorded/survey.csv").read_bytes())
-    summarize(run, folder.parent)
+    if folder in MACHINES:
+        once = replayed.replayed_once(tmp_path_factory, folder.parent)
+        shutil.copytree(once, run, dirs_exist_ok=True)
+    else:
+        replayed.write(run, folder.parent, mode)
     names = ("summary", "verdicts", "claims")
     read = {name: pd.read_csv(run / f"{name}.csv", keep_default_na=False) for name in names}
     return read | {"run": run, "mode": mode}

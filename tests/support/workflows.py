@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
+
+from tests.support.once import made_once
 
 ROOT = Path(__file__).parents[2]
 CODE = (
@@ -59,14 +60,7 @@ def tree(tmp_path):
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory):
     """Make the tree of `finished`, once for all processes of the test run: it takes a while."""
-    folder = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        folder = folder.parent
-    tree = folder / "finished once"
-    with FileLock(folder / "finished.lock"):
-        if not tree.exists():
-            _finish(copied(folder / "unfinished")).rename(tree)
-    return tree
+    return made_once(tmp_path_factory, "finished", lambda folder: _finish(copied(folder)))
 
 
 def _finish(tree):
@@ -79,7 +73,6 @@ def _finish(tree):
             path.mkdir(exist_ok=True)
         path.touch()
     touched(tree, *MEASURE)
-    return tree
 
 
 def touched(tree, *words):
