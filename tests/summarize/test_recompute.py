@@ -118,11 +118,9 @@ def times_of(rows):
         return {}, False
     real = rows[rows["status"] != "impossible"]
     used = real if len(real) else rows
-    times = {
-        block: stats.gmean(part["device_us"])
-        for block, part in used.groupby("block", sort=False)
-        if len(part) == used["process"].nunique()
-    }
+    logs = np.log(used["device_us"]).groupby(used["block"], sort=False)
+    whole = logs.size() == used["process"].nunique()
+    times = np.exp(logs.mean(skipna=False)[whole]).to_dict()
     return times, (rows["status"] == "ok").any() or rows["status"].iloc[0] == "throttled"
 
 
