@@ -9,8 +9,11 @@ Tests that the machine cannot run are marked (pyproject.toml) and skipped here w
 
 Under xdist each test process has one thread, as have the processes that it starts. More threads
 would wait for each other and slow down the tests that compute with PyTorch.
+
+What was imported and collected stays to the end, so no collection of garbage looks through it.
 """
 
+import gc
 import importlib
 import os
 
@@ -44,3 +47,8 @@ def pytest_collection_modifyitems(items):
         for mark, (possible, reason) in MARKS.items():
             if item.get_closest_marker(mark) and not possible:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
