@@ -10,7 +10,7 @@ Tests that the machine cannot run are marked (pyproject.toml) and skipped here w
 Under xdist each test process has one thread, as have the processes that it starts. More threads
 would wait for each other and slow down the tests that compute with PyTorch.
 
-What was imported and collected stays to the end, so no collection of garbage looks through it.
+All that was imported and collected stays to the end, so no collection of garbage looks through it.
 """
 
 import gc
