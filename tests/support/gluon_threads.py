@@ -9,6 +9,7 @@ been read is found, if another group or the copies come in between.
 
 import contextlib
 import functools
+import operator
 import random
 import re
 import sys
@@ -86,8 +87,8 @@ class Descriptor:
         inside = []
         for start, size, most in zip(at, block.shape, self.tensor.shape, strict=True):
             assert int(start) >= 0
-            # Numbers of rows and sums of dq have no end that a block may pass.
-            assert len(self.tensor.shape) > 2 or int(start) + size <= most
+            # The numbers of rows have no end that a block may pass.
+            assert len(self.tensor.shape) > 1 or int(start) + size <= most
             inside.append((int(start), max(0, min(size, most - int(start)))))
         mine = self.tensor
         for axis, (start, size) in enumerate(inside):
@@ -197,6 +198,9 @@ class _Run:
 
     def copy_out(self, descriptor, at, block, add=False):
         """A copy to memory reads its block as late as it may: when its group waits for it."""
+        # Nor have sums.
+        ends = (int(a) + size for a, size in zip(at, block.data.shape, strict=True))
+        assert not add or all(map(operator.le, ends, descriptor.tensor.shape))
         self.own.leaving.append(lambda: descriptor.write(at, block.data, add))
 
     def await_copies(self, left):
