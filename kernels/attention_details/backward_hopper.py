@@ -379,6 +379,32 @@ def make_slots(desc, COUNT: gl.constexpr):
     return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
 
 
+@gluon.jit
+def rings_of(descs, DS: gl.constexpr, SLOTS: gl.constexpr):
+    """Shared memory for the blocks of the first seven descriptors, and between them for dS.
+
+    DS: the layout of dS. There is one block of k, and one of v.
+    """
+    q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc = descs[:7]
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    return (
+        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
+        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
+        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
+        make_slots(dq_desc, GROUPS),
+    )  # fmt: skip
+
+
+@gluon.jit
+def barriers_of(SLOTS: gl.constexpr):
+    """Barriers for keys and values, for q, for dO, and for slots that are free."""
+    return (
+        make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
+        make_barriers(SLOTS, GROUPS),
+    )  # fmt: skip
+
+
 @gluon.jit(
     do_not_specialize=["GROUP", "SQ", "SK", "key_heads", "left", "right", "heads", "near", "padded"]
 )
@@ -404,17 +430,8 @@ def backward_hopper_kernel(
     descs = (
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
-    rings = (
-        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
-        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
-        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
-        make_slots(dq_desc, GROUPS),
-    )  # fmt: skip
-    barriers = (
-        make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
-        make_barriers(SLOTS, GROUPS),
-    )  # fmt: skip
+    rings = rings_of(descs, DS, SLOTS)
+    barriers = barriers_of(SLOTS)
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, not WHOLE)
     gl.warp_specialize(

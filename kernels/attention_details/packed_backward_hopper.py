@@ -24,13 +24,14 @@ from .backward_hopper import (
     GROUPS,
     NEARBY_ROWS,
     REGISTERS,
+    barriers_of,
     choose,
     copy_keys,
     copy_rows,
     descriptors,
-    make_slots,
     near_key_heads,
     numbers_of_rows,
+    rings_of,
     row_tiles,
     store_keys,
     take_told_rows,
@@ -227,17 +228,8 @@ def packed_backward_hopper_kernel(
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
-    rings = (
-        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
-        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
-        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
-        make_slots(dq_desc, GROUPS), numbers_of_rows(SLOTS),
-    )  # fmt: skip
-    barriers = (
-        make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
-        make_barriers(SLOTS, GROUPS),
-    )  # fmt: skip
-    cut_full = make_barriers(1, 1)
+    rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
+    barriers, cut_full = barriers_of(SLOTS), make_barriers(1, 1)
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS)
     sizes, tile, key_head, first_key, first_row, place = _owned(boundaries, totals, shape, BLOCK_N)

@@ -19,21 +19,21 @@ from ..attention_details.backward_hopper import (
     GROUPS,
     KEYS,
     REGISTERS,
+    barriers_of,
     begun,
     choose,
     copy_keys,
     copy_rows,
     descriptors,
-    make_slots,
     near_key_heads,
     numbers_of_rows,
+    rings_of,
     rounded,
     store_keys,
     take_told_rows,
     tell_end,
     tell_rows,
 )
-from ..attention_details.hopper_tiles import make_barriers
 from ..attention_details.launch import like
 from .lists_hopper import entries_below, tile_start
 
@@ -176,17 +176,8 @@ def block_sparse_backward_hopper_kernel(
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
-    rings = (
-        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
-        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
-        gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
-        make_slots(dq_desc, GROUPS),
-        numbers_of_rows(SLOTS),
-    )  # fmt: skip
-    barriers = (
-        make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 1),
-        make_barriers(SLOTS, GROUPS),
-    )  # fmt: skip
+    rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
+    barriers = barriers_of(SLOTS)
     fence_async_shared()
     OPTIONS: gl.constexpr = (False, CAUSAL, SLOTS, not WHOLE, BLOCK)
     tile, key_head = _owned(lists, sizes, BLOCK, BLOCK_N)

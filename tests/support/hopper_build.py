@@ -44,6 +44,15 @@ def steady(row: dict[str, object]) -> list[list[str]]:
     return [x for x in row["loops"] if "wait 1" in x and x.count("wait 0") == 1]
 
 
+def check(name: str, row: dict[str, object]) -> None:
+    """Assert that a kernel multiplies on Hopper's tensor cores and waits where it is told."""
+    assert row["status"] == "ok" and row["fits"] and not row["serialized"], name
+    assert row["instructions"]["wgmma"] and row["instructions"]["tma"], name
+    assert not row["instructions"]["mma"], name
+    # A wait after each product would be the assembler's.
+    assert len(steady(row)) >= 2, name
+
+
 def _tensors(d: int) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Five tensors of heads of d, and a number for each row."""
     made = [torch.empty(1, 8, ROWS, d, dtype=torch.bfloat16, device="meta") for _ in range(5)]

@@ -1,5 +1,7 @@
 """Draw random tensors for the kernels' tests, and bound the error of a result."""
 
+import math
+
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,3 +22,9 @@ def close(actual, expected, dtype):
     bound = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
     scale = max(expected.abs().max().item(), 1e-30)
     assert (actual.double() - expected.double()).abs().max().item() <= bound * scale
+
+
+def differs(ours, truth):
+    """How far ours is from the truth, relative to its size; infinite if it holds no numbers."""
+    error = (ours.double() - truth).norm() / truth.norm().clamp_min(1e-30)
+    return math.inf if error.isnan() else error.item()
