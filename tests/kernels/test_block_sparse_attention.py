@@ -269,7 +269,7 @@ REFUSALS = {
         BlockMask.from_dense(ONES, block_size=16), block_size=32
     ),
     "block_size: 24, expected one of": lambda: BlockMask.from_dense(ONES, block_size=24),
-    "block_mask: on meta, expected cpu": lambda: small(
+    f"block_mask: on meta, expected {DEVICE}": lambda: small(
         BlockMask.from_dense(ONES.to("meta"), block_size=16)
     ),
     "k: 2 heads, expected a number that divides the 3 of q": lambda: attend(
