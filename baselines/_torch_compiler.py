@@ -1,4 +1,4 @@
-"""torch.compile as the study uses it: a program for each shape, and whole functions or none."""
+"""torch.compile as the study uses it: whole functions or none, a program for each shape."""
 
 import torch
 import torch._functorch.config
@@ -10,5 +10,6 @@ torch._dynamo.config.accumulated_recompile_limit = 1 << 16
 torch._functorch.config.donated_buffer = False
 
 
-def compiled(function, mode=None):
-    return torch.compile(function, dynamic=False, fullgraph=True, mode=mode)
+def compiled(function, mode=None, dynamic=False):
+    """dynamic: one program for all shapes, where a call has parts of many lengths."""
+    return torch.compile(function, dynamic=dynamic, fullgraph=True, mode=mode)

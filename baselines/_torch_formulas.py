@@ -139,21 +139,16 @@ def attention_varlen(
     softcap=None,
     max_seqlen_q=None,
     max_seqlen_k=None,
-    one_by_one=None,
+    attend=attention,
 ):
-    """Attention of packed sequences; one_by_one: how `attention_one_by_one` is called."""
-    lengths = lengths_of(cu_seqlens_q, cu_seqlens_k)
-    return (one_by_one or attention_one_by_one)(q, k, v, *lengths, causal, window, softcap)
-
-
-def attention_one_by_one(q, k, v, rows, keys, causal, window, softcap):
-    """Attention of one sequence after the other, each with its scores in memory."""
+    """Attention of one sequence after the other by `attend`, with its scores in memory."""
+    rows, keys = lengths_of(cu_seqlens_q, cu_seqlens_k)
     parts = [q[:0]]
     for q_one, k_one, v_one in zip(q.split(rows), k.split(keys), v.split(keys), strict=True):
         # Causal rows before the first key see none: theirs are zeros.
         blind = max(0, len(q_one) - len(k_one)) if causal else 0
         given = (x.transpose(0, 1)[None] for x in (q_one[blind:], k_one, v_one))
-        out = attention(*given, causal=causal, window=window, softcap=softcap)
+        out = attend(*given, causal=causal, window=window, softcap=softcap)
         parts += [torch.zeros_like(q_one[:blind]), out[0].transpose(0, 1)]
     return torch.cat(parts)
 

@@ -29,8 +29,9 @@ layer_norm = compiled(formulas.layer_norm)
 rms_norm = compiled(formulas.rms_norm)
 matmul = compiled(formulas.matmul)
 attention = compiled(formulas.attention)
+# A program for each length would take hours to compile.
 attention_varlen = functools.partial(
-    formulas.attention_varlen, one_by_one=compiled(formulas.attention_one_by_one)
+    formulas.attention_varlen, attend=compiled(formulas.attention, dynamic=True)
 )
 decode_attention = compiled(formulas.decode_attention)
 swiglu = compiled(formulas.swiglu)

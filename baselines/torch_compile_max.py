@@ -39,7 +39,7 @@ rms_norm = compiled(formulas.rms_norm, MODE)
 matmul = compiled(formulas.matmul, MODE)
 attention = compiled(formulas.attention, MODE)
 attention_varlen = functools.partial(
-    formulas.attention_varlen, one_by_one=compiled(formulas.attention_one_by_one, MODE)
+    formulas.attention_varlen, attend=compiled(formulas.attention, MODE, dynamic=True)
 )
 decode_attention = compiled(formulas.decode_attention, MODE)
 swiglu = compiled(formulas.swiglu, MODE)

@@ -568,6 +568,15 @@ class Study:
         """
         return cores and max(1, cores // self.at_once["gpu"])
 
+    def autotune_threads(self, cores: int | None) -> int | None:
+        """The cores of a library that tunes itself: as of `threads` with one GPU, else half of them.
+
+        Most of its time goes to a few long compilations. So on the other cores verifications go on,
+        which would wait for all libraries otherwise.
+        """
+        share = self.threads(cores)
+        return share and (share if self.at_once["gpu"] == 1 else max(1, share // 2))
+
     def autotuned(self, wildcards) -> list[str]:
         """The reports of the libraries that tune themselves for the op."""
         baselines = self_tuned(self.root, wildcards.op, self.rivals[wildcards.op])

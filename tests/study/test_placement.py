@@ -132,6 +132,10 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
             taken.append(board)
     assert len(taken) >= 8 and set(taken) == set(uuids(count) if count > 1 else ["any"])
     assert mine.threads(64) == 64 // count and mine.threads(1) == 1 and mine.threads(None) is None
+    # If the trials of libraries took all cores, nothing could be verified beside them.
+    trials = mine.autotune_threads(64)
+    assert trials == 64 if count == 1 else trials * count == 32
+    assert mine.autotune_threads(1) == 1 and mine.autotune_threads(None) is None
 
 
 @pytest.mark.parametrize("tuning", ["replay", "heuristic"])

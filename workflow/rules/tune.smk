@@ -40,7 +40,7 @@ if study.measures:
         # them would leave the other cores idle until the longest has ended.
         priority: 2
         # With one GPU all cores: nothing may run beside a timing.
-        threads: study.threads(workflow.cores)
+        threads: study.autotune_threads(workflow.cores)
         resources:
             **study.one_gpu("op"),
         params:
