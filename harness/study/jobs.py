@@ -569,7 +569,7 @@ class Study:
         return cores and max(1, cores // self.at_once["gpu"])
 
     def autotune_threads(self, cores: int | None) -> int | None:
-        """The cores of a library that tunes itself: as of `threads` with one GPU, else half of them.
+        """The cores of a library that tunes itself: those of `threads`, with several GPUs half.
 
         Most of its time goes to a few long compilations. So on the other cores verifications go on,
         which would wait for all libraries otherwise.

@@ -299,6 +299,7 @@ def test_a_key_has_a_few_candidates_and_the_rule_is_one():
 
 Q, K = randn(2, 3, 4, 16), randn(2, 3, 2, 16)
 COS, SIN = angles(3, 8)
+PLACES = torch.arange(3, device=DEVICE)
 REFUSALS = {
     "q: 3 dimensions": lambda: rotary(Q[0], K, COS, SIN),
     "k: shape .*as q has": lambda: rotary(Q, K[:1], COS, SIN),
@@ -310,10 +311,10 @@ REFUSALS = {
     "sin: shape": lambda: rotary(Q, K, COS, SIN[0]),
     "cos: requires a gradient": lambda: rotary(Q, K, COS.clone().requires_grad_(), SIN),
     "cos: shape .*B?.*2, 3, R": lambda: rotary(Q, K, COS.expand(3, 3, 8), SIN),
-    "cos: shape .*L, R": lambda: rotary(Q, K, COS[None], SIN[None], torch.arange(3, device=DEVICE)),
+    "cos: shape .*L, R": lambda: rotary(Q, K, COS[None], SIN[None], PLACES),
     "positions: torch.float32, expected": lambda: rotary(Q, K, COS, SIN, COS[:, 0]),
-    "positions: shape .*expected .*2, 3": lambda: rotary(Q, K, COS, SIN, torch.arange(2, device=DEVICE)),
-    "positions: of tables": lambda: rotary(Q, K, COS[:0], SIN[:0], torch.arange(3, device=DEVICE)),
+    "positions: shape .*expected .*2, 3": lambda: rotary(Q, K, COS, SIN, PLACES[:2]),
+    "positions: of tables": lambda: rotary(Q, K, COS[:0], SIN[:0], PLACES),
     "q: strides .*expected 1 last": lambda: rotary(Q.mT.contiguous().mT, K, COS, SIN, inplace=True),
     "k: strides .*no 0": lambda: rotary(Q, K[:1].expand(2, 3, 2, 16), COS, SIN, inplace=True),
     "q: torch.float64, expected": lambda: rotary(Q.double(), K.double(), COS, SIN),
