@@ -29,8 +29,13 @@ def attention_varlen(
     max_seqlen_q=None,
     max_seqlen_k=None,
 ):
+    # By name: its fourth argument is another one than in FlashAttention-2 and 3.
     out, _ = flash_attn_varlen_func(
-        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        *(q, k, v),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
         causal=causal,
         # As in `attention`.
         window_size=(None, None) if window is None else (window, 0),

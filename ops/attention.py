@@ -12,7 +12,7 @@ sees, as Dao counts them ("FlashAttention-2", 2023). Causal rows see half of a s
 sizes of the FlashAttention papers (Dao et al., 2022), of Whisper's encoder and of named models.
 """
 
-from ops._attention import attend
+from ops._attention import attend, scale
 from ops._drawn import log_uniform
 from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
@@ -82,12 +82,12 @@ def _drawn(generator):
     return make_case(*flags, B=max(1, log_uniform(generator, 1024, 8192) // s), H=h, S=s, D=d)
 
 
-KEYS = Tensor("B K|H T|S D")
+KEYS = Tensor("B K|H T|S D", scale=scale)
 ATTENTION = Op(
     "attention",
     attention_reference,
     {
-        "q": Tensor("B H S D"),
+        "q": Tensor("B H S D", scale=scale),
         "k": KEYS,
         "v": KEYS,
         "mask": Tensor("S T|S", grad=False, when="mask"),

@@ -25,7 +25,7 @@ from statistics import NormalDist
 
 import torch
 
-from ops._attention import attend
+from ops._attention import attend, scale
 from ops._drawn import log_uniform
 from ops._spec import PASSES, Cost, Op, Tensor, in_turn, make_case
 
@@ -165,12 +165,12 @@ def _drawn(generator):
     return make_case(*flags, B=b, H=h, T=t, D=d)
 
 
-KEYS = Tensor("U|T K|H D")
+KEYS = Tensor("U|T K|H D", scale=scale)
 ATTENTION_VARLEN = Op(
     "attention_varlen",
     attention_varlen_reference,
     {
-        "q": Tensor("T H D"),
+        "q": Tensor("T H D", scale=scale),
         "k": KEYS,
         "v": KEYS,
         "cu_seqlens_q": Tensor(

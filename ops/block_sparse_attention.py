@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from ops._attention import attend
+from ops._attention import attend, scale
 from ops._drawn import log_uniform
 from ops._spec import PASSES, Case, Cost, Op, Tensor, in_turn, make_case
 
@@ -146,12 +146,12 @@ def _drawn(generator):
     return make_case(*flags[0], flags[1], B=b, H=h, I=blocks, J=blocks, S=s, D=d)
 
 
-KEYS = Tensor("B K|H T|S D")
+KEYS = Tensor("B K|H T|S D", scale=scale)
 BLOCK_SPARSE_ATTENTION = Op(
     "block_sparse_attention",
     block_sparse_attention_reference,
     {
-        "q": Tensor("B H S D"),
+        "q": Tensor("B H S D", scale=scale),
         "k": KEYS,
         "v": KEYS,
         "block_mask": Tensor("A? G? I J", dtype="bool", grad=False, table=_kept_blocks),

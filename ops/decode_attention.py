@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from ops._attention import scale
 from ops._drawn import log_uniform
 from ops._spec import Cost, Op, Tensor, make_case
 
@@ -53,12 +54,12 @@ def _drawn(generator):
 
 BF16 = ("bfloat16",)
 LLAMA = {"H": 32, "K": 8}
-KEYS = Tensor("B K S D", grad=False)
+KEYS = Tensor("B K S D", scale=scale, grad=False)
 DECODE_ATTENTION = Op(
     "decode_attention",
     decode_attention_reference,
     {
-        "q": Tensor("B H Q D", grad=False),
+        "q": Tensor("B H Q D", scale=scale, grad=False),
         "k": KEYS,
         "v": KEYS,
         "lengths": Tensor("B", dtype="int64", grad=False, when="lengths", below="S"),
