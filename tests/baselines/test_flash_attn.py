@@ -114,7 +114,7 @@ def flash_attn_3(monkeypatch):
 def flash_attn_4(monkeypatch):
     """The baseline over a function that takes names as that of flash-attn-4 4.0.0b36 does."""
 
-    # Of its other arguments none may be given, and of these the first is not the boundaries.
+    # The fourth argument is not the boundaries of rows, as it is in the other two libraries.
     def packed(
         q,
         k,
