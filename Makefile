@@ -13,7 +13,7 @@ export HOME := $(CURDIR)/.home
 endif
 
 .PHONY: study smoke paper report test mutants docs lint image image-test lint-image sbom audit crate \
-	cluster slurm-test record tuned capabilities headline lock setup peers latex clean
+	cluster slurm-test record tuned capabilities headline lock setup peers latex clean image-archive
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -49,10 +49,17 @@ lint: $(READY)
 GIVEN := $(foreach name,BASE_IMAGE RUNTIME_IMAGE FLASH_ATTN FLASH_ATTN_CUDA_ARCHS MAX_JOBS TILEWRIGHT_SOURCE,\
 	$(if $($(name)),--build-arg $(name)='$($(name))'))
 
+BUILD = build --tag tilewright $(GIVEN) \
+	--build-arg TILEWRIGHT_VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) --build-arg \
+	TILEWRIGHT_COMMIT=$$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo -dirty) .
+
 image:
-	docker build --tag tilewright $(GIVEN) \
-		--build-arg TILEWRIGHT_VERSION=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml) --build-arg \
-		TILEWRIGHT_COMMIT=$$(git rev-parse HEAD)$$(test -z "$$(git status --porcelain)" || echo -dirty) .
+	docker $(BUILD)
+
+# One file to hand over: docker load, podman load and apptainer build read it.
+image-archive:
+	docker buildx $(BUILD) --output \
+		type=oci,dest=tilewright.oci.tar,compression=zstd,compression-level=9,force-compression=true
 
 image-test: lint-image
 	image/test.sh

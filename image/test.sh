@@ -13,6 +13,9 @@ TESTS=${TESTS:-tests/test_status.py tests/test_files.py tests/study tests/projec
 BASE=localhost/tilewright-base:$SUITE
 TAG=localhost/tilewright:test
 MOST_GB=8
+# Where to write the image as `make image-archive` does, "" for nowhere; it may have MOST_ARCHIVE_GB.
+ARCHIVE=${ARCHIVE:-}
+MOST_ARCHIVE_GB=3.4
 STRANGER=4242
 
 say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
@@ -79,6 +82,14 @@ bytes=$(podman image inspect --format '{{.Size}}' "$TAG")
 awk -v bytes="$bytes" -v most="$MOST_GB" 'BEGIN {
     printf "%.2f GB of at most %d GB\n", bytes / 1e9, most; exit bytes > most * 1e9 }'
 test "$(podman image inspect --format '{{index .Labels "org.opencontainers.image.revision"}}' "$TAG")" = "$commit"
+
+if [ -n "$ARCHIVE" ]; then
+    say "archive"
+    rm -f "$ARCHIVE"
+    buildah push --quiet --compression-format zstd --compression-level 9 "$TAG" "oci-archive:$ARCHIVE:tilewright" >/dev/null
+    awk -v bytes="$(stat -c %s "$ARCHIVE")" -v most="$MOST_ARCHIVE_GB" 'BEGIN {
+        printf "%.2f GB of at most %s GB\n", bytes / 1e9, most; exit bytes > most * 1e9 }'
+fi
 
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
