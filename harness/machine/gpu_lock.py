@@ -165,8 +165,9 @@ def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu
 def _await(
     exclusive: bool, wait_s: float, uuid: str | None, announced: contextlib.ExitStack
 ) -> tuple[int, Gpu]:
-    """announced: holds the marks of this job while it waits to have a GPU alone."""
+    """announced: holds the mark of this job while it waits to have a GPU alone."""
     began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
+    awaited = None
     while True:
         # One may vanish while others are waited for.
         devices = _wanted(uuid)
@@ -198,8 +199,10 @@ def _await(
         if not told and not used:
             print(f"waiting for {devices[0]}, held by {_holder(devices[0])}", file=sys.stderr)
             told = True
-            if exclusive:
-                _announce(devices, announced)
+        if exclusive and not used and awaited not in devices:
+            # One of several: on the others, verifications go on.
+            awaited = random.choice(devices)
+            _announce(awaited, announced)
         time.sleep(random.uniform(*PAUSE_S))
 
 
@@ -276,12 +279,11 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
-def _announce(devices: Collection[Gpu], announced: contextlib.ExitStack) -> None:
-    """Mark GPUs as awaited: jobs that share one and come one after the other would never end."""
-    for gpu in devices:
-        descriptor = _open(_mark(gpu))
-        announced.callback(os.close, descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+def _announce(gpu: Gpu, announced: contextlib.ExitStack) -> None:
+    """Mark a GPU as awaited: jobs that share it and come one after the other would never end."""
+    descriptor = _open(_mark(gpu))
+    announced.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def _awaited(gpu: Gpu) -> bool:

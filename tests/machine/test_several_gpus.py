@@ -10,6 +10,7 @@ import pytest
 
 from harness.cli import UserError
 from harness.machine import affinity, ceilings, environment, gpu_lock, nvml
+from tests.support.patience import wait_until
 
 COUNTS = [1, 2, 4, 8]
 LAST = -1
@@ -62,6 +63,27 @@ def test_verifications_spread_over_all_gpus(gpus, count):
             found[gpu.uuid] += 1
     # A GPU that none of them takes has a chance below 1e-12.
     assert set(found) == set(uuids(count))
+
+
+@pytest.mark.parametrize("count", COUNTS[1:])
+def test_a_job_that_waits_for_any_gpu_alone_keeps_verifications_from_one(gpus, count):
+    # As seen on four GPUs: one whose memory had run out waited, and none began anywhere.
+    gpus(count)
+    mine = gpu_lock.gpus()
+    shared = [gpu_lock._acquire(False, 0.2, gpu.uuid)[0] for gpu in mine]
+    alone = []
+    waiting = threading.Thread(target=lambda: alone.append(gpu_lock._acquire(True, 10.0, None)))
+    waiting.start()
+    wait_until(lambda: any(map(gpu_lock._awaited, mine)))
+    free = [gpu for gpu in mine if not gpu_lock._awaited(gpu)]
+    lock, found = gpu_lock._acquire(False, 5.0, None)
+    assert len(free) == count - 1 and found in free and not alone
+    for each in (lock, *shared):
+        os.close(each)
+    waiting.join(10.0)
+    [(lock, _)] = alone
+    os.close(lock)
+    assert not any(map(gpu_lock._awaited, mine))
 
 
 @pytest.mark.parametrize("count", COUNTS)
