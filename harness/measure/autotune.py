@@ -91,7 +91,8 @@ def compile_beforehand(
     cell again. It ends if no worker starts.
     """
     variables, limit_s = {**variables, **ONE_COMPILER}, COMPILING * limit_s
-    waiting, began = deque(cells), {}
+    # The passes of a case share kernels. Side by side, each would compile them anew.
+    waiting, began = deque(sorted(cells, key=lambda each: PASSES.index(each.pass_))), {}
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
         idle = [worker_name(impl, number + 1) for number in range(min(processes, len(cells)))]
         lost = _failed(workers.start(idle))

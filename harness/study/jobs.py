@@ -509,9 +509,6 @@ class Study:
     def _plan(self) -> dict[str, str]:
         """The board of each op, each kernel file that is tuned, and each question on a step."""
         seconds = {op: found for op in self.ops if (found := self._recorded_s(op))}
-        # A network takes longer than an op.
-        longest = max(seconds.values(), default=1.0)
-        seconds |= {op: longest for op in self.networks if op not in seconds}
         others = [f"{kind} {name}" for kind, names in self._others.items() for name in names]
         return placement.plan([*self.ops, *others], seconds, self.boards)
 

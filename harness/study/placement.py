@@ -9,7 +9,6 @@ finds each op where it was.
 Source: Graham, "Bounds on multiprocessing timing anomalies" (1969).
 """
 
-import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -45,12 +44,13 @@ def plan(
 ) -> dict[str, str]:
     """Return the board of each job; {} if there is no board.
 
-    lengths: the seconds that jobs took before. A job of unknown length counts as the median.
+    lengths: the seconds that jobs took before. A job of unknown length counts as the longest: one
+    that is placed first can be shorter, and the others still fill up the gap.
     """
     if not boards:
         return {}
-    usual = statistics.median(lengths.values()) if lengths else 1.0
-    length = {job: lengths.get(job, usual) for job in jobs}
+    longest = max(lengths.values(), default=1.0)
+    length = {job: lengths.get(job, longest) for job in jobs}
     load = dict.fromkeys(boards, 0.0)
     found = {}
     for job in sorted(length, key=lambda job: (-length[job], job)):

@@ -135,6 +135,17 @@ def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_
     assert len(asked) == len(cells)
 
 
+def test_the_passes_of_a_case_are_compiled_one_after_another(monkeypatch, tmp_path):
+    """They share kernels, which passes side by side would each compile."""
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    cases = [SimpleNamespace(name=name) for name in ("M1", LAST_CASE)]
+    cells = [Cell(case, "bfloat16", pass_) for case in cases for pass_ in PASSES]
+    autotune.compile_beforehand(OP, "fast", cells, WORKER, PATIENCE_S, {}, 1)
+    asked = [line.split()[-1] for line in log.read_text().splitlines()]
+    assert asked == [pass_ for pass_ in PASSES for _ in cases]
+
+
 @pytest.mark.parametrize("chosen_in_a_graph", [False, True])
 def test_compiled_kernels_stay_and_choices_go(tmp_path, chosen_in_a_graph):
     compiled = ["inductor/ab/kernel.py", "triton/x/kernel.cubin", "quack/y/kernel.o"]

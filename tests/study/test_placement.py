@@ -40,9 +40,9 @@ def test_the_plan_depends_on_neither_order_nor_time():
     lengths = {"a": 5.0, "b": 3.0, "c": 3.0, "d": 1.0}
     plans = [placement.plan(some, lengths, uuids(2)) for some in itertools.permutations("abcde")]
     assert all(plan == plans[0] for plan in plans)
-    # The longest first; one of unknown length counts as the median.
+    # The longest first, and one of unknown length is as long.
     first, second = uuids(2)
-    assert plans[0] == {"a": first, "b": second, "c": second, "e": first, "d": second}
+    assert plans[0] == {"a": first, "e": second, "b": first, "c": second, "d": first}
 
 
 def test_without_a_board_nothing_is_planned():
