@@ -128,8 +128,16 @@ class GpuMonitor:
 
     def used_bytes(self) -> int | None:
         """Return the memory in use by all programs; None if the driver does not tell."""
-        memory = nvml.ask(self._driver, "nvmlDeviceGetMemoryInfo", self._device)
+        memory = self._ask_memory()
         return None if memory is None else memory.used
+
+    def free_bytes(self) -> int | None:
+        """Return the memory that no program uses; None if the driver does not tell."""
+        memory = self._ask_memory()
+        return None if memory is None else memory.total - memory.used
+
+    def _ask_memory(self):
+        return nvml.ask(self._driver, "nvmlDeviceGetMemoryInfo", self._device)
 
     def users(self) -> set[int]:
         """Return the numbers of the processes that use it, as far as the driver tells."""

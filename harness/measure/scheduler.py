@@ -162,12 +162,14 @@ class Scheduler:
         self._memory.idle()
         answers = self._ask_to_prepare(started, cell)
         starved = [impl for impl, answer in answers.items() if _is_failure(answer, "oom")]
-        if len(answers) > 1:
-            # Rivals that prepared at the same time may have held the memory: once more, alone.
+        idle = [name for name in self._workers.names if process_of(name)[1] and starved]
+        if len(answers) > 1 or idle:
+            # Rivals that prepared at the same time may have held the memory, or further processes
+            # that wait for a cell with short calls: once more, alone.
+            for name in (*idle, *starved):
+                self._stop(name)
             for impl in starved:
-                self._stop(impl)
                 del answers[impl]
-            for impl in starved:
                 self._memory.settle()
                 answers |= self._ask(self._start([impl]), _prepare(cell))
         prepared = self._without_failures(answers)
@@ -189,15 +191,22 @@ class Scheduler:
 
         They are for a cell with a short call, and for an op that searches a table. The time of such
         an op depends on the place of the table in memory, which differs from process to process. A
-        process that cannot be prepared is left out: the implementation has a time without it.
+        process that cannot be prepared is left out: the implementation has a time without it. If
+        the GPU's memory holds fewer, each implementation has fewer.
         """
         timing = self._plan.timing
         shortest = min((each.device_us for each in ready.values()), default=0.0)
         searches = any(tensor.ascending for tensor in self._plan.op.inputs.values())
         if not ready or (shortest >= timing.short_us and not searches):
             return {}
-        names = [worker_name(impl, n) for n in range(1, timing.processes) for impl in ready]
-        for name, answer in self._workers.start(names).items():
+        most = timing.processes - 1
+        count = self._fitting(ready, most)
+        if count < most:
+            print(f"{cell}: memory for {count} of {most} further processes each", file=sys.stderr)
+        names, began = [worker_name(i, n + 1) for n in range(count) for i in ready], time.monotonic()
+        answers = self._workers.start(names)
+        self._phase_times.add("start", time.monotonic() - began, answers)
+        for name, answer in answers.items():
             if isinstance(answer, Failure):
                 self._leave_behind(name, answer)
                 names.remove(name)
@@ -216,6 +225,26 @@ class Scheduler:
         self._memory.settle()
         self._memory.ready()
         return further
+
+    def _fitting(self, ready: Mapping[str, Ready], most: int) -> int:
+        """Return how many further processes of each implementation the GPU's memory holds.
+
+        Each takes what the first one holds for the cell. If it is not started yet, it takes as much
+        besides as the running ones hold on average without cells. One that finds no memory costs
+        the time of its start, and that of another one for the next cell.
+        """
+        used, free = self._monitor.used_bytes(), self._monitor.free_bytes()
+        if used is None or free is None:
+            return most
+        held = sum(each.prepared.held_bytes for each in ready.values())
+        running = self._workers.names
+        alone = max(0, used - held) / max(1, len(running))
+        for count in range(1, most + 1):
+            fresh = sum(worker_name(impl, count) not in running for impl in ready)
+            free -= held + alone * fresh
+            if free < 0:
+                return count - 1
+        return most
 
     def _ask_to_prepare(self, names: Sequence[str], cell: Cell) -> dict[str, Prepared | Failure]:
         """Have workers prepare a cell: together, but after them one by one those that tune

@@ -212,6 +212,11 @@ class WorkerPool:
             worker.kill()
 
     @property
+    def names(self) -> list[str]:
+        """The workers that were started and not ended."""
+        return list(self._workers)
+
+    @property
     def groups(self) -> set[int]:
         """The process groups of the workers, each the number of its worker."""
         return {worker.pid for worker in self._workers.values() if worker.pid is not None}

@@ -109,13 +109,13 @@ def test_a_stranger_is_a_process_other_than_ours_and_the_workers(driver):
 
 def test_the_memory_in_use_is_the_drivers(driver, monkeypatch):
     watch = gpu_lock.GpuMonitor(gpu_lock.gpus()[0])
-    assert watch.used_bytes() == 2**30
+    assert (watch.used_bytes(), watch.free_bytes()) == (2**30, 2**37 - 2**30)
 
     def fail(handle):
         raise driver.NVMLError
 
     monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", fail)
-    assert watch.used_bytes() is None
+    assert watch.used_bytes() is None and watch.free_bytes() is None
 
 
 def test_hidden_gpus_are_named_in_the_error(driver, monkeypatch):

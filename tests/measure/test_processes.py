@@ -7,7 +7,7 @@ import pytest
 from harness.workers import gpu_memory
 from ops._spec import Tensor
 from tests.support.fake_worker import GIB
-from tests.support.measuring import BLOCKS, OP, FakeMonitor, children, of
+from tests.support.measuring import BLOCKS, CELLS, OP, FakeMonitor, children, of
 
 # The calls of fake_bench take 100 us, and those of "fast" 1 us.
 SHORT = {"processes": 3, "short_us": 100.1}
@@ -76,6 +76,37 @@ def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
     assert {row["status"] for row in rows} == {"ok"}
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
     assert "room_for_one#2: left out: oom: OutOfMemoryError" in capsys.readouterr().err
+
+
+class Small(TwoGibEach):
+    """The same driver, of a GPU with so many GiB."""
+
+    def __init__(self, gib):
+        super().__init__()
+        self.gib = gib
+
+    def free_bytes(self):
+        return self.gib * GIB - self.used_bytes()
+
+
+@pytest.mark.parametrize(("gib", "count"), [(12, 3), (11, 2), (7, 1)])
+def test_no_more_processes_are_started_than_memory_holds(timed, capsys, gib, count):
+    """Two GiB each: the first ones take four, and each further one of both implementations four."""
+    rows = timed(["ours", "slow"], Small(gib), cells=CELLS[:1], **SHORT)
+    for impl in ("ours", "slow"):
+        assert sorted(processes(rows, impl)) == sorted([*range(count)] * BLOCKS)
+    said = capsys.readouterr().err
+    assert "left out" not in said
+    assert (f"memory for {count - 1} of 2 further processes each" in said) == (count < 3)
+
+
+def test_processes_that_wait_make_room_for_a_cell_without_memory(timed, capsys):
+    """The second cell of "crowded" finds no memory beside more than one other process."""
+    rows = timed(["ours", "crowded"], **SHORT)
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sorted(processes(rows, "crowded", "M1")) == sorted([0, 1, 2] * BLOCKS)
+    assert processes(rows, "crowded", "M2") == [0] * BLOCKS
+    assert sorted(processes(rows, "ours", "M2")) == sorted([0, 1, 2] * BLOCKS)
 
 
 def test_a_process_that_fails_ends_its_implementation_and_no_other(timed):

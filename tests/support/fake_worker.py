@@ -7,6 +7,7 @@
 - `waits_for_others` takes until FAKE_OTHERS cells of LAST_CASE were begun, except for those.
 - `says_how_it_tunes` declines each cell; the reason says whether tuners keep their choices.
 - `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
+- `crowded` finds no memory for a cell of LAST_CASE beside more than one other process.
   choice.
 """
 
@@ -73,6 +74,8 @@ class FakeWorker:
             self._fail(self.impl.removesuffix("_at_once"))
         if self.impl == "prepares_slowly":
             time.sleep(SLOWLY_S)
+        if self.impl == "crowded" and case == LAST_CASE and _siblings() > 2:
+            raise OutOfMemoryError("CUDA out of memory")
         if self.impl == "waits_for_others" and case != LAST_CASE:
             wait_until(self._others_began)
         if self.impl == "says_how_it_tunes":
@@ -191,3 +194,9 @@ class FakeWorker:
         for descriptor in range(3, 20):
             with contextlib.suppress(OSError):
                 os.write(descriptor, text)
+
+
+def _siblings() -> int:
+    """Return how many living processes the parent has, this one included."""
+    parent = os.getppid()
+    return len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split())

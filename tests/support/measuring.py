@@ -66,6 +66,9 @@ class FakeMonitor:
     def used_bytes(self):
         return self.used.pop(0) if len(self.used) > 1 else self.used[0]
 
+    def free_bytes(self):
+        return None
+
     def refuse_vanished(self):
         pass
 
