@@ -21,6 +21,7 @@ from tests.support.measuring import (
     BLOCKS,
     CELLS,
     ENVIRONMENT,
+    LIMIT_S,
     TIMING,
     FakeMonitor,
     children,
@@ -261,6 +262,13 @@ def test_the_sidecar_makes_the_record_whole(timed, tmp_path, capsys):
     printed = re.fullmatch(r"fake: 16 rows in \d+\.\d s, first calls \d+%, overhead (\d+)%", said)
     # So short a total is rounded by up to a percent; the share beside it is not rounded.
     assert int(printed[1]) == pytest.approx(100 * overhead["share"], abs=0.51)
+
+
+def test_a_first_call_without_an_end_is_a_first_call(timed, tmp_path):
+    """The library compiled or tuned until its time was over, which is no time of the harness."""
+    timed(["ours", "hangs_at_once"], cells=CELLS[:1])
+    overhead = json.loads((tmp_path / "raw/fake.json").read_text())["overhead"]
+    assert LIMIT_S <= overhead["first_s"] < overhead["total_s"]
 
 
 def files(folder):

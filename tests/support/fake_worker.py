@@ -7,8 +7,8 @@
 - `waits_for_others` takes until FAKE_OTHERS cells of LAST_CASE were begun, except for those.
 - `says_how_it_tunes` declines each cell; the reason says whether tuners keep their choices.
 - `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
-- `crowded` finds no memory for a cell of LAST_CASE beside more than one other process.
   choice.
+- `crowded` finds no memory for a cell of LAST_CASE beside more than one other process.
 """
 
 import contextlib
