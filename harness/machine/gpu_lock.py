@@ -30,6 +30,8 @@ WAIT_S = 4 * 3600.0
 # The driver lists a process for a moment after its death.
 SETTLE_S = 5.0
 PAUSE_S = (0.02, 0.2)
+# How often a job asks whether a GPU is awaited until it believes so, and the longest pause between.
+ASKED, ASKING_S = 4, 0.002
 # The word of an option in place of the UUID of a board.
 ANY = "any"
 ELSEWHERE = "start the study again: it goes on with the GPUs that are left"
@@ -184,7 +186,7 @@ def _await(
             random.shuffle(devices)
         used = {}
         for gpu in devices:
-            if not exclusive and _awaited(gpu):
+            if not exclusive and is_awaited(gpu):
                 continue
             lock = _try_lock(gpu, exclusive)
             if lock is None:
@@ -208,8 +210,8 @@ def _await(
             print(f"waiting for {devices[0]}, held by {_holder(devices[0])}", file=sys.stderr)
             told = True
         if exclusive and not used and awaited not in devices:
-            # One of several: on the others, verifications go on.
-            awaited = random.choice(devices)
+            # One of several, and the same for all such jobs: on the others, verifications go on.
+            awaited = next(filter(is_awaited, devices), None) or random.choice(devices)
             _announce(awaited, announced)
         time.sleep(random.uniform(*PAUSE_S))
 
@@ -294,17 +296,19 @@ def _announce(gpu: Gpu, announced: contextlib.ExitStack) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def _awaited(gpu: Gpu) -> bool:
-    """Whether a job waits to have a GPU alone."""
+def is_awaited(gpu: Gpu) -> bool:
+    """Return whether a job waits to have a GPU alone."""
     descriptor = _open(_mark(gpu))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        # One of several that ask at once is told so too. It asks again.
+        for _ in range(ASKED):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
+            # Another that asks at the same moment holds the mark until it has its answer.
+            time.sleep(random.uniform(0.0, ASKING_S))
         return True
     finally:
         os.close(descriptor)
-    return False
 
 
 def _mark(gpu: Gpu) -> Path:

@@ -16,6 +16,7 @@ in `AUTOTUNES`.
 import argparse
 import contextlib
 import datetime
+import functools
 import os
 import time
 from collections import deque
@@ -60,16 +61,19 @@ def main() -> None:
     # All libraries are to choose on the board that measures them all.
     board = options.board or next((gpu.uuid for gpu in gpu_lock.gpus()), None)
     folder, limit_s = options.out.with_suffix(""), options.cell_timeout_s
-    with gpu_lock.hold(exclusive=False, uuid=board) as gpu:
-        # Without its choices the old report says nothing.
-        options.out.unlink(missing_ok=True)
-        kept = choices.emptied(folder)
-        about = op.name, options.impl, cells, options.worker, limit_s, kept
-        compile_beforehand(*about, len(os.sched_getaffinity(0)))
-        choices.forget(folder)
-    with gpu_lock.hold(exclusive=True, uuid=gpu.uuid) as gpu:
+    # Without its choices the old report says nothing.
+    options.out.unlink(missing_ok=True)
+    about = options.worker, limit_s, choices.emptied(folder)
+    left = cells
+    while left:
+        with gpu_lock.hold(exclusive=False) as gpu:
+            waits = functools.partial(gpu_lock.is_awaited, gpu)
+            at_once = len(os.sched_getaffinity(0))
+            left = compile_beforehand(op.name, options.impl, left, *about, at_once, waits)
+    choices.forget(folder)
+    with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
         date = cli.utc(datetime.datetime.now(datetime.UTC))
-        found = tuned(*about)
+        found = tuned(op.name, options.impl, cells, *about)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
     files.write_json(options.out, report | {"gpu": board, "cells": found})
@@ -83,12 +87,16 @@ def compile_beforehand(
     limit_s: float,
     variables: Mapping[str, str],
     processes: int,
-) -> None:
-    """Have several workers prepare the cells side by side; arguments as of `tuned`.
+    awaited: Callable[[], bool],
+) -> list[Cell]:
+    """Have several workers prepare the cells side by side; return the cells that are left.
+
+    Arguments are as of `tuned`. awaited: whether another job waits to have the GPU alone. Then no
+    further cell begins, and those that are left are for another GPU or for later.
 
     Compiling takes most of a first call, and it needs no GPU alone. Each worker takes the next cell
     when it has done one, within COMPILING times the limit. No failure ends it: `tuned` meets each
-    cell again. It ends if no worker starts.
+    cell again. If no worker starts, none is left.
     """
     variables, limit_s = {**variables, **ONE_COMPILER}, COMPILING * limit_s
     # The passes of a case share kernels. Side by side, each would compile them anew.
@@ -97,8 +105,14 @@ def compile_beforehand(
         idle = [worker_name(impl, number + 1) for number in range(min(processes, len(cells)))]
         lost = _failed(workers.start(idle))
         idle = [name for name in idle if name not in lost]
+        at_first = True
         while began or (waiting and idle):
-            while waiting and idle:
+            # Some cells are compiled in any case, or a turn could come to nothing.
+            goes_on = at_first or not awaited()
+            if not (began or goes_on):
+                break
+            at_first = False
+            while waiting and idle and goes_on:
                 name, each = idle.pop(), waiting.popleft()
                 if not _failed(workers.start([name])):
                     workers.send(name, Prepare(each.case.name, each.dtype, each.pass_))
@@ -109,6 +123,7 @@ def compile_beforehand(
                 if fatal or _failed(workers.ask([name], limit_s, Release())):
                     workers.stop(name)
                 idle.append(name)
+    return list(waiting) if idle else []
 
 
 def _failed(answers: Mapping[str, Answer]) -> set[str]:

@@ -64,12 +64,16 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     """Run all cells and return the report.
 
     If memory ran out while other verifications used the GPU, that proves nothing. Such cells run
-    again, one verification after another, and if need be alone on the GPU.
+    again, one verification after another, and if need be alone on the GPU. If a job waits to have
+    the shared GPU alone, this one ends the cells it has begun and goes on with another GPU.
     """
     units: dict[int, list] = {}
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
-        with _surroundings(mode, attempt, arguments.choices):
-            facts, units = _run(arguments, mode, units, spare=attempt != ATTEMPTS[0])
+        facts, spent_s = None, Counter()
+        while facts is None:
+            with _surroundings(mode, attempt, arguments.choices) as awaited:
+                queue = _Queue(units, spent_s, awaited)
+                facts, units = _run(arguments, mode, queue, spare=attempt != ATTEMPTS[0])
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
         if not crowded:
             break
@@ -82,8 +86,12 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
 
 
 @contextlib.contextmanager
-def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None]:
+def _surroundings(
+    mode: str, attempt: str, chosen: Path | None
+) -> Iterator[Callable[[], bool] | None]:
     """Lock a GPU, or set Triton's interpreter for our kernels and no others.
+
+    Yields the question whether a job waits to have the GPU alone, None if it is not shared.
 
     Inductor's own kernels would break under the variable of the interpreter. chosen: the folder of
     the choices that the library made while it had the GPU alone. It is verified with a copy of
@@ -104,11 +112,11 @@ def _surroundings(mode: str, attempt: str, chosen: Path | None) -> Iterator[None
                 os.environ.update(choices.copied(chosen, own))
             else:
                 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own)
-            yield
+            yield None if attempt == "alone" else partial(gpu_lock.is_awaited, gpu)
         return
     if mode == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"
-    yield
+    yield None
 
 
 class _Queue:
@@ -116,12 +124,22 @@ class _Queue:
 
     - units: the cells by number of the unit.
     - spent_s: the seconds by class of cell; see `_class`.
+    - awaited: whether a job waits to have the GPU alone, None if there is no such job. Then no unit
+      but the first is handed out.
+    - paused: whether units are left for that reason.
     - fault: the first one, after which no unit is handed out.
     """
 
-    def __init__(self, units: dict[int, list]):
-        self.units, self.spent_s = units, Counter()
+    def __init__(
+        self,
+        units: dict[int, list],
+        spent_s: Counter | None = None,
+        awaited: Callable[[], bool] | None = None,
+    ):
+        self.units, self.spent_s = units, Counter() if spent_s is None else spent_s
         self._taken, self._lock = set(units), threading.Lock()
+        self._awaited, self._before = awaited, len(units)
+        self.paused = False
         self.fault: BaseException | None = None
         self._workers: list[WorkerHandle] = []
 
@@ -130,6 +148,14 @@ class _Queue:
         with self._lock:
             left = (n for n in range(len(plan.units)) if n not in self._taken)
             number = None if self.fault else next(left, None)
+            if number is None:
+                return None
+            # A turn without any unit could follow another for ever.
+            self.paused = self.paused or bool(
+                self._awaited and len(self._taken) > self._before and self._awaited()
+            )
+            if self.paused:
+                return None
             self._taken.add(number)
             return number
 
@@ -161,13 +187,13 @@ class _Queue:
 
 
 def _run(
-    arguments: argparse.Namespace, mode: str, units: dict[int, list], spare: bool
-) -> tuple[dict, dict]:
+    arguments: argparse.Namespace, mode: str, queue: _Queue, spare: bool
+) -> tuple[dict | None, dict]:
     """Add the cells of each missing unit; return the facts of the whole report, and all cells.
 
-    `--jobs` processes work at a time, unless memory is to be spared.
+    `--jobs` processes work at a time, unless memory is to be spared. There are no facts yet if the
+    queue is paused.
     """
-    queue = _Queue(units)
 
     def lane(finish: Callable | None = None) -> dict | None:
         try:
@@ -180,6 +206,8 @@ def _run(
         facts = lane(lambda *last: _facts(queue, others, *last))
     if queue.fault:
         raise queue.fault
+    if queue.paused:
+        return None, queue.units
     return facts, queue.units if "ledger" in facts else {}
 
 
@@ -241,6 +269,8 @@ def _facts(
     """
     for other in others:
         other.result()
+    if queue.paused:
+        return {}
     spent_s = {name: round(s, 1) for name, s in queue.spent_s.items()}
     facts = {"impl_version": hello.impl_version, "device": plan.device, "spent_s": spent_s}
     return facts | {"ledger": ledger.take(queue.units, plan.declared, ask)}

@@ -176,7 +176,7 @@ def test_no_job_that_shares_begins_while_another_waits_to_have_the_gpu_alone(dri
         waiting = threading.Thread(target=measure)
         waiting.start()
         begun.wait()
-        wait_until(lambda: gpu_lock._awaited(gpu))
+        wait_until(lambda: gpu_lock.is_awaited(gpu))
         with pytest.raises(UserError, match="still held"), gpu_lock.hold(False, wait_s=0.3):
             pass
         assert not alone

@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -74,16 +75,22 @@ def test_a_job_that_waits_for_any_gpu_alone_keeps_verifications_from_one(gpus, c
     alone = []
     waiting = threading.Thread(target=lambda: alone.append(gpu_lock._acquire(True, 10.0, None)))
     waiting.start()
-    wait_until(lambda: any(map(gpu_lock._awaited, mine)))
-    free = [gpu for gpu in mine if not gpu_lock._awaited(gpu)]
+    wait_until(lambda: any(map(gpu_lock.is_awaited, mine)))
+    # A second one joins the first, or several would close all GPUs.
+    second = threading.Thread(target=lambda: alone.append(gpu_lock._acquire(True, 10.0, None)))
+    second.start()
+    time.sleep(3 * gpu_lock.PAUSE_S[1])
+    free = [gpu for gpu in mine if not gpu_lock.is_awaited(gpu)]
     lock, found = gpu_lock._acquire(False, 5.0, None)
     assert len(free) == count - 1 and found in free and not alone
     for each in (lock, *shared):
         os.close(each)
     waiting.join(10.0)
-    [(lock, _)] = alone
-    os.close(lock)
-    assert not any(map(gpu_lock._awaited, mine))
+    second.join(10.0)
+    (lock, _), (other, _) = alone
+    for each in (lock, other):
+        os.close(each)
+    assert not any(map(gpu_lock.is_awaited, mine))
 
 
 @pytest.mark.parametrize("count", COUNTS)

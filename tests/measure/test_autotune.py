@@ -128,7 +128,8 @@ def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_
     monkeypatch.setenv("FAKE_OTHERS", str(others))
     names = ["M1", *[LAST_CASE] * others]
     cells = [Cell(SimpleNamespace(name=name), "bfloat16", "forward") for name in names]
-    autotune.compile_beforehand(OP, "waits_for_others", cells, WORKER, PATIENCE_S, {}, 2)
+    compiled = autotune.compile_beforehand
+    assert not compiled(OP, "waits_for_others", cells, WORKER, PATIENCE_S, {}, 2, lambda: False)
     asked = [line.split() for line in log.read_text().splitlines()]
     (slow,) = {words[0] for words in asked if "M1" in words}
     assert len({words[0] for words in asked if LAST_CASE in words} - {slow}) == 1
@@ -141,9 +142,30 @@ def test_the_passes_of_a_case_are_compiled_one_after_another(monkeypatch, tmp_pa
     monkeypatch.setenv("FAKE_LOG", str(log))
     cases = [SimpleNamespace(name=name) for name in ("M1", LAST_CASE)]
     cells = [Cell(case, "bfloat16", pass_) for case in cases for pass_ in PASSES]
-    autotune.compile_beforehand(OP, "fast", cells, WORKER, PATIENCE_S, {}, 1)
+    autotune.compile_beforehand(OP, "fast", cells, WORKER, PATIENCE_S, {}, 1, lambda: False)
     asked = [line.split()[-1] for line in log.read_text().splitlines()]
     assert asked == [pass_ for pass_ in PASSES for _ in cases]
+
+
+def test_compiling_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, tmp_path):
+    """Each turn begins some cells, and the next one goes on with those that are left."""
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    cells = [Cell(SimpleNamespace(name=f"M{n}"), "bfloat16", "forward") for n in range(5)]
+    left, counts = cells, []
+    while left:
+        counts.append(len(left))
+        about = OP, "fast", left, WORKER, PATIENCE_S, {}, 2, lambda: True
+        left = autotune.compile_beforehand(*about)
+    assert counts == [5, 3, 1]
+    asked = [line.split()[3] for line in log.read_text().splitlines()]
+    assert sorted(asked) == [each.case.name for each in cells]
+
+
+def test_compiling_is_over_if_no_worker_starts():
+    cells = [Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")]
+    about = OP, "absent", cells, WORKER, PATIENCE_S, {}, 1, lambda: True
+    assert autotune.compile_beforehand(*about) == []
 
 
 @pytest.mark.parametrize("chosen_in_a_graph", [False, True])

@@ -105,7 +105,7 @@ def test_a_second_attempt_follows_several_processes(tree):
         " sweep_s=None, ordinary_s=None, hostile_s=None)\n"
         "with v._surroundings('interpreter', 'shared', None):\n"
         "    for spare in (False, True):\n"
-        "        print(len(v._run(given, 'interpreter', {}, spare)[1]))\n"
+        "        print(len(v._run(given, 'interpreter', v._Queue({}), spare)[1]))\n"
     )
     command = [sys.executable, "-c", program]
     environment = os.environ | {"PYTHONPATH": str(tree)}
@@ -159,7 +159,7 @@ def test_a_fault_in_one_lane_ends_all(monkeypatch, tree):
         passes=["forward"], max_cases=None, drawn=None, jobs=2, ordinary_s=None,
     )  # fmt: skip
     with pytest.raises(UserError, match="double ours: no"):
-        verification._run(arguments, "gpu", {}, spare=False)
+        verification._run(arguments, "gpu", verification._Queue({}), spare=False)
     assert len(ran) < 10
 
 
@@ -263,7 +263,7 @@ def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     )  # fmt: skip
 
     def run():
-        _, units = verification._run(arguments, "gpu", {}, spare=False)
+        _, units = verification._run(arguments, "gpu", verification._Queue({}), spare=False)
         return [(cells[0]["kind"], cells[0]["status"]) for _, cells in sorted(units.items())]
 
     timed, late = [("sweep", "ok")] * 2 + [("drawn", "ok")] * 2, ("edge", "unreached")
@@ -295,10 +295,10 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
         attempts.append(attempt)
         yield
 
-    def run(arguments, mode, units, spare):
+    def run(arguments, mode, queue, spare):
         assert spare == (attempts[-1] != "shared")
         fine = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
-        assert set(units) == (set() if attempts[-1] == "shared" else {0})
+        assert set(queue.units) == (set() if attempts[-1] == "shared" else {0})
         status = "ok" if attempts[-1] == remedy else "oom"
         cells = {1: [fine | {"status": status, "reason": ""}], 0: [fine | {"status": "ok"}]}
         return {"device": "a GPU"}, cells
@@ -312,6 +312,43 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
     attempts.clear()
     assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
+
+
+def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
+    """Each turn runs a unit, on any GPU; time limits count the seconds of all turns."""
+    units = [[{"kind": "sweep", "case": f"N{n}"}] for n in range(4)]
+    turns, asked = [], []
+
+    @contextlib.contextmanager
+    def surroundings(mode, attempt, chosen):
+        turns.append([])
+        yield lambda: len(turns) < 3
+
+    def ask(worker, limit_s, request):
+        if isinstance(request, ChooseUnits):
+            return Chosen("a GPU", units, {})
+        turns[-1].append(request.unit)
+        return UnitChecked([units[request.unit][0] | {"status": "ok", "tensors": []}], True)
+
+    def take(done, declared, ask):
+        asked.append(sorted(done))
+        return {}
+
+    worker = types.SimpleNamespace(answer=lambda limit_s: Hello("1"), pid=None)
+    monkeypatch.setattr(verification, "_surroundings", surroundings)
+    monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
+    monkeypatch.setattr(verification, "_ask", ask)
+    monkeypatch.setattr(verification.ledger, "take", take)
+    clock = itertools.count()
+    monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
+    arguments = argparse.Namespace(
+        op="double", impl="slow", seed=0, choices=None, jobs=1, cell_timeout_s=60.0, drawn=None,
+        edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, sweep_s=None,
+    )  # fmt: skip
+    report = verification.verify(arguments, "gpu")
+    assert turns == [[0], [1], [2, 3]] and asked == [[0, 1, 2, 3]]
+    assert [cell["case"] for cell in report["cells"]] == ["N0", "N1", "N2", "N3"]
+    assert report["spent_s"] == {"sweep": 4}
 
 
 def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
@@ -328,7 +365,8 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
     for name in KEEP:
         monkeypatch.setenv(name, "")
     for attempt in verification.ATTEMPTS:
-        with verification._surroundings("gpu", attempt, None):
+        with verification._surroundings("gpu", attempt, None) as awaited:
+            assert (awaited is None) == (attempt == "alone")
             held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
             assert held[-1].is_dir() and os.environ.items() >= KEEP.items()
     kept = [held.pop(index) for index in (6, 4, 1)]
