@@ -43,10 +43,12 @@ ACCUMULATES = {"decode_attention": "float32"}
 LEAST_ROWS, MOST_ROWS = 16, 64
 # Splits of one sequence, and how many of them the second kernel takes at once.
 MOST_SPLITS, AT_ONCE = 128, 16
-# Programs that a multiprocessor holds, and keys that a split has at least.
-PER_SM, LEAST_KEYS = 2, 256
+# Keys that a split has at least.
+LEAST_KEYS = 256
+# Programs that the registers of a multiprocessor hold, and shared memory that CUDA adds to each.
+MOST_RESIDENT, RESERVED = 4, 1024
 # More splits are worth their second kernel if they keep more than this share more programs at work.
-NEARLY = 0.85
+NEARLY = 0.9
 
 
 def decode_attention(
@@ -270,7 +272,8 @@ def decode_fwd(
     key = {"rows": group * rows, "d": d, "itemsize": q.element_size()}
     config = SPLIT.pick(q.device, **key, shared=shared_bytes(q.device))
     tiles = triton.cdiv(group * rows, config["BLOCK_M"])
-    splits = num_splits or _splits(b * heads * tiles, s, sm_count(q.device))
+    slots = _resident(config, d, key["itemsize"], shared_bytes(q.device)) * sm_count(q.device)
+    splits = num_splits or _splits(b * heads * tiles, s, slots)
     part, part_lse = out, lse
     if splits > 1:
         part = q.new_empty((splits, b, h, rows, d), dtype=torch.float32)
@@ -294,13 +297,22 @@ def decode_fwd(
     return out, lse
 
 
-def _splits(programs: int, s: int, multiprocessors: int) -> int:
+def _resident(config, d: int, itemsize: int, shared: int) -> int:
+    """How many programs a multiprocessor with so many bytes of shared memory holds.
+
+    They hold the rows, and keys and values of all stages but the one that is computed.
+    """
+    held = config["BLOCK_M"] + 2 * (config["num_stages"] - 1) * config["BLOCK_N"]
+    return max(1, min(MOST_RESIDENT, shared // (held * padded(d) * itemsize + RESERVED)))
+
+
+def _splits(programs: int, s: int, slots: int) -> int:
     """The least number of splits that keeps nearly as many programs at work as any other.
 
-    programs: how many there are with one split. The last wave of programs is the fuller the more
-    splits there are; flash-attn chooses by the same thought (its `num_splits_heuristic`).
+    programs: how many there are with one split. slots: how many run at a time. The last wave of
+    programs is the fuller the more splits there are; flash-attn chooses by the same thought (its
+    `num_splits_heuristic`).
     """
-    slots = PER_SM * multiprocessors
     most = max(1, min(MOST_SPLITS, s // LEAST_KEYS))
     shares = [n * programs / (-(-n * programs // slots) * slots) for n in range(1, most + 1)]
     enough = NEARLY * max(shares)

@@ -1,14 +1,19 @@
 """Embedding: out[i] = weight[ids[i]], and a gradient of the weight that repeats bit for bit.
 
-Memory decides. The forward pass copies rows. The backward pass writes the whole gradient, most of
-it zeros, and reads each row of dy once. A program owns some rows of the gradient, so no row is
-written twice, no zeros are written first, and no two programs add to one number.
+Memory decides. The forward pass copies rows, some columns of all tokens first: then a row that many
+tokens have is still in the L2. The backward pass writes the whole gradient, most of it zeros, and
+reads each row of dy once. Each row of the gradient has one program. So no row is written twice, no
+zeros are written first, and no two programs add to one number.
 
-A program must find the tokens of its rows. So the tokens are sorted by their id, and by their place
+A program must find the tokens of a row. So the tokens are sorted by their id, and by their place
 within an id. A key holds both, so all keys differ and every correct sort gives the same order. The
 place of a key in a block of keys is the number of smaller keys, which a program counts. Its place
 in the whole is the sum of such numbers, found in each sorted block by bisection. Sums run in that
 order in float32.
+
+The first sorted token of an id has a program that adds up the id's rows of dy. Other programs write
+zeros to the rows without a token. Reads that wait for each other would decide otherwise: a program
+that owned rows of both kinds would look for their tokens one row after the other.
 
 A frequent id would leave a program with most of the tokens. So the sorted tokens also form chunks.
 If all tokens of a chunk have one id, its rows are added up beforehand, by a program of its own.
@@ -36,7 +41,9 @@ from ._triton.memory import load_f32, store_as
 
 ACCUMULATES = {"embedding": "float32"}
 # Keys of a sorted block, and of these those that a program places, and that it compares at a time.
-SORTED, OWN, SEEN = 1024, 128, 64
+SORTED, OWN, SEEN = 1024, 64, 128
+# Sorted blocks that a program bisects at once: each step of a bisection waits for the one before.
+BISECTED = 16
 # Beyond so many tokens the bisections would outweigh the sums.
 MOST_RANKED = 2**17
 # Tokens of a chunk, whose sum is taken beforehand if they have one id.
@@ -116,10 +123,10 @@ def embedding_fwd(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return out
     weight = as_rows_2d(weight)
     config = FORWARD.pick(out.device, c=min(c, WIDE), itemsize=out.element_size())
-    tiles = (c - 1) // config["BLOCK_C"] + 1
-    _forward_kernel[(((m - 1) // config["BLOCK_M"] + 1) * tiles,)](
+    blocks = (m - 1) // config["BLOCK_M"] + 1
+    _forward_kernel[(blocks * ((c - 1) // config["BLOCK_C"] + 1),)](
         ids_ptr=ids.contiguous(), weight_ptr=weight, out_ptr=out,
-        stride_weight=weight.stride(0), M=m, V=v, C=c, tiles=tiles, **config,
+        stride_weight=weight.stride(0), M=m, V=v, C=c, blocks=blocks, **config,
     )  # fmt: skip
     return out
 
@@ -145,9 +152,9 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
         if m > MOST_RANKED:
             keys = torch.sort(unranked)[0]
         elif blocks > 1:
-            _rank_kernel[(blocks,)](
-                unranked_ptr=unranked, keys_ptr=keys, M=m, blocks=blocks,
-                BLOCK=SORTED, STEPS=SORTED.bit_length(), num_warps=8,
+            _rank_kernel[((m - 1) // OWN + 1,)](
+                unranked_ptr=unranked, keys_ptr=keys, M=m, blocks=blocks, steps=SORTED.bit_length(),
+                BLOCK=SORTED, OWN=OWN, BISECTED=BISECTED, num_warps=4,
             )  # fmt: skip
     config = SUMS.pick(dy.device, c=min(c, WIDE), itemsize=dy.element_size())
     tiles = (c - 1) // config["BLOCK_C"] + 1
@@ -160,10 +167,11 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
     }  # fmt: skip
     if chunks:
         _chunk_kernel[(chunks * tiles,)](tiles=tiles, **shared)
-    block_v = config["BLOCK_V"]
-    _sum_kernel[(((rows - 1) // block_v + 1) * tiles,)](
-        dweight_ptr=dweight, M=m, tiles=tiles, BLOCK_V=block_v, **shared
-    )
+    fills = (rows - 1) // config["BLOCK_V"] + 1
+    _sum_kernel[((fills + m) * tiles,)](
+        dweight_ptr=dweight, M=m, tiles=tiles, fills=fills, steps=m.bit_length(),
+        BLOCK_V=config["BLOCK_V"], **shared,
+    )  # fmt: skip
     return dweight
 
 
@@ -188,17 +196,17 @@ def _check(ids, weight):
 
 @triton.jit
 def _forward_kernel(
-    ids_ptr, weight_ptr, out_ptr, stride_weight, M, V, C, tiles,
+    ids_ptr, weight_ptr, out_ptr, stride_weight, M, V, C, blocks,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[i] = weight[ids[i]], NaN for an id below 0 or from V on.
 
-    Grid: cdiv(M, BLOCK_M) * tiles, tiles = cdiv(C, BLOCK_C). A program owns BLOCK_C columns of
+    Grid: blocks * cdiv(C, BLOCK_C), blocks = cdiv(M, BLOCK_M). A program owns BLOCK_C columns of
     BLOCK_M tokens. It reads their ids and the rows of weight [V, C], and writes out [M, C].
     """
     pid = tl.program_id(0)
-    rows = (pid // tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = (pid % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
+    rows = (pid % blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = (pid // blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = rows < M
     ids = tl.load(ids_ptr + rows, mask=inside, other=0).to(tl.int64)
     known = inside & (ids >= 0) & (ids < V)
@@ -247,34 +255,35 @@ def _keys(ids_ptr, places, M, V, padding):
 
 
 @triton.jit
-def _rank_kernel(unranked_ptr, keys_ptr, M, blocks, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+def _rank_kernel(
+    unranked_ptr, keys_ptr, M, blocks, steps,
+    BLOCK: tl.constexpr, OWN: tl.constexpr, BISECTED: tl.constexpr,
+):  # fmt: skip
     """keys = all keys, ascending, from blocks of which each is.
 
-    Grid: one program for each of the `blocks` blocks of BLOCK keys. A program reads its block, and
-    bisects each block for the number of keys below each of its own, in STEPS steps. The sum of
-    these numbers is the place in keys [M]. STEPS: the number of bits of BLOCK.
+    Grid: cdiv(M, OWN). A program owns OWN keys of a block. It reads them, and bisects each of the
+    `blocks` blocks of BLOCK keys for the number of keys below each of its own, BISECTED blocks at a
+    time. The sum of these numbers is the place in keys [M]. steps: the number of bits of BLOCK.
     """
-    own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     inside = own < M
     keys = tl.load(unranked_ptr + own, mask=inside, other=LAST_KEY)
-    rank = tl.zeros((BLOCK,), tl.int64)
-    for block in range(blocks):
-        first = tl.cast(block, tl.int64) * BLOCK
-        last = tl.minimum(first + BLOCK, M)
-        low = tl.zeros((BLOCK,), tl.int64) + first
-        high = tl.zeros((BLOCK,), tl.int64) + last
-        low = _bisect(unranked_ptr, keys, low, high, STEPS)
-        rank += low - first
+    rank = tl.zeros((OWN,), tl.int32)
+    for block in range(0, blocks, BISECTED):
+        first = tl.minimum((block + tl.arange(0, BISECTED)) * BLOCK, M)[:, None]
+        low = first + tl.zeros((BISECTED, OWN), tl.int32)
+        high = tl.minimum(low + BLOCK, M)
+        rank += tl.sum(_bisect(unranked_ptr, keys[None, :], low, high, steps) - first, 0)
     tl.store(keys_ptr + rank, keys, mask=inside)
 
 
 @triton.jit
-def _bisect(keys_ptr, wanted, low, high, STEPS: tl.constexpr):
+def _bisect(keys_ptr, wanted, low, high, steps):
     """Return the first places in [low, high) whose keys are not below `wanted`, else high.
 
-    wanted, low, high: int64 of one shape. The ranges have fewer than 2**STEPS keys.
+    low, high: integers of one shape. The ranges have fewer than 2**steps keys.
     """
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (low + high) // 2
         key = tl.load(keys_ptr + middle, mask=low < high, other=LAST_KEY)
         below = key < wanted
@@ -308,43 +317,54 @@ def _chunk_kernel(
 
 @triton.jit
 def _sum_kernel(
-    keys_ptr, dy_ptr, parts_ptr, dweight_ptr, stride_dy, M, V, C, tiles,
+    keys_ptr, dy_ptr, parts_ptr, dweight_ptr, stride_dy, M, V, C, tiles, fills, steps,
     CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dweight[v] = the sum of dy over the tokens with id v, computed in float32.
 
-    Grid: cdiv(V, BLOCK_V) * tiles, tiles = cdiv(C, BLOCK_C). A program owns BLOCK_C columns of
-    BLOCK_V rows of dweight [V, C]. It reads the keys [M] of their tokens, and of these the rows of
-    dy, or of parts for whole chunks. BLOCK_V, BLOCK_C: powers of two.
+    Grid: (fills + M) * tiles, fills = cdiv(V, BLOCK_V), tiles = cdiv(C, BLOCK_C). One of the first
+    fills * tiles programs owns BLOCK_C columns of BLOCK_V rows of dweight [V, C]. It bisects the
+    keys [M], and writes zeros to the rows without a token. Each other program owns BLOCK_C columns
+    of a sorted token. If that is the first one of a row, it reads the keys of the row's tokens, and
+    of these the rows of dy, or of parts for whole chunks. Then it writes the row of dweight. steps:
+    the number of bits of M. BLOCK_V, BLOCK_C: powers of two.
     """
     pid = tl.program_id(0)
-    row = (pid // tiles).to(tl.int64) * BLOCK_V
+    unit = pid // tiles
     cols = (pid % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)
     wide = cols < C
-    start = _first_of(keys_ptr, row, 0, M)
-    stop = _first_of(keys_ptr, tl.minimum(row + BLOCK_V, V), start, M)
-    if start == stop:
-        rows = row + tl.arange(0, BLOCK_V)
+    if unit < fills:
+        rows = unit.to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
+        low = tl.zeros((BLOCK_V,), tl.int64)
+        place = _bisect(keys_ptr, rows << PLACE_BITS, low, low + M, steps)
+        found = tl.load(keys_ptr + place, mask=place < M, other=LAST_KEY) >> PLACE_BITS
+        empty = (found != rows) & (rows < V)
         ptrs = dweight_ptr + rows[:, None] * C + cols[None, :]
         zeros = tl.zeros((BLOCK_V, BLOCK_C), dweight_ptr.dtype.element_ty)
-        tl.store(ptrs, zeros, mask=(rows < V)[:, None] & wide[None, :])
+        tl.store(ptrs, zeros, mask=empty[:, None] & wide[None, :])
     else:
-        end_row = tl.minimum(row + BLOCK_V, V)
-        while row < end_row:
-            end = _first_of(keys_ptr, row + 1, start, stop)
-            acc = tl.zeros((BLOCK_C,), tl.float32)
-            head = tl.minimum((start + CHUNK - 1) // CHUNK * CHUNK, end)
-            tail = tl.maximum(end // CHUNK * CHUNK, head)
-            acc = _add_tokens(acc, keys_ptr, dy_ptr, start, head, cols, stride_dy, C, AT_ONCE)
-            for chunk in range(head // CHUNK, tail // CHUNK, AT_ONCE):
-                chunks = chunk + tl.arange(0, AT_ONCE)
-                inside = chunks < tail // CHUNK
-                ptrs = parts_ptr + chunks[:, None] * C + cols[None, :]
-                acc += tl.sum(load_f32(ptrs, inside[:, None] & wide[None, :]), 0)
-            acc = _add_tokens(acc, keys_ptr, dy_ptr, tail, end, cols, stride_dy, C, AT_ONCE)
+        first = (unit - fills).to(tl.int64)
+        row = tl.load(keys_ptr + first) >> PLACE_BITS
+        before = tl.load(keys_ptr + first - 1, mask=first > 0, other=-1) >> PLACE_BITS
+        if (row != before) & (row < V):
+            places = first + tl.arange(0, AT_ONCE)
+            keys = tl.load(keys_ptr + places, mask=places < M, other=LAST_KEY)
+            same = (keys >> PLACE_BITS) == row
+            ptrs = dy_ptr + (keys & PLACE)[:, None] * stride_dy + cols[None, :]
+            acc = tl.sum(load_f32(ptrs, same[:, None] & wide[None, :]), 0)
+            if tl.sum(same.to(tl.int32), 0) == AT_ONCE:
+                start = first + AT_ONCE
+                end = _first_of(keys_ptr, row + 1, start, M)
+                head = tl.minimum((start + CHUNK - 1) // CHUNK * CHUNK, end)
+                tail = tl.maximum(end // CHUNK * CHUNK, head)
+                acc = _add_tokens(acc, keys_ptr, dy_ptr, start, head, cols, stride_dy, C, AT_ONCE)
+                for chunk in range(head // CHUNK, tail // CHUNK, AT_ONCE):
+                    chunks = chunk + tl.arange(0, AT_ONCE)
+                    inside = chunks < tail // CHUNK
+                    part_ptrs = parts_ptr + chunks[:, None] * C + cols[None, :]
+                    acc += tl.sum(load_f32(part_ptrs, inside[:, None] & wide[None, :]), 0)
+                acc = _add_tokens(acc, keys_ptr, dy_ptr, tail, end, cols, stride_dy, C, AT_ONCE)
             store_as(dweight_ptr + row * C + cols, acc, wide)
-            start = end
-            row += 1
 
 
 @triton.jit
@@ -377,9 +397,9 @@ WIDE = 2048
 FORWARD_CONFIGS = tuple(
     {"BLOCK_M": rows, "BLOCK_C": columns, "num_warps": warps}
     for columns in (64, 128, 256, 512, 1024, 2048)
-    for rows in (1, 2, 4, 8, 16)
+    for rows in (1, 2, 4, 8, 16, 32)
     for warps in (1, 2, 4)
-    if 8 <= rows * columns // (32 * warps) <= 32
+    if 8 <= rows * columns // (32 * warps) <= 64
 )
 SUM_CONFIGS = tuple(
     {"BLOCK_V": rows, "BLOCK_C": columns, "num_warps": warps}
@@ -396,15 +416,15 @@ def _columns(c, most):
 
 
 def _choose_forward(c, itemsize):
-    # Two accesses of 16 bytes for each of 128 threads.
-    columns = _columns(c, 4096 // itemsize)
-    return {"BLOCK_M": max(1, 2048 // itemsize // columns), "BLOCK_C": columns, "num_warps": 4}
+    # A warp reads 512 bytes of a row; each thread has eight accesses of 16 bytes on the way.
+    columns = _columns(c, 512 // itemsize)
+    return {"BLOCK_M": 32, "BLOCK_C": columns, "num_warps": 4}
 
 
 def _choose_sum(c, itemsize):
     # An access of 16 bytes a thread for a row.
     columns = _columns(c, 2048 // itemsize)
-    return {"BLOCK_V": 16, "BLOCK_C": columns, "num_warps": max(1, columns * itemsize // 512)}
+    return {"BLOCK_V": 32, "BLOCK_C": columns, "num_warps": max(1, columns * itemsize // 512)}
 
 
 def _suits(candidate, c, itemsize):

@@ -109,9 +109,9 @@ def test_one_split_writes_what_several_sum_up_to():
 
 @pytest.mark.parametrize("programs", [1, 8, 64, 100, 512, 5000])
 @pytest.mark.parametrize("s", [1, 100, 1000, 8192, 131072])
-def test_splits_fill_the_multiprocessors_and_are_no_more_than_needed(programs, s):
-    splits = decoding._splits(programs, s, 132)
-    slots = decoding.PER_SM * 132
+@pytest.mark.parametrize("slots", [2 * 132, 3 * 132])
+def test_splits_fill_the_multiprocessors_and_are_no_more_than_needed(programs, s, slots):
+    splits = decoding._splits(programs, s, slots)
 
     def share(n):
         waves = -(-n * programs // slots)
@@ -121,6 +121,18 @@ def test_splits_fill_the_multiprocessors_and_are_no_more_than_needed(programs, s
     assert splits in possible
     enough = decoding.NEARLY * max(map(share, possible))
     assert share(splits) >= enough and all(share(n) < enough for n in range(1, splits))
+
+
+@pytest.mark.parametrize(
+    ("d", "itemsize", "shared", "count"),
+    [(128, 2, 232448, 3), (64, 2, 232448, 4), (128, 2, 166912, 2), (256, 4, 101376, 4)],
+)
+def test_as_many_programs_are_resident_as_shared_memory_and_registers_hold(
+    d, itemsize, shared, count
+):
+    """For an H100 and D 128, ptxas gives a program 71680 bytes, of which three fit in 228 KiB."""
+    config = decoding._choose(4, d, itemsize, shared)
+    assert decoding._resident(config, d, itemsize, shared) == count
 
 
 def test_the_keys_of_an_empty_batch_and_of_an_empty_cache():

@@ -55,8 +55,8 @@ def test_chunks_of_one_id_are_added_once(tokens, v):
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "mixed", "one"])
 def test_several_sorted_blocks_become_one_order(order, monkeypatch):
-    """With blocks of 32 keys the ranks of 200 tokens come from seven blocks."""
-    for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8)):
+    """With blocks of 32 keys the ranks of 200 tokens come from seven blocks, four at a time."""
+    for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8), ("BISECTED", 4)):
         monkeypatch.setattr(family, name, size)
     ids = torch.arange(200) // 3
     orders = {
