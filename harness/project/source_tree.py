@@ -105,23 +105,7 @@ def declared_ops(root: Path, path: str) -> list[str]:
     It is a literal, since nothing is imported, and a name of Python, since a function has it.
     Inside functions nothing is looked for.
     """
-    names, queue = [], [parsed(root, path)]
-    while queue:
-        node = queue.pop()
-        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
-            queue += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Call) and _name(node.func) == "Op":
-            named = [word.value for word in node.keywords if word.arg == "name"]
-            first = (node.args or named or [None])[0]
-            value = first.value if isinstance(first, ast.Constant) else None
-            if not (isinstance(value, str) and value.isidentifier()):
-                what = ast.unparse(first) if first is not None else "nothing"
-                raise UserError(
-                    f"{path}:{node.lineno}: the name of an Op is {what}; write a literal that is"
-                    " the name of the function, such as 'softmax'"
-                )
-            names.append(value)
-    return names
+    return list(_declared(parsed(root, path), path))
 
 
 def public_names(root: Path, path: str) -> set[str]:
@@ -206,6 +190,29 @@ def literal(root: Path, path: str, name: str, default: object) -> object:
 @functools.lru_cache(maxsize=100)
 def _tree(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+# A tree that is asked for again is the same object as before.
+@functools.lru_cache(maxsize=100)
+def _declared(tree: ast.Module, path: str) -> tuple[str, ...]:
+    """The names of the ops that a tree declares; path: as messages name its file."""
+    names, queue = [], [tree]
+    while queue:
+        node = queue.pop()
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            queue += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Call) and _name(node.func) == "Op":
+            named = [word.value for word in node.keywords if word.arg == "name"]
+            first = (node.args or named or [None])[0]
+            value = first.value if isinstance(first, ast.Constant) else None
+            if not (isinstance(value, str) and value.isidentifier()):
+                what = ast.unparse(first) if first is not None else "nothing"
+                raise UserError(
+                    f"{path}:{node.lineno}: the name of an Op is {what}; write a literal that is"
+                    " the name of the function, such as 'softmax'"
+                )
+            names.append(value)
+    return tuple(names)
 
 
 @functools.cache
