@@ -64,8 +64,8 @@ sys.meta_path.insert(0, Blocker())
 
 
 @pytest.mark.parametrize("config", ["config/config.yaml", "config/smoke.yaml"])
-def test_every_op_reaches_the_paper(tree, config):
-    found = jobs(tree, "--configfile", config, *MEASURE)
+def test_every_op_reaches_the_paper(whole_tree, config):
+    found = jobs(whole_tree, "--configfile", config, *MEASURE)
     run = yaml.safe_load((ROOT / config).read_text())["run"]
     assert f"Typeset results/{run}/paper.pdf" in found
     for op in source_tree.every_op(ROOT):
@@ -74,8 +74,8 @@ def test_every_op_reaches_the_paper(tree, config):
     assert built == {f"Build {family}" for family in source_tree.ops(ROOT).values()}
 
 
-def test_without_a_gpu_the_recorded_run_is_replayed(tree):
-    found = jobs(tree)
+def test_without_a_gpu_the_recorded_run_is_replayed(whole_tree):
+    found = jobs(whole_tree)
     assert not any(
         message.startswith("Measure ") and "ceilings" not in message for message in found
     )
@@ -84,8 +84,8 @@ def test_without_a_gpu_the_recorded_run_is_replayed(tree):
     } <= found
 
 
-def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(tree):
-    found = {job for job in jobs(tree, *REPLAY) if job.startswith("Verify")}
+def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(whole_tree):
+    found = {job for job in jobs(whole_tree, *REPLAY) if job.startswith("Verify")}
     ops = set(source_tree.every_op(ROOT))
     eager = ops & source_tree.public_names(ROOT, "baselines/torch_eager.py")
     eager |= set(source_tree.network_ops(ROOT))
@@ -93,7 +93,7 @@ def test_ours_and_the_reference_impl_are_verified_if_times_are_replayed(tree):
     assert eager and found == {f"Verify {op} of ours" for op in ops} | reference_impl
     # Any other baseline is verified if it is asked for.
     one = "results/study/verify/softmax/torch_compile.json"
-    assert "Verify softmax of torch_compile" in jobs(tree, one, *REPLAY)
+    assert "Verify softmax of torch_compile" in jobs(whole_tree, one, *REPLAY)
 
 
 def add_shift(tree):
@@ -435,10 +435,10 @@ def test_a_mistake_ends_the_command_without_a_traceback(tree, line, message):
     assert len(done.stderr.splitlines()) <= 4
 
 
-def test_snakemake_finds_nothing_to_improve(tree):
+def test_snakemake_finds_nothing_to_improve(whole_tree):
     # Some of its rules look at inputs that exist only if a run is recorded.
-    shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
-    done = snakemake(tree, "--lint")
+    shutil.copytree(ROOT / RECORDED, whole_tree / RECORDED, dirs_exist_ok=True)
+    done = snakemake(whole_tree, "--lint")
     assert done.returncode == 0, done.stderr
 
 

@@ -13,7 +13,7 @@ from harness.cli import UserError
 from harness.study import surroundings
 from tests.support import synthetic
 from tests.support.paper_scripts import PAPER
-from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, interruptible, snakemake
+from tests.support.workflows import RECORDED, REPLAY, ROOT, interruptible, small, snakemake
 
 RAW = "results/study/raw/dot.csv"
 SURVEY = "results/study/survey.csv"
@@ -33,7 +33,7 @@ pathlib.Path(sys.argv[-1]).touch()
 @pytest.fixture
 def recorded(tmp_path):
     """Make a tree with the recorded run; its path has blanks and letters beyond ASCII."""
-    tree = copied(tmp_path / "проба für é")
+    tree = small(tmp_path / "проба für é")
     shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
     return tree
 

@@ -12,7 +12,7 @@ from harness.machine import gpu_lock
 from harness.study import jobs, placement
 from tests.support.fake_nvml import FAKE
 from tests.support.patience import PATIENCE_S
-from tests.support.workflows import ROOT, copied, snakemake
+from tests.support.workflows import ROOT, small, snakemake
 
 COUNTS = [1, 2, 4, 8]
 
@@ -240,7 +240,7 @@ OPS = ("add", "dot", "maximum", "minimum", "mul", "scale")
 
 def test_a_study_goes_on_with_the_gpus_that_are_left(tmp_path):
     """A job dies, a GPU vanishes during another, and a program uses a third GPU of four."""
-    tree, notes = copied(tmp_path / "tree"), tmp_path / "notes"
+    tree, notes = small(tmp_path / "tree"), tmp_path / "notes"
     library = tmp_path / "driver"
     for folder in (notes, library):
         folder.mkdir()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness.study import progress
-from tests.support.workflows import RECORDED, REPLAY, ROOT, copied, interruptible, snakemake
+from tests.support.workflows import RECORDED, REPLAY, ROOT, interruptible, small, snakemake
 
 Event = enum.Enum("Event", ["PROGRESS", "JOB_FINISHED", "RESOURCES_INFO", "JOB_INFO"])
 
@@ -75,7 +75,7 @@ def test_after_an_interrupt_no_job_is_told_as_an_error(tmp_path):
 
 
 def test_ctrl_c_ends_a_study_in_a_few_lines(tmp_path):
-    tree = copied(tmp_path)
+    tree = small(tmp_path)
     shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
     script = tree / "harness/survey.py"
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_a_study_in_a_few_lines(tmp_path):
 
 
 def test_snakemake_prints_the_progress_and_the_documents(tmp_path):
-    tree = copied(tmp_path)
+    tree = small(tmp_path)
     shutil.copytree(ROOT / RECORDED, tree / RECORDED, dirs_exist_ok=True)
     wanted = [f"results/study/raw/{op}.csv" for op in ("dot", "scale")]
     Path(tree / "results/study").mkdir()

@@ -6,30 +6,28 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support import snakemake_server
 from tests.support.once import made_once
 
 ROOT = Path(__file__).parents[2]
 CODE = (
     "workflow", "profiles", "config", "harness", "network", "ops", "kernels", "baselines", "paper",
 )  # fmt: skip
+# Families and baselines that stand for all of them: one is planned as another.
+FAMILIES = ("attention", "decode_attention", "matmul", "softmax", "vector")
+BASELINES = (
+    "flash_attn_2", "liger", "quack", "sdpa_flash", "torch_compile", "torch_compile_max",
+    "torch_eager", "xformers",
+)  # fmt: skip
 RECORDED = "results/recorded/hopper"
 MEASURE = ("--config", "measure=True")
 REPLAY = ("--config", "measure=False")
-# Snakemake collects little garbage, but looks for it a hundred times; and where it touches files,
-# it sleeps for a tenth of a second at each job.
-SNAKEMAKE = """
-import gc
-from snakemake.executors import touch
-from snakemake.cli import main
-gc.disable()
-touch.Executor.SLEEPING_TIME = 0
-main()
-"""
 
 
 def interruptible():
@@ -51,16 +49,32 @@ def copied(folder):
     return folder
 
 
+def small(folder):
+    """Copy the code as `copied` does, with a few families: Snakemake plans fewer jobs sooner."""
+    copied(folder)
+    for room, kept in (("ops", FAMILIES), ("kernels", FAMILIES), ("baselines", BASELINES)):
+        for path in (folder / room).glob("[!_]*.py"):
+            if path.stem not in kept:
+                path.unlink()
+    return folder
+
+
+@pytest.fixture
+def whole_tree(tmp_path):
+    """Make a tree with all families that has never run."""
+    return copied(tmp_path / "a tree")
+
+
 @pytest.fixture
 def tree(tmp_path):
-    """Make a tree that has never run, in a folder whose name has a blank."""
-    return copied(tmp_path / "a tree")
+    """Make a tree of a few families that has never run, in a folder whose name has a blank."""
+    return small(tmp_path / "a tree")
 
 
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory):
     """Make the tree of `finished`, once for all processes of the test run: it takes a while."""
-    return made_once(tmp_path_factory, "finished", lambda folder: _finish(copied(folder)))
+    return made_once(tmp_path_factory, "finished", lambda folder: _finish(small(folder)))
 
 
 def _finish(tree):
@@ -89,9 +103,16 @@ def finished(finished_once, tmp_path):
 
 
 def snakemake(tree, *words, **environment):
-    command = [sys.executable, "-c", SNAKEMAKE, "--nocolor", *words]
+    """Run Snakemake in a tree; `environment`: variables besides those of this process."""
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
-    return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
+    call = ["--nocolor", *words]
+    if "PYTHONPATH" in environment:
+        command = [sys.executable, "-m", "snakemake", *call]
+        return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder, name) for name in ("out", "error")]
+        code = snakemake_server.ask(call, tree, variables, *said)
+        return subprocess.CompletedProcess(call, code, *(path.read_text() for path in said))
 
 
 def jobs(tree, *words, **environment):

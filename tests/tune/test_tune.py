@@ -23,7 +23,7 @@ from harness.workers.pool import WorkerHandle
 from tests.support.fake_tune_worker import FAULTS
 from tests.support.measuring import FakeMonitor
 from tests.support.toy_tree import make_tree
-from tests.support.workflows import MEASURE, copied, jobs, snakemake
+from tests.support.workflows import MEASURE, jobs, small, snakemake
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tests.support.fake_tune_worker:FakeTuneWorker"
@@ -308,10 +308,10 @@ def tuning(mode):
 
 
 def test_only_a_study_that_tunes_has_jobs_for_it(tmp_path):
-    tree = copied(tmp_path / "tree")
+    tree = small(tmp_path / "tree")
     every = {mode: jobs(tree, *tuning(mode)) for mode in ("replay", "heuristic", "tune")}
     assert every["replay"] == every["heuristic"]
-    families = set(discover.ops(ROOT).values())
+    families = set(discover.ops(tree).values())
     assert every["tune"] - every["replay"] == {f"Tune {family}" for family in families}
 
 
@@ -323,8 +323,12 @@ STACKS_AGAIN = {
     for stack in source_tree.stacks(ROOT, op)
     if source_tree.rests_on(ROOT, stack) == "triton"
 }
-OURS_AGAIN = {f"Verify {op} of ours" for op in discover.ops(ROOT)} | STACKS_AGAIN
-TIMED_AGAIN = {f"Measure {op}" for op in source_tree.every_op(ROOT)}
+
+
+def all_again(tree):
+    """Return the jobs that run again if other configurations of all our kernels bind."""
+    ours = {f"Verify {op} of ours" for op in discover.ops(tree)}
+    return ours | STACKS_AGAIN | {f"Measure {op}" for op in source_tree.every_op(tree)}
 
 
 def again(tree, mode):
@@ -334,9 +338,9 @@ def again(tree, mode):
 
 def test_another_mode_reruns_ours_and_its_times(finished):
     assert again(finished, "replay") == set()
-    assert again(finished, "heuristic") == OURS_AGAIN | TIMED_AGAIN
-    tuned = {f"Tune {family}" for family in discover.ops(ROOT).values()}
-    assert again(finished, "tune") == OURS_AGAIN | TIMED_AGAIN | tuned
+    assert again(finished, "heuristic") == all_again(finished)
+    tuned = {f"Tune {family}" for family in discover.ops(finished).values()}
+    assert again(finished, "tune") == all_again(finished) | tuned
 
 
 def test_a_new_table_reruns_what_it_holds(finished):
@@ -348,7 +352,7 @@ def test_a_new_table_reruns_what_it_holds(finished):
     touched |= {f"Measure {op}" for op in NETWORKS}
     assert again(finished, "replay") == touched
     # The build still lists stale entries; the other jobs use no table.
-    assert again(finished, "heuristic") == {"Build softmax"} | OURS_AGAIN | TIMED_AGAIN
+    assert again(finished, "heuristic") == {"Build softmax"} | all_again(finished)
     (folder / "fake-gpu.json").write_text("{")
     done = snakemake(finished, "--dry-run", *MEASURE)
     assert done.returncode != 0 and "fake-gpu.json: not readable as JSON" in done.stderr
@@ -384,7 +388,7 @@ if __name__ == "__main__":
     [("replay", "unset"), ("heuristic", ""), ("tune", "results/study/tuned")],
 )
 def test_verify_and_measure_use_the_same_table(tmp_path, mode, told):
-    tree = copied(tmp_path / "a tree")
+    tree = small(tmp_path / "a tree")
     for name in ("machine/environment", "machine/ceilings"):
         (tree / f"harness/{name}.py").write_text(STUB)
     for room in ("build", "tune", "verify", "measure"):

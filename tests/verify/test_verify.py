@@ -35,7 +35,7 @@ from harness.workers.messages import Failure, Hello
 from ops._spec import PASSES, Cost, Tensor, make_case
 from tests.support.measuring import ENVIRONMENT, OP, FakeMonitor, plan
 from tests.support.verifying import KERNELS, OPS, verify
-from tests.support.workflows import copied, snakemake
+from tests.support.workflows import small, snakemake
 
 
 def test_a_right_kernel_is_verified_in_the_interpreter(tree):
@@ -58,7 +58,7 @@ def test_a_wrong_kernel_fails_and_names_its_worst_cell(tree):
 
 
 def test_a_wrong_kernel_fails_the_study_and_is_not_timed(tmp_path):
-    root = copied(tmp_path / "tree")
+    root = small(tmp_path / "tree")
     (root / "ops/toy.py").write_text(OPS.replace("EDGE, ())", "EDGE, EDGE)"))
     (root / "kernels/toy.py").write_text(KERNELS)
     built = root / "results/study/build/toy"
