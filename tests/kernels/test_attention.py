@@ -13,7 +13,7 @@ from harness.verify import problem as oracle_of
 from kernels import attention, attention_varlen, block_sparse_attention
 from kernels.attention_details import backward as _attention_backward
 from kernels.attention_details.launch import like
-from tests.support.attention import kept_by, oracle
+from tests.support.attention import kept_by, oracle, visible
 from tests.support.values import DEVICE, close, few, randn
 
 attend = attention.attention
@@ -63,6 +63,22 @@ def agrees(q, k, v, *, dropout=0.0, seed=None, **options):
         else:
             assert grad.abs().sum() <= 1e-4 * max(1, grad.numel())
     return out, grads
+
+
+@pytest.mark.parametrize("sizes", [(7, 7), (4, 9), (9, 4), (1, 1), (0, 3)])
+@pytest.mark.parametrize("window", [None, 0, 2, (1, 3), (-1, 2), (3, -1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_oracle_sees_what_each_pair_says(sizes, window, causal):
+    left, right = window if isinstance(window, tuple) else (-1 if window is None else window,) * 2
+    seen = visible(*sizes, causal, window)
+    assert seen.shape == sizes
+    for row in range(sizes[0]):
+        position = row + sizes[1] - sizes[0]
+        for key in range(sizes[1]):
+            late = causal and key > position
+            far = key < position - left if left >= 0 else False
+            ahead = key > position + right if right >= 0 else False
+            assert seen[row, key] == (not (late or far or ahead))
 
 
 def made(b, h, heads, sq, sk, d, order="heads", dtype=torch.float32):

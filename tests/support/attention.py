@@ -30,16 +30,16 @@ def oracle(q, k, v, causal=False, scale=None, window=None, mask=None, kept=None,
 
 
 def visible(sq, sk, causal, window):
-    """Which keys a row sees, told pair by pair: [Sq, Sk]."""
+    """Which keys a row sees: [Sq, Sk]."""
     left, right = window if isinstance(window, tuple) else (-1 if window is None else window,) * 2
+    keys, positions = torch.arange(sk), torch.arange(sq)[:, None] + sk - sq
     seen = torch.ones(sq, sk, dtype=torch.bool)
-    for row in range(sq):
-        position = row + sk - sq
-        for key in range(sk):
-            late = causal and key > position
-            far = key < position - left if left >= 0 else False
-            ahead = key > position + right if right >= 0 else False
-            seen[row, key] = not (late or far or ahead)
+    if causal:
+        seen &= keys <= positions
+    if left >= 0:
+        seen &= keys >= positions - left
+    if right >= 0:
+        seen &= keys <= positions + right
     return seen
 
 
