@@ -1,9 +1,10 @@
 """Code and data in one word: SHA-256 digests that tell whether a result is of what is here now."""
 
 import ast
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.project import libraries
@@ -30,38 +31,39 @@ def contents(files: Mapping[str, Path]) -> dict[str, str]:
     }
 
 
+# One process judges many implementations, which share most of their files.
+@functools.lru_cache(maxsize=1000)
 def syntax(text: str) -> str:
     """SHA-256 of what Python source does: its syntax tree without comments, docstrings and layout.
 
     The same for every version of Python that parses it alike. Raises SyntaxError.
     """
-    digest = hashlib.sha256()
-    for word in _words(ast.parse(text)):
-        digest.update(f"{len(word)}:{word}".encode())
-    return digest.hexdigest()
+    words = []
+    _spell(ast.parse(text), words)
+    return hashlib.sha256("".join(f"{len(word)}:{word}" for word in words).encode()).hexdigest()
 
 
-def _words(node: object) -> Iterator[str]:
-    """A syntax tree in prefix order, so that different trees give different words.
+def _spell(node: object, words: list[str]) -> None:
+    """Append a syntax tree in prefix order, so that different trees give different words.
 
     `ast.dump` and `ast.unparse` differ between versions of Python. Fields that are empty are left
     out because newer versions add some.
     """
     if isinstance(node, ast.AST):
-        yield type(node).__name__
+        words.append(type(node).__name__)
         for name, value in ast.iter_fields(node):
             if name == "body" and isinstance(node, DOCUMENTED):
                 value = value[1:] if ast.get_docstring(node, clean=False) is not None else value
             if value is not None and value != [] and name not in ("kind", "ctx"):
-                yield name
-                yield from _words(value)
-        yield "end"
+                words.append(name)
+                _spell(value, words)
+        words.append("end")
     elif isinstance(node, list):
-        yield f"list {len(node)}"
+        words.append(f"list {len(node)}")
         for item in node:
-            yield from _words(item)
+            _spell(item, words)
     else:
-        yield repr(node)
+        words.append(repr(node))
 
 
 def harness(root: Path) -> str:
