@@ -6,15 +6,22 @@ from pathlib import Path
 
 from filelock import FileLock
 
+# The folder of a test run that started this one to look at a copy of the tree.
+SHARED = "TILEWRIGHT_TESTS_MADE"
+
+
+def shared(tmp_path_factory) -> Path:
+    """Return the folder that all processes of this test run share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder
+
 
 def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Path:
     """Return a folder that `make` fills; the first process that asks has it filled, others wait.
 
     No test may change it.
     """
-    folder = tmp_path_factory.getbasetemp()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        folder = folder.parent
+    folder = Path(os.environ.get(SHARED, shared(tmp_path_factory)))
     made, unfinished = folder / f"{name} once", folder / f"{name} unfinished"
     with FileLock(folder / f"{name}.lock"):
         if not made.exists():
