@@ -143,10 +143,12 @@ def pooled(parts):
 
 
 def paule_mandel(gaps):
-    def excess(variance):
-        return np.mean([g * g / (variance + v) for g, v, _ in gaps]) - 1
+    squares, own = (np.array(each) for each in zip(*((g * g, v) for g, v, _ in gaps), strict=True))
 
-    most = max(g * g for g, _, _ in gaps)
+    def excess(variance):
+        return np.mean(squares / (variance + own)) - 1
+
+    most = squares.max()
     if most == 0 or excess(0.0) <= 0:
         return 0.0
     return optimize.brentq(excess, 0.0, most, xtol=1e-18, rtol=1e-12)
