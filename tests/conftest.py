@@ -11,11 +11,15 @@ Under xdist each test process has one thread, as have the processes that it star
 would wait for each other and slow down the tests that compute with PyTorch.
 
 All that was imported and collected stays to the end, so no collection of garbage looks through it.
+
+Bytecode is kept, also by the processes that tests start, whatever the shell exports. Without it
+each of some hundred processes compiles the harness anew, and each run all tests.
 """
 
 import gc
 import importlib
 import os
+import sys
 
 import pytest
 import torch
@@ -28,6 +32,9 @@ from tests.support.marks import MARKS
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
