@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -28,24 +29,43 @@ PASSES = list(registry.op(OP)[0].passes)
 UUID = "GPU-00-fake"
 
 
+def words(out, impl):
+    """Return the options that tune `impl` for two cells of scale."""
+    found = ["--op", OP, "--impl", impl, "--out", str(out), "--worker", WORKER]
+    found += ["--dtypes", "bfloat16", "--max-cases", "1", "--cell-timeout-s", str(PATIENCE_S)]
+    return found
+
+
 @pytest.fixture
-def command(tmp_path):
-    """Run `python -m harness.measure.autotune` for two cells of scale; return its report."""
+def command(driver, monkeypatch, tmp_path):
+    """Do as `python -m harness.measure.autotune` for two cells of scale; return its report.
+
+    In this process, since a new one would import PyTorch first, to fork its workers.
+    """
     (tmp_path / "pynvml.py").write_text(FAKE)
 
     def run(impl) -> dict:
         out = tmp_path / "autotune" / OP / f"{impl}.json"
-        environment = os.environ | {gpu_lock.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
-        environment["FAKE_LOG"] = str(tmp_path / "prepared")
-        for name in ("CUDA_VISIBLE_DEVICES", *choices.KEEP, *choices.FOLDERS):
-            environment.pop(name, None)
-        call = [sys.executable, "-m", "harness.measure.autotune", "--op", OP, "--impl", impl]
-        call += ["--out", str(out), "--worker", WORKER, "--dtypes", "bfloat16"]
-        call += ["--max-cases", "1", "--cell-timeout-s", str(PATIENCE_S)]
-        subprocess.run(call, cwd=ROOT, env=environment, check=True)
+        monkeypatch.setattr(sys, "argv", ["autotune", *words(out, impl)])
+        with mock.patch.dict(os.environ, {"FAKE_LOG": str(tmp_path / "prepared")}):
+            for name in (*choices.KEEP, *choices.FOLDERS):
+                os.environ.pop(name, None)
+            autotune.main()
         return json.loads(out.read_text())
 
     return run
+
+
+def test_the_command_is_a_process_of_its_own(tmp_path):
+    (tmp_path / "pynvml.py").write_text(FAKE)
+    environment = os.environ | {gpu_lock.LOCKS: str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    environment["FAKE_LOG"] = str(tmp_path / "prepared")
+    for name in ("CUDA_VISIBLE_DEVICES", *choices.KEEP, *choices.FOLDERS):
+        environment.pop(name, None)
+    out = tmp_path / "says_how_it_tunes.json"
+    call = [sys.executable, "-m", "harness.measure.autotune", *words(out, out.stem)]
+    subprocess.run(call, cwd=ROOT, env=environment, check=True)
+    assert {cell["reason"] for cell in json.loads(out.read_text())["cells"]} == {"kept"}
 
 
 def test_a_library_meets_each_cell_told_to_keep_what_it_chooses(command):
