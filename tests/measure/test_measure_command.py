@@ -27,9 +27,9 @@ def test_the_command_measures_with_a_twin(command, tmp_path):
     assert sidecar["environment"]["gpu"]["name"] == "NVIDIA H200"
 
 
-def test_the_command_times_drawn_shapes_and_keeps_their_seed(command, tmp_path):
+def test_the_command_times_drawn_shapes_and_keeps_their_seed(measured, tmp_path):
     (tmp_path / "drawn.json").write_text('{"drawn_seed": 17}')
-    assert command("ours", "torch_eager", drawn=tmp_path / "drawn.json").wait() == 0
+    measured("ours", "torch_eager", drawn=tmp_path / "drawn.json")
     rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
     assert sidecar["schedule"]["drawn_seed"] == 17
     op, _ = registry.op("scale")
@@ -41,9 +41,9 @@ def test_the_command_times_drawn_shapes_and_keeps_their_seed(command, tmp_path):
     assert {row["status"] for row in rows} == {"ok"}
 
 
-def test_a_tuner_finds_what_it_chose_alone(command, tmp_path, monkeypatch):
+def test_a_tuner_finds_what_it_chose_alone(measured, tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_CACHE_AUTOTUNING", raising=False)
-    command("ours", "says_how_it_tunes").communicate()
+    measured("ours", "says_how_it_tunes")
     rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
     told = {row["reason"] for row in rows if row["impl"] == "says_how_it_tunes"}
     assert told == {"kept"}
@@ -68,22 +68,21 @@ def test_bad_input_is_named(arguments, tmp_path, monkeypatch, changes, problem):
     assert not (tmp_path / "raw").exists()
 
 
-def test_an_op_that_the_configuration_leaves_nothing_of_has_files_without_rows(command, tmp_path):
+def test_an_op_that_the_configuration_leaves_nothing_of_has_files_without_rows(
+    measured, tmp_path, capsys
+):
     # The op scale has this pass, but the first cases of its sweep have no such dtype.
-    job = command("ours", "slow", dtypes="float32")
-    _, said = job.communicate()
-    assert job.returncode == 0, said
+    measured("ours", "slow", dtypes="float32")
+    said = capsys.readouterr().err
     assert "scale: left out, no case of its sweep in dtypes float32" in said
     rows, sidecar = raw.read(tmp_path / "raw/scale.csv", "")
     assert (rows, sidecar["rows"], sidecar["mode"]) == ([], 0, "measured")
 
 
-def test_the_machine_is_described_anew_only_where_it_has_changed(command, tmp_path):
+def test_the_machine_is_described_anew_only_where_it_has_changed(measured, tmp_path):
     sidecars = []
     for out in ("one/scale.csv", "two/scale.csv"):
-        job = command("ours", out=tmp_path / out)
-        job.communicate()
-        assert job.returncode == 0
+        measured("ours", out=tmp_path / out)
         sidecars.append(json.loads((tmp_path / out).with_suffix(".json").read_text()))
     # The made-up description in place of the file was that of another machine.
     assert sidecars[0]["environment"]["gpu"]["name"] == "NVIDIA H200"

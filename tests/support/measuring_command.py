@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 from harness.calls.cell import sweep
 from harness.machine import ceilings, gpu_lock
+from harness.measure import __main__ as measure
 from harness.project import fingerprint, registry
 from ops._spec import DTYPES
 from tests.support.fake_nvml import FAKE
@@ -75,3 +78,23 @@ def command(tmp_path, arguments):
         return subprocess.Popen(call, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
 
     return start
+
+
+@pytest.fixture
+def measured(driver, tmp_path, arguments, monkeypatch):
+    """Do as `command` in this process: a new one would import PyTorch first, to fork its workers.
+
+    A fault is an exception, and not an exit code.
+    """
+
+    def run(*impls, **changes) -> None:
+        monkeypatch.setattr(sys, "argv", ["measure", *arguments(*impls, **changes)])
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with mock.patch.dict(os.environ, {"FAKE_LOG": str(tmp_path / "prepared")}):
+                measure.main()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    return run
