@@ -3,11 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.support import kernel_files
+from tests.support import kernel_files, preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = """
@@ -90,13 +88,9 @@ def make_tree(root, kernels=KERNELS, ops=OPS):
 def build(root, *words, file="toy"):
     """words: architectures, then options."""
     out = root / "results" / "toy.json"
-    call = [sys.executable, "-m", "harness.build", "--file", file, "--archs", *words]
-    done = subprocess.run(
-        [*call, "--out", str(out), "--ir", str(root / "results/toy")],
-        cwd=root,
-        # TRITON_INTERPRET must not be inherited, and each tree has a compiler cache of its own.
-        env=os.environ | {"TRITON_CACHE_DIR": str(root / "cache"), "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
+    call = ["--file", file, "--archs", *words]
+    # TRITON_INTERPRET must not be inherited, and each tree has a compiler cache of its own.
+    own = {"TRITON_CACHE_DIR": str(root / "cache"), "TRITON_INTERPRET": "1"}
+    call += ["--out", str(out), "--ir", str(root / "results/toy")]
+    done = preloaded.run("harness.build", call, root, os.environ | own)
     return done, json.loads(out.read_text()) if out.exists() else None

@@ -6,13 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support import snakemake_server
+from tests.support import preloaded
 from tests.support.once import made_once
 
 ROOT = Path(__file__).parents[2]
@@ -109,10 +108,7 @@ def snakemake(tree, *words, **environment):
     if "PYTHONPATH" in environment:
         command = [sys.executable, "-m", "snakemake", *call]
         return subprocess.run(command, cwd=tree, env=variables, capture_output=True, text=True)
-    with tempfile.TemporaryDirectory() as folder:
-        said = [Path(folder, name) for name in ("out", "error")]
-        code = snakemake_server.ask(call, tree, variables, *said)
-        return subprocess.CompletedProcess(call, code, *(path.read_text() for path in said))
+    return preloaded.run("snakemake", call, tree, variables)
 
 
 def jobs(tree, *words, **environment):
