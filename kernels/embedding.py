@@ -42,6 +42,8 @@ from ._triton.memory import load_f32, store_as
 ACCUMULATES = {"embedding": "float32"}
 # Keys of a sorted block, and of these those that a program places, and that it compares at a time.
 SORTED, OWN, SEEN = 1024, 64, 128
+# Below so many ids, an id and a place within a block fit in 31 bits.
+NARROW = 2**31 // SORTED - 1
 # Sorted blocks that a program bisects at once: each step of a bisection waits for the one before.
 BISECTED = 16
 # Beyond so many tokens the bisections would outweigh the sums.
@@ -147,7 +149,7 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
         unranked = keys if blocks == 1 else torch.empty_like(keys)
         _sort_kernel[((m - 1) // OWN + 1,)](
             ids_ptr=ids.contiguous(), keys_ptr=unranked, M=m, V=rows, padding=padding,
-            BLOCK=SORTED, OWN=OWN, SEEN=SEEN, num_warps=4,
+            BLOCK=SORTED, OWN=OWN, SEEN=SEEN, NARROW=rows < NARROW, num_warps=4,
         )  # fmt: skip
         if m > MOST_RANKED:
             keys = torch.sort(unranked)[0]
@@ -222,36 +224,43 @@ def _forward_kernel(
 @triton.jit
 def _sort_kernel(
     ids_ptr, keys_ptr, M, V, padding,
-    BLOCK: tl.constexpr, OWN: tl.constexpr, SEEN: tl.constexpr,
+    BLOCK: tl.constexpr, OWN: tl.constexpr, SEEN: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     """keys = the keys of each block of BLOCK tokens, ascending.
 
     Grid: cdiv(M, OWN). A program owns OWN tokens of a block. It reads the ids of the block, SEEN at
-    a time, counts the keys below each of its own, and writes its own keys to those places of keys
-    [M]. OWN and SEEN divide BLOCK.
+    a time, counts those that come before each of its own, and writes its keys to those places of
+    keys [M]. OWN and SEEN divide BLOCK. NARROW: whether (V + 1) * BLOCK fits in 31 bits.
     """
-    pid = tl.program_id(0).to(tl.int64)
-    own = pid * OWN + tl.arange(0, OWN)
-    block = pid * OWN // BLOCK * BLOCK
-    keys = _keys(ids_ptr, own, M, V, padding)
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    block = tl.program_id(0) * OWN // BLOCK * BLOCK
+    ids = _ids(ids_ptr, own, M, V, padding)
+    order = _order(ids, own - block, BLOCK, NARROW)
     rank = tl.zeros((OWN,), tl.int32)
     for start in range(0, BLOCK, SEEN):
-        seen = _keys(ids_ptr, block + start + tl.arange(0, SEEN), M, V, padding)
-        below = seen[None, :] < keys[:, None]  # [OWN, SEEN]
-        rank += tl.sum(below.to(tl.int32), 1)
+        within = start + tl.arange(0, SEEN)
+        seen = _order(_ids(ids_ptr, block + within, M, V, padding), within, BLOCK, NARROW)
+        before = seen[None, :] < order[:, None]  # [OWN, SEEN]
+        rank += tl.sum(before.to(tl.int32), 1)
+    keys = (ids.to(tl.int64) << PLACE_BITS) | own
     tl.store(keys_ptr + block + rank, keys, mask=own < M)
 
 
 @triton.jit
-def _keys(ids_ptr, places, M, V, padding):
-    """Return the keys of the tokens at these places: the id, and below it the place.
+def _ids(ids_ptr, places, M, V, padding):
+    """Return the ids at these places; `padding` and those out of range become V, that of no row.
 
-    The id `padding` and those out of range become V, which is the id of no row. From place M on
-    there is no token, and the key is above all others.
+    So do places past the last token, which are the last in order.
     """
-    ids = tl.load(ids_ptr + places, mask=places < M, other=0).to(tl.int64)
-    ids = tl.where((ids < 0) | (ids >= V) | (ids == padding), V, ids)
-    return tl.where(places < M, (ids << PLACE_BITS) | places, LAST_KEY)
+    ids = tl.load(ids_ptr + places, mask=places < M, other=-1)
+    return tl.where((ids < 0) | (ids >= V) | (ids == padding), V, ids)
+
+
+@triton.jit
+def _order(ids, within, BLOCK: tl.constexpr, NARROW: tl.constexpr):
+    """Return numbers that order the tokens of a block by id, then by place within the block."""
+    KEY: tl.constexpr = tl.int32 if NARROW else tl.int64
+    return ids.to(KEY) * BLOCK + within
 
 
 @triton.jit

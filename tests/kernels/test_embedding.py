@@ -68,6 +68,13 @@ def test_several_sorted_blocks_become_one_order(order, monkeypatch):
     agrees(orders[order], 70, 3)
 
 
+@pytest.mark.parametrize("tokens", [31, 33, 200])
+def test_ids_that_need_wide_numbers_are_sorted_by_the_same_rule(tokens, monkeypatch):
+    for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8), ("NARROW", 0)):
+        monkeypatch.setattr(family, name, size)
+    agrees(torch.arange(tokens) * 17 % 67, 70, 3, padding_idx=0)
+
+
 def test_more_tokens_than_are_ranked(monkeypatch):
     for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8), ("MOST_RANKED", 100)):
         monkeypatch.setattr(family, name, size)
