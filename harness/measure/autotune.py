@@ -68,7 +68,7 @@ def main() -> None:
     while left:
         with gpu_lock.hold(exclusive=False) as gpu:
             waits = functools.partial(gpu_lock.is_awaited, gpu)
-            at_once = len(os.sched_getaffinity(0))
+            at_once = options.jobs or len(os.sched_getaffinity(0))
             left = compile_beforehand(op.name, options.impl, left, *about, at_once, waits)
     choices.forget(folder)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
@@ -222,6 +222,7 @@ def _options() -> argparse.Namespace:
         "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes it meets too"
     )
     parser.add_argument("--cell-timeout-s", type=float, default=180.0)
+    parser.add_argument("--jobs", type=int, help="processes that compile; as many as cores if none")
     parser.add_argument("--worker", default=WORKER, help="class that does the work, module:Class")
     return parser.parse_args()
 

@@ -45,6 +45,8 @@ REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
 # Processes that compile kernels of ours at a time.
 COMPILERS = 8
+# Libraries that tune themselves at a time, for each of several GPUs.
+TRIALS = 2
 # As `harness.results.manifest` has it, which reads more than file names.
 MANIFEST = "manifest.json"
 # How each mode of `tuning` tells the kernels, which know nothing of a configuration.
@@ -550,14 +552,29 @@ class Study:
         return {"gpu": 1, "board": board, **lanes}
 
     @property
+    def trial(self) -> dict[str, object]:
+        """The resources of a library that tunes itself: those of `one_gpu`.
+
+        With several GPUs it takes a place among TRIALS for each of them instead. It compiles most
+        of the time, beside others, and the lock gives it its GPU alone for the rest. If it kept a
+        GPU from other trials and measurements meanwhile, they would wait for minutes.
+        """
+        resources = self.one_gpu("op")
+        if len(self.boards) < 2:
+            return resources
+        return {"board": resources["board"], "trial": 1}
+
+    @property
     def _lanes(self) -> list[tuple[int, str]]:
         """The resource of each of several boards, by the board's number."""
         return [(n, f"board{n}") for n in range(len(self.boards)) if len(self.boards) > 1]
 
     @property
     def at_once(self) -> dict[str, int]:
-        """How much there is of each resource of `one_gpu` on this machine."""
-        return {"gpu": max(1, len(self.boards))} | {name: 1 for _, name in self._lanes}
+        """How much there is of each resource of `one_gpu` and `trial` on this machine."""
+        count = max(1, len(self.boards))
+        lanes = {name: 1 for _, name in self._lanes}
+        return {"gpu": count} | lanes | ({"trial": TRIALS * count} if lanes else {})
 
     def threads(self, cores: int | None) -> int | None:
         """The cores of a job that has a GPU alone: all, if there is one GPU, so that nothing runs
@@ -566,13 +583,12 @@ class Study:
         return cores and max(1, cores // self.at_once["gpu"])
 
     def autotune_threads(self, cores: int | None) -> int | None:
-        """The cores of a library that tunes itself: those of `threads`, with several GPUs half.
-
-        Most of its time goes to a few long compilations. So on the other cores verifications go on,
-        which would wait for all libraries otherwise.
+        """The cores of a library that tunes itself: those of `threads`. With several GPUs all such
+        libraries together have half of the cores, so that verifications go on beside them.
         """
         share = self.threads(cores)
-        return share and (share if self.at_once["gpu"] == 1 else max(1, share // 2))
+        alone = self.at_once["gpu"] == 1
+        return share and (share if alone else max(1, share // (2 * TRIALS)))
 
     def autotuned(self, wildcards) -> list[str]:
         """The reports of the libraries that tune themselves for the op."""

@@ -116,7 +116,9 @@ def write(path, content):
 def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
     mine = study(count, tuning="tune")
     there = mine.at_once
-    assert there["gpu"] == count and sum(there.values()) == count + (count > 1) * count
+    several = count > 1
+    assert there.pop("trial", 0) == several * 2 * count
+    assert there["gpu"] == count and sum(there.values()) == count + several * count
     rules = {"op": [*mine.ops], "family": mine.families, "subject": mine.dissections}
     taken = []
     for wildcard, names in rules.items():
@@ -133,9 +135,21 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
     assert len(taken) >= 8 and set(taken) == set(uuids(count) if count > 1 else ["any"])
     assert mine.threads(64) == 64 // count and mine.threads(1) == 1 and mine.threads(None) is None
     # If the trials of libraries took all cores, nothing could be verified beside them.
-    trials = mine.autotune_threads(64)
-    assert trials == 64 if count == 1 else trials * count == 32
+    cores = mine.autotune_threads(64)
+    assert cores == 64 if count == 1 else cores * 2 * count == 32
     assert mine.autotune_threads(1) == 1 and mine.autotune_threads(None) is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_trial_takes_no_gpu_of_several_from_other_jobs(study, count):
+    """As seen on four GPUs: it compiled for eight minutes, and all of its GPU's ops waited."""
+    mine = study(count)
+    if count == 1:
+        assert mine.trial.keys() == mine.one_gpu("op").keys()
+        return
+    op = wildcards(op="add")
+    assert mine.trial.keys() == {"board", "trial"} and mine.trial["trial"] == 1
+    assert mine.trial["board"](op) == mine.board(op)
 
 
 @pytest.mark.parametrize("tuning", ["replay", "heuristic"])

@@ -42,7 +42,7 @@ if study.measures:
         # With one GPU all cores: nothing may run beside a timing.
         threads: study.autotune_threads(workflow.cores)
         resources:
-            **study.one_gpu("op"),
+            **study.trial,
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
@@ -58,5 +58,5 @@ if study.measures:
         shell:
             "python -m harness.measure.autotune --op {wildcards.op} --impl {wildcards.impl}"
             " --dtypes {params.dtypes} --passes {params.passes}"
-            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout}"
+            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout} --jobs {threads}"
             " --board {resources.board} --out {output} > {log} 2>&1"
