@@ -300,10 +300,14 @@ def decode_fwd(
 def _resident(config, d: int, itemsize: int, shared: int) -> int:
     """How many programs a multiprocessor with so many bytes of shared memory holds.
 
-    They hold the rows, and keys and values of all stages but the one that is computed.
+    They hold the rows, and keys and values of all stages but the one that is computed. The parts of
+    a float32 product are laid out anew, in half as much again, and fill the registers.
     """
-    held = config["BLOCK_M"] + 2 * (config["num_stages"] - 1) * config["BLOCK_N"]
-    return max(1, min(MOST_RESIDENT, shared // (held * padded(d) * itemsize + RESERVED)))
+    stages, most = config["num_stages"] - 1, MOST_RESIDENT
+    if itemsize == 4:
+        stages, most, itemsize = stages + 1, MOST_RESIDENT // 2, 6
+    held = config["BLOCK_M"] + 2 * stages * config["BLOCK_N"]
+    return max(1, min(most, shared // (held * padded(d) * itemsize + RESERVED)))
 
 
 def _splits(programs: int, s: int, slots: int) -> int:
@@ -329,7 +333,7 @@ CONFIGS = tuple(
 
 def _choose(rows, d, itemsize, shared):
     block_m = min(MOST_ROWS, max(LEAST_ROWS, 1 << (rows - 1).bit_length()))
-    # Two programs share a multiprocessor: 64 keys of 128 entries of 16 bits, in three stages.
+    # Three programs share a multiprocessor: 64 keys of 128 entries of 16 bits, in three stages.
     keys = max(16, min(64, 2**14 // (padded(d) * itemsize)))
     config = {"BLOCK_M": block_m, "BLOCK_N": keys, "num_warps": 4, "num_stages": 3}
     ranked = [config | {"num_stages": stages} for stages in (3, 2, 1)]

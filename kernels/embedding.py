@@ -44,6 +44,8 @@ ACCUMULATES = {"embedding": "float32"}
 SORTED, OWN, SEEN = 1024, 64, 128
 # Below so many ids, an id and a place within a block fit in 31 bits.
 NARROW = 2**31 // SORTED - 1
+# The bits of any number of tokens; one that depends on their number would ask for a graph for each.
+MOST_STEPS = MOST_ITEMS.bit_length()
 # Sorted blocks that a program bisects at once: each step of a bisection waits for the one before.
 BISECTED = 16
 # Beyond so many tokens the bisections would outweigh the sums.
@@ -171,7 +173,7 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
         _chunk_kernel[(chunks * tiles,)](tiles=tiles, **shared)
     fills = (rows - 1) // config["BLOCK_V"] + 1
     _sum_kernel[((fills + m) * tiles,)](
-        dweight_ptr=dweight, M=m, tiles=tiles, fills=fills, steps=m.bit_length(),
+        dweight_ptr=dweight, M=m, tiles=tiles, fills=fills, steps=MOST_STEPS,
         BLOCK_V=config["BLOCK_V"], **shared,
     )  # fmt: skip
     return dweight
@@ -336,7 +338,7 @@ def _sum_kernel(
     keys [M], and writes zeros to the rows without a token. Each other program owns BLOCK_C columns
     of a sorted token. If that is the first one of a row, it reads the keys of the row's tokens, and
     of these the rows of dy, or of parts for whole chunks. Then it writes the row of dweight. steps:
-    the number of bits of M. BLOCK_V, BLOCK_C: powers of two.
+    at least the number of bits of M. BLOCK_V, BLOCK_C: powers of two.
     """
     pid = tl.program_id(0)
     unit = pid // tiles
@@ -364,6 +366,10 @@ def _sum_kernel(
             if tl.sum(same.to(tl.int32), 0) == AT_ONCE:
                 start = first + AT_ONCE
                 end = _first_of(keys_ptr, row + 1, start, M)
+                # The sum of the chunk that begins here has these rows already.
+                ready = (first % CHUNK == 0) & (end - first >= CHUNK)
+                acc = tl.where(ready, 0.0, acc)
+                start = tl.where(ready, first, start)
                 head = tl.minimum((start + CHUNK - 1) // CHUNK * CHUNK, end)
                 tail = tl.maximum(end // CHUNK * CHUNK, head)
                 acc = _add_tokens(acc, keys_ptr, dy_ptr, start, head, cols, stride_dy, C, AT_ONCE)

@@ -101,12 +101,18 @@ def strangers(gpu: Gpu, wait_s: float = SETTLE_S) -> list[str]:
 
 
 @contextlib.contextmanager
-def serialize(gpu: Gpu) -> Iterator[None]:
-    """Admit one holder of a shared lock at a time, while holders that do not wait here go on."""
+def turn(gpu: Gpu) -> Iterator[bool]:
+    """Yield whether it is the turn of this job, which goes on to the end of the body.
+
+    One of those that ask has the turn of a GPU at a time; other holders of a shared lock go on.
+    """
     descriptor = _open(_path(gpu).with_suffix(".turn"))
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield True
+            return
+        yield False
     finally:
         os.close(descriptor)
 
@@ -209,9 +215,12 @@ def _await(
         if not told and not used:
             print(f"waiting for {devices[0]}, held by {_holder(devices[0])}", file=sys.stderr)
             told = True
-        if exclusive and not used and awaited not in devices:
+        if exclusive and len(used) < len(devices) and awaited not in devices:
             # One of several, and the same for all such jobs: on the others, verifications go on.
-            awaited = next(filter(is_awaited, devices), None) or random.choice(devices)
+            # Jobs that share a GPU give way soon, and one that has it alone does not.
+            free = [gpu for gpu in devices if gpu not in used]
+            free = list(filter(_is_shared, free)) or free
+            awaited = next(filter(is_awaited, free), None) or random.choice(free)
             _announce(awaited, announced)
         time.sleep(random.uniform(*PAUSE_S))
 
@@ -273,6 +282,18 @@ def _try_lock(gpu: Gpu, exclusive: bool) -> int | None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"pid": os.getpid()}).encode(), 0)
     return descriptor
+
+
+def _is_shared(gpu: Gpu) -> bool:
+    """Whether no job has the GPU alone."""
+    descriptor = _open(_path(gpu))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _open(path: Path) -> int:

@@ -68,7 +68,8 @@ def main() -> None:
     while left:
         with gpu_lock.hold(exclusive=False) as gpu:
             waits = functools.partial(gpu_lock.is_awaited, gpu)
-            at_once = options.jobs or len(os.sched_getaffinity(0))
+            cores = len(os.sched_getaffinity(0))
+            at_once = min(options.jobs or cores, cores)
             left = compile_beforehand(op.name, options.impl, left, *about, at_once, waits)
     choices.forget(folder)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:

@@ -107,6 +107,8 @@ class Scheduler:
         self._plan, self._gate, self._monitor = plan, gate, monitor
         self._memory = Memory(monitor.used_bytes, monitor.users)
         self._versions: dict[str, str] = {}
+        # The implementations that found no memory when no further process was there.
+        self._too_large: set[tuple[str, str, str]] = set()
 
     def cells(self) -> Iterator[FinishedCell]:
         """Yield each cell as soon as it is done; end the workers when the iterator is closed."""
@@ -161,17 +163,14 @@ class Scheduler:
         started = self._start(self._verified(cell))
         self._memory.idle()
         answers = self._ask_to_prepare(started, cell)
-        starved = [impl for impl, answer in answers.items() if _is_failure(answer, "oom")]
-        idle = [name for name in self._workers.names if process_of(name)[1] and starved]
-        if len(answers) > 1 or idle:
-            # Rivals that prepared at the same time may have held the memory, or further processes
-            # that wait for a cell with short calls: once more, alone.
-            for name in (*idle, *starved):
-                self._stop(name)
-            for impl in starved:
-                del answers[impl]
-                self._memory.settle()
-                answers |= self._ask(self._start([impl]), _prepare(cell))
+        if len(answers) > 1:
+            # Rivals that prepared at the same time may have held the memory: once more, alone.
+            answers = self._once_more(answers, cell, ())
+        kind, idle = (cell.dtype, cell.pass_), [*filter(_is_further, self._workers.names)]
+        if idle and any((impl, *kind) not in self._too_large for impl in _starved(answers)):
+            # Or further processes that wait for a cell with short calls.
+            answers = self._once_more(answers, cell, idle)
+            self._too_large.update((impl, *kind) for impl in _starved(answers))
         prepared = self._without_failures(answers)
         self._memory.settle()
         self._memory.ready()
@@ -185,6 +184,22 @@ class Scheduler:
                 calls = _calls(self._plan, answer.device_us)
                 ready[impl] = Ready(said, answer.device_us, calls)
         return ready
+
+    def _once_more(
+        self, answers: Mapping[str, Answer], cell: Cell, idle: Iterable[str]
+    ) -> dict[str, Answer]:
+        """Have those that found no memory prepare again, one by one, without idle processes.
+
+        Returns the answers of all.
+        """
+        starved = _starved(answers)
+        for name in (*idle, *starved):
+            self._stop(name)
+        found = {impl: answer for impl, answer in answers.items() if impl not in starved}
+        for impl in starved:
+            self._memory.settle()
+            found |= self._ask(self._start([impl]), _prepare(cell))
+        return found
 
     def _prepare_further(self, cell: Cell, ready: Mapping[str, Ready]) -> dict[str, Ready]:
         """Prepare a cell in further processes; return those that can be timed.
@@ -411,6 +426,15 @@ def _first_s(answer: Answer) -> float:
 
 def _is_failure(answer: Answer, status: str) -> bool:
     return isinstance(answer, Failure) and answer.status == status
+
+
+def _starved(answers: Mapping[str, Answer]) -> list[str]:
+    """Return the implementations that found no memory."""
+    return [impl for impl, answer in answers.items() if _is_failure(answer, "oom")]
+
+
+def _is_further(name: str) -> bool:
+    return process_of(name)[1] > 0
 
 
 def _impls(names: Iterable[str]) -> list[str]:

@@ -41,6 +41,8 @@ WORKER = "harness.verify.worker:VerifyWorker"
 # All share the GPU; then the cells whose memory ran out, one verification at a time; then alone.
 # From the second on the oracle's results lie in the memory of the host.
 ATTEMPTS = ("shared", "in turn", "alone")
+# Between two questions for a turn.
+TURN_S = 0.5
 # The interpreter of Triton 3.6 computes bfloat16 wrongly, without an error.
 INTERPRETED = ("float32", "float16")
 
@@ -72,7 +74,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
         facts, spent_s = None, Counter()
         while facts is None:
             with _surroundings(mode, attempt, arguments.choices) as awaited:
-                queue = _Queue(units, spent_s, awaited)
+                queue = _Queue(units, spent_s, awaited, arguments.jobs)
                 facts, units = _run(arguments, mode, queue, spare=attempt != ATTEMPTS[0])
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
         if not crowded:
@@ -103,10 +105,8 @@ def _surroundings(
         from harness.machine import gpu_lock
 
         with contextlib.ExitStack() as held:
-            gpu = held.enter_context(gpu_lock.hold(exclusive=attempt == "alone"))
+            gpu = _held(attempt, held)
             os.environ.update(choices.KEEP)
-            if attempt == "in turn":
-                held.enter_context(gpu_lock.serialize(gpu))
             own = Path(held.enter_context(tempfile.TemporaryDirectory()))
             if chosen is not None and chosen.is_dir():
                 os.environ.update(choices.copied(chosen, own))
@@ -119,13 +119,29 @@ def _surroundings(
     yield None
 
 
+def _held(attempt: str, held: contextlib.ExitStack):
+    """Lock a GPU as the attempt has it, until `held` is closed.
+
+    A verification that waits for its turn holds nothing, so it is in no other job's way.
+    """
+    from harness.machine import gpu_lock
+
+    while True:
+        with contextlib.ExitStack() as mine:
+            gpu = mine.enter_context(gpu_lock.hold(exclusive=attempt == "alone"))
+            if attempt != "in turn" or mine.enter_context(gpu_lock.turn(gpu)):
+                held.push(mine.pop_all())
+                return gpu
+        time.sleep(TURN_S)
+
+
 class _Queue:
     """The units that are still to run, handed out one by one, and the cells of the others.
 
     - units: the cells by number of the unit.
     - spent_s: the seconds by class of cell; see `_class`.
-    - awaited: whether a job waits to have the GPU alone, None if there is no such job. Then no unit
-      but the first is handed out.
+    - awaited: tells whether a job waits to have the GPU alone; None if the GPU is not shared. While
+      one waits, no more units than `least` are handed out.
     - paused: whether units are left for that reason.
     - fault: the first one, after which no unit is handed out.
     """
@@ -135,10 +151,11 @@ class _Queue:
         units: dict[int, list],
         spent_s: Counter | None = None,
         awaited: Callable[[], bool] | None = None,
+        least: int = 1,
     ):
         self.units, self.spent_s = units, Counter() if spent_s is None else spent_s
         self._taken, self._lock = set(units), threading.Lock()
-        self._awaited, self._before = awaited, len(units)
+        self._awaited, self._enough = awaited, len(units) + least
         self.paused = False
         self.fault: BaseException | None = None
         self._workers: list[WorkerHandle] = []
@@ -152,7 +169,7 @@ class _Queue:
                 return None
             # A turn without any unit could follow another for ever.
             self.paused = self.paused or bool(
-                self._awaited and len(self._taken) > self._before and self._awaited()
+                self._awaited and len(self._taken) >= self._enough and self._awaited()
             )
             if self.paused:
                 return None
@@ -224,10 +241,12 @@ def _lane(
     facts of its report.
     """
     name, limit_s = f"verify {arguments.op} {arguments.impl}", arguments.cell_timeout_s
-    while not queue.fault:
+    while not (queue.fault or queue.paused):
         with _worker(arguments) as worker, queue.served_by(worker):
             hello = worker.answer(START_S)
-            if isinstance(hello, Failure) and (found := _absent(hello, worker, arguments.impl)):
+            failed = isinstance(hello, Failure)
+            # A library that has run units is installed.
+            if failed and not queue.units and (found := _absent(hello, worker, arguments.impl)):
                 return found
             plan = hello
             if not isinstance(hello, Failure):

@@ -53,6 +53,25 @@ def test_chunks_of_one_id_are_added_once(tokens, v):
     agrees((torch.arange(tokens) * 7 % 11 >= 8).long() * (v - 1), v, 12)
 
 
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("before", [0, 1, 64])
+def test_a_sum_that_is_ready_is_not_added_up_again(before, monkeypatch):
+    """The chunks' sums are spoilt, so the row of the frequent id shows that it has taken them."""
+    ids = torch.cat([torch.zeros(before, dtype=torch.int64), torch.ones(192, dtype=torch.int64)])
+    kernel = family._chunk_kernel
+
+    class Spoilt:
+        def __getitem__(self, grid):
+            return lambda **given: given["parts_ptr"].fill_(float("nan"))
+
+    dy = torch.ones(len(ids), 4)
+    assert gradient(ids, torch.zeros(3, 4), dy)[1].eq(192).all()
+    monkeypatch.setattr(family, "_chunk_kernel", Spoilt())
+    found = gradient(ids, torch.zeros(3, 4), dy)
+    assert found[1].isnan().all() and kernel is not family._chunk_kernel
+    assert found[2].eq(0).all() and found[0].eq(before).all() == (before < 64)
+
+
 @pytest.mark.parametrize("order", ["ascending", "descending", "mixed", "one"])
 def test_several_sorted_blocks_become_one_order(order, monkeypatch):
     """With blocks of 32 keys the ranks of 200 tokens come from seven blocks, four at a time."""

@@ -234,14 +234,13 @@ def test_verifying_shares_with_other_programs(driver):
 
 def test_a_turn_is_one_at_a_time_and_leaves_the_lease_alone(driver):
     (gpu, *_) = gpu_lock.gpus()
-    with gpu_lock.serialize(gpu):
-        other = os.open(gpu_lock._path(gpu).with_suffix(".turn"), os.O_RDWR)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with gpu_lock.turn(gpu) as mine:
+        with gpu_lock.turn(gpu) as other:
+            assert mine and not other
         with gpu_lock.hold(exclusive=True, wait_s=0):
             pass
-    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(other)
+    with gpu_lock.turn(gpu) as other:
+        assert other
 
 
 def test_this_process_is_no_stranger(driver):

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import UserError
 from harness.machine import affinity, ceilings, environment, gpu_lock, nvml
-from tests.support.patience import wait_until
+from tests.support.patience import PATIENCE_S, wait_until
 
 COUNTS = [1, 2, 4, 8]
 LAST = -1
@@ -91,6 +91,30 @@ def test_a_job_that_waits_for_any_gpu_alone_keeps_verifications_from_one(gpus, c
     for each in (lock, other):
         os.close(each)
     assert not any(map(gpu_lock.is_awaited, mine))
+
+
+def test_a_job_for_any_gpu_waits_for_one_that_is_shared_and_not_for_a_measurement(gpus):
+    gpus(2)
+    first, second = gpu_lock.gpus()
+    found = []
+
+    def wait(uuid):
+        found.append(gpu_lock._acquire(True, PATIENCE_S, uuid))
+
+    measured, _ = gpu_lock._acquire(True, PATIENCE_S, first.uuid)
+    shared, _ = gpu_lock._acquire(False, PATIENCE_S, second.uuid)
+    bound, anywhere = (threading.Thread(target=wait, args=[each]) for each in (first.uuid, None))
+    bound.start()
+    wait_until(lambda: gpu_lock.is_awaited(first))
+    anywhere.start()
+    wait_until(lambda: gpu_lock.is_awaited(second))
+    os.close(shared)
+    anywhere.join(PATIENCE_S)
+    assert [gpu for _, gpu in found] == [second]
+    os.close(measured)
+    bound.join(PATIENCE_S)
+    for lock, _ in found:
+        os.close(lock)
 
 
 @pytest.mark.parametrize("count", COUNTS)

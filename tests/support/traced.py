@@ -1,5 +1,7 @@
 """Trace each op without a GPU, in a process of its own; print what breaks its graph."""
 
+import contextlib
+import dataclasses
 from pathlib import Path
 
 import torch
@@ -16,6 +18,8 @@ from harness.project.implementations import OURS  # noqa: E402
 from harness.study import jobs  # noqa: E402
 
 SCALARS = range(-(2**31), 2**31)
+# No power of two lies between them.
+LENGTHS = (2100, 2200, 3000, 4000)
 
 
 class _TracedError(Exception):
@@ -61,6 +65,27 @@ def trace(op, function, case, dynamic, grads):
     return "was not traced"
 
 
+def graphs_of_lengths(op, function, case, lengths):
+    """Return how many graphs serve a training step with so many rows, one length after another."""
+    made = []
+
+    def counting(graph, examples):
+        made.append(graph)
+        return backend(graph, examples)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, backend=counting)
+    for length in lengths:
+        longer = dataclasses.replace(case, sizes=case.sizes | {"M": length})
+        tensors = inputs.make(op, longer, op.dtypes_of(case)[-1], 0, "cpu")
+        for name, tensor in tensors.items():
+            if tensor is not None and op.inputs[name].grad:
+                tensor.requires_grad_()
+        with contextlib.suppress(_TracedError):
+            compiled(**tensors, **op.arguments(longer))
+    return len(made)
+
+
 def main():
     torch.set_num_threads(1)
     for name in sorted(jobs.ops(Path.cwd())):
@@ -74,6 +99,12 @@ def main():
                 if why:
                     print(f"{name} {case.name}, {dynamic=}: {why}")
         print(f"{name}: {traced} graphs")
+        tokens = any(tensor.below for tensor in op.inputs.values()) and "M" in cases[-1].sizes
+        if op.differentiable and tokens:
+            # Batches differ in their tokens. The first has a graph of its own, and all others one.
+            count = graphs_of_lengths(op, function, cases[-1], LENGTHS)
+            if count > 2:
+                print(f"{name} {cases[-1].name}: {count} graphs for {len(LENGTHS)} lengths")
 
 
 if __name__ == "__main__":

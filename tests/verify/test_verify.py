@@ -305,7 +305,7 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
 
     monkeypatch.setattr(verification, "_surroundings", surroundings)
     monkeypatch.setattr(verification, "_run", run)
-    arguments = argparse.Namespace(op="double", impl="ours", seed=0, choices=None)
+    arguments = argparse.Namespace(op="double", impl="ours", seed=0, choices=None, jobs=1)
     report = verification.verify(arguments, "gpu")
     assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
     assert report["status"] == ("ok" if remedy else "oom")
@@ -360,7 +360,14 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
         yield "a GPU"
 
     monkeypatch.setattr(gpu_lock, "hold", hold)
-    monkeypatch.setattr(gpu_lock, "serialize", lambda gpu: contextlib.nullcontext(held.append(gpu)))
+    turns = iter([False, True])
+
+    def turn(gpu):
+        held.append(gpu)
+        return contextlib.nullcontext(next(turns))
+
+    monkeypatch.setattr(gpu_lock, "turn", turn)
+    monkeypatch.setattr(verification, "TURN_S", 0.0)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "of the user")
     for name in KEEP:
         monkeypatch.setenv(name, "")
@@ -369,8 +376,9 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
             assert (awaited is None) == (attempt == "alone")
             held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
             assert held[-1].is_dir() and os.environ.items() >= KEEP.items()
-    kept = [held.pop(index) for index in (6, 4, 1)]
-    assert held == ["shared", "shared", "a GPU", "alone"]
+    kept = [held.pop(index) for index in (8, 6, 1)]
+    # The one whose turn it is not lets the GPU go before it asks again.
+    assert held == ["shared", *["shared", "a GPU"] * 2, "alone"]
     assert len(set(kept)) == 3 and not any(path.exists() for path in kept)
 
 
