@@ -26,7 +26,7 @@ from pathlib import Path
 from harness.calls import drawn
 from harness.cli import UserError, fresh_seed, run, seed
 from harness.files import write_json
-from harness.machine import nvml
+from harness.machine import gpu_lock, nvml
 from harness.project import fingerprint, libraries, source_tree
 from harness.project.implementations import is_ours
 from harness.results import choices, severity, withdrawn
@@ -102,8 +102,6 @@ def _surroundings(
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
-        from harness.machine import gpu_lock
-
         with contextlib.ExitStack() as held:
             gpu = _held(attempt, held)
             os.environ.update(choices.KEEP)
@@ -124,8 +122,6 @@ def _held(attempt: str, held: contextlib.ExitStack):
 
     A verification that waits for its turn holds nothing, so it is in no other job's way.
     """
-    from harness.machine import gpu_lock
-
     while True:
         with contextlib.ExitStack() as mine:
             gpu = mine.enter_context(gpu_lock.hold(exclusive=attempt == "alone"))
