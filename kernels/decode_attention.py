@@ -43,12 +43,15 @@ ACCUMULATES = {"decode_attention": "float32"}
 LEAST_ROWS, MOST_ROWS = 16, 64
 # Splits of one sequence, and how many of them the second kernel takes at once.
 MOST_SPLITS, AT_ONCE = 128, 16
-# Keys that a split has at least.
-LEAST_KEYS = 256
+# Keys that a split has at least, if there are fewer programs than multiprocessors, and if there are
+# more than fit: then the second kernel costs more than a short wave of programs.
+LEAST_KEYS, LEAST_KEYS_OF_MANY = 256, 1024
+# Rows of so many entries cost a program as much time to compute as to read.
+NARROW = 64
 # Programs that the registers of a multiprocessor hold, and shared memory that CUDA adds to each.
 MOST_RESIDENT, RESERVED = 4, 1024
-# More splits are worth their second kernel if they keep more than this share more programs at work.
-NEARLY = 0.9
+# More splits are not worth it if this share of the work that they spread is spread without.
+NEARLY = 0.95
 
 
 def decode_attention(
@@ -272,8 +275,8 @@ def decode_fwd(
     key = {"rows": group * rows, "d": d, "itemsize": q.element_size()}
     config = SPLIT.pick(q.device, **key, shared=shared_bytes(q.device))
     tiles = triton.cdiv(group * rows, config["BLOCK_M"])
-    slots = _resident(config, d, key["itemsize"], shared_bytes(q.device)) * sm_count(q.device)
-    splits = num_splits or _splits(b * heads * tiles, s, slots)
+    resident = _resident(config, d, key["itemsize"], shared_bytes(q.device))
+    splits = num_splits or _splits(b * heads * tiles, s, d, sm_count(q.device), resident)
     part, part_lse = out, lse
     if splits > 1:
         part = q.new_empty((splits, b, h, rows, d), dtype=torch.float32)
@@ -310,15 +313,24 @@ def _resident(config, d: int, itemsize: int, shared: int) -> int:
     return max(1, min(most, shared // (held * padded(d) * itemsize + RESERVED)))
 
 
-def _splits(programs: int, s: int, slots: int) -> int:
-    """The least number of splits that keeps nearly as many programs at work as any other.
+def _splits(programs: int, s: int, d: int, sms: int, resident: int) -> int:
+    """The least number of splits that spreads the work nearly as evenly as any other.
 
-    programs: how many there are with one split. slots: how many run at a time. The last wave of
-    programs is the fuller the more splits there are; flash-attn chooses by the same thought (its
-    `num_splits_heuristic`).
+    programs: how many there are with one split. resident: how many a multiprocessor holds. One or,
+    if rows are narrow, two of them keep the memory busy. So as many programs as multiprocessors
+    are even, and several on each. If not all programs begin at once, whole waves of them are even.
+    flash-attn chooses by the same thought (its `num_splits_heuristic`).
     """
-    most = max(1, min(MOST_SPLITS, s // LEAST_KEYS))
-    shares = [n * programs / (-(-n * programs // slots) * slots) for n in range(1, most + 1)]
+    room = resident * sms
+    if sms <= programs <= room:
+        return 1
+    if programs < sms:
+        slots = min(resident, 2 if d <= NARROW else 1) * sms
+        most = min(s // LEAST_KEYS, room // programs)
+    else:
+        slots, most = room, s // LEAST_KEYS_OF_MANY
+    possible = range(1, max(1, min(MOST_SPLITS, most)) + 1)
+    shares = [n * programs / (-(-n * programs // slots) * slots) for n in possible]
     enough = NEARLY * max(shares)
     return next(n for n, share in enumerate(shares, 1) if share >= enough)
 

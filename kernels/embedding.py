@@ -37,19 +37,21 @@ from ._runtime.checks import (
 )
 from ._runtime.configs import Configs
 from ._runtime.layout import as_rows_2d
+from ._runtime.vector_access import access_items
 from ._triton.memory import load_f32, store_as
 
 ACCUMULATES = {"embedding": "float32"}
 # Keys of a sorted block, and of these those that a program places, and that it compares at a time.
-SORTED, OWN, SEEN = 1024, 64, 128
+SORTED, PLACED, SEEN = 1024, 16, 512
 # Below so many ids, an id and a place within a block fit in 31 bits.
 NARROW = 2**31 // SORTED - 1
 # The bits of any number of tokens; one that depends on their number would ask for a graph for each.
 MOST_STEPS = MOST_ITEMS.bit_length()
-# Sorted blocks that a program bisects at once: each step of a bisection waits for the one before.
-BISECTED = 16
-# Beyond so many tokens the bisections would outweigh the sums.
-MOST_RANKED = 2**17
+# Keys that a program ranks. It bisects several sorted blocks at once, as each step of a bisection
+# waits for the one before: the second number if there are few blocks, else the third.
+RANKED, BISECTED_OF_FEW, BISECTED, FEW = 32, 8, 4, 16
+# Beyond so many tokens the bisections take more time than PyTorch's sort.
+MOST_RANKED = 2**16
 # Tokens of a chunk, whose sum is taken beforehand if they have one id.
 CHUNK = 64
 # Rows that a program reads at once, so that their loads overlap.
@@ -130,7 +132,8 @@ def embedding_fwd(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     blocks = (m - 1) // config["BLOCK_M"] + 1
     _forward_kernel[(blocks * ((c - 1) // config["BLOCK_C"] + 1),)](
         ids_ptr=ids.contiguous(), weight_ptr=weight, out_ptr=out,
-        stride_weight=weight.stride(0), M=m, V=v, C=c, blocks=blocks, **config,
+        stride_weight=weight.stride(0), M=m, V=v, C=c, blocks=blocks,
+        ITEMS=access_items(out.element_size(), c, weight.stride(0)), **config,
     )  # fmt: skip
     return out
 
@@ -149,16 +152,19 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
     blocks, chunks = (m - 1) // SORTED + 1 if m else 0, m // CHUNK
     if m:
         unranked = keys if blocks == 1 else torch.empty_like(keys)
-        _sort_kernel[((m - 1) // OWN + 1,)](
+        few = m <= MOST_RANKED
+        _sort_kernel[((m - 1) // PLACED + 1,)](
             ids_ptr=ids.contiguous(), keys_ptr=unranked, M=m, V=rows, padding=padding,
-            BLOCK=SORTED, OWN=OWN, SEEN=SEEN, NARROW=rows < NARROW, num_warps=4,
+            BLOCK=SORTED if few else PLACED, OWN=PLACED, SEEN=SEEN if few else PLACED,
+            NARROW=rows < NARROW, num_warps=4,
         )  # fmt: skip
-        if m > MOST_RANKED:
+        if not few:
             keys = torch.sort(unranked)[0]
         elif blocks > 1:
-            _rank_kernel[((m - 1) // OWN + 1,)](
+            _rank_kernel[((m - 1) // RANKED + 1,)](
                 unranked_ptr=unranked, keys_ptr=keys, M=m, blocks=blocks, steps=SORTED.bit_length(),
-                BLOCK=SORTED, OWN=OWN, BISECTED=BISECTED, num_warps=4,
+                BLOCK=SORTED, OWN=RANKED, BISECTED=BISECTED_OF_FEW if blocks <= FEW else BISECTED,
+                num_warps=4,
             )  # fmt: skip
     config = SUMS.pick(dy.device, c=min(c, WIDE), itemsize=dy.element_size())
     tiles = (c - 1) // config["BLOCK_C"] + 1
@@ -166,7 +172,8 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
     parts = torch.empty((max(chunks, 1), c), dtype=torch.float32, device=dy.device)
     shared = {
         "keys_ptr": keys, "dy_ptr": dy, "parts_ptr": parts, "stride_dy": dy.stride(0),
-        "V": rows, "C": c, "CHUNK": CHUNK, "AT_ONCE": AT_ONCE, "BLOCK_C": config["BLOCK_C"],
+        "V": rows, "C": c, "ITEMS": access_items(dy.element_size(), c, dy.stride(0)),
+        "CHUNK": CHUNK, "AT_ONCE": AT_ONCE, "BLOCK_C": config["BLOCK_C"],
         "num_warps": config["num_warps"],
     }  # fmt: skip
     if chunks:
@@ -201,13 +208,15 @@ def _check(ids, weight):
 @triton.jit
 def _forward_kernel(
     ids_ptr, weight_ptr, out_ptr, stride_weight, M, V, C, blocks,
-    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ITEMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[i] = weight[ids[i]], NaN for an id below 0 or from V on.
 
     Grid: blocks * cdiv(C, BLOCK_C), blocks = cdiv(M, BLOCK_M). A program owns BLOCK_C columns of
-    BLOCK_M tokens. It reads their ids and the rows of weight [V, C], and writes out [M, C].
+    BLOCK_M tokens. It reads their ids and the rows of weight [V, C], and writes out [M, C]. C and
+    the stride are multiples of ITEMS, those of an access.
     """
+    stride_weight, C = stride_weight // ITEMS * ITEMS, C // ITEMS * ITEMS
     pid = tl.program_id(0)
     rows = (pid % blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = (pid // blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -239,9 +248,13 @@ def _sort_kernel(
     ids = _ids(ids_ptr, own, M, V, padding)
     order = _order(ids, own - block, BLOCK, NARROW)
     rank = tl.zeros((OWN,), tl.int32)
-    for start in range(0, BLOCK, SEEN):
-        within = start + tl.arange(0, SEEN)
-        seen = _order(_ids(ids_ptr, block + within, M, V, padding), within, BLOCK, NARROW)
+    within = tl.arange(0, SEEN)
+    ahead = _ids(ids_ptr, block + within, M, V, padding)
+    for _ in range(0, BLOCK, SEEN):
+        seen = _order(ahead, within, BLOCK, NARROW)
+        # The next ids are on their way while these are compared.
+        within += SEEN
+        ahead = _ids(ids_ptr, block + within, M, V, padding)
         before = seen[None, :] < order[:, None]  # [OWN, SEEN]
         rank += tl.sum(before.to(tl.int32), 1)
     keys = (ids.to(tl.int64) << PLACE_BITS) | own
@@ -306,14 +319,15 @@ def _bisect(keys_ptr, wanted, low, high, steps):
 @triton.jit
 def _chunk_kernel(
     keys_ptr, dy_ptr, parts_ptr, stride_dy, V, C, tiles,
-    CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_C: tl.constexpr,
+    ITEMS: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """parts[j] = the sum of dy over the tokens of chunk j, if all of them have one id.
 
     Grid: chunks * tiles, tiles = cdiv(C, BLOCK_C). A program owns BLOCK_C columns of a chunk of
     CHUNK sorted tokens. It reads their keys and rows of dy, AT_ONCE of them at a time, and writes
-    parts [chunks, C], float32.
+    parts [chunks, C], float32. C and the stride are multiples of ITEMS, those of an access.
     """
+    stride_dy, C = stride_dy // ITEMS * ITEMS, C // ITEMS * ITEMS
     pid = tl.program_id(0)
     chunk = (pid // tiles).to(tl.int64)
     first = tl.load(keys_ptr + chunk * CHUNK) >> PLACE_BITS
@@ -329,7 +343,8 @@ def _chunk_kernel(
 @triton.jit
 def _sum_kernel(
     keys_ptr, dy_ptr, parts_ptr, dweight_ptr, stride_dy, M, V, C, tiles, fills, steps,
-    CHUNK: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+    ITEMS: tl.constexpr, CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dweight[v] = the sum of dy over the tokens with id v, computed in float32.
 
@@ -338,8 +353,10 @@ def _sum_kernel(
     keys [M], and writes zeros to the rows without a token. Each other program owns BLOCK_C columns
     of a sorted token. If that is the first one of a row, it reads the keys of the row's tokens, and
     of these the rows of dy, or of parts for whole chunks. Then it writes the row of dweight. steps:
-    at least the number of bits of M. BLOCK_V, BLOCK_C: powers of two.
+    at least the number of bits of M. C and the stride are multiples of ITEMS, those of an access.
+    BLOCK_V, BLOCK_C: powers of two.
     """
+    stride_dy, C = stride_dy // ITEMS * ITEMS, C // ITEMS * ITEMS
     pid = tl.program_id(0)
     unit = pid // tiles
     cols = (pid % tiles) * BLOCK_C + tl.arange(0, BLOCK_C)

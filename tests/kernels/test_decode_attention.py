@@ -107,20 +107,34 @@ def test_one_split_writes_what_several_sum_up_to():
         assert (agrees(q, k, v, num_splits=splits) - one).abs().max() <= 1e-6
 
 
-@pytest.mark.parametrize("programs", [1, 8, 64, 100, 512, 5000])
+@pytest.mark.parametrize("programs", [1, 8, 64, 100, 500, 5000])
 @pytest.mark.parametrize("s", [1, 100, 1000, 8192, 131072])
-@pytest.mark.parametrize("slots", [2 * 132, 3 * 132])
-def test_splits_fill_the_multiprocessors_and_are_no_more_than_needed(programs, s, slots):
-    splits = decoding._splits(programs, s, slots)
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("resident", [1, 2, 3])
+def test_splits_spread_the_work_and_are_no_more_than_needed(programs, s, d, resident):
+    sms = 132
+    splits = decoding._splits(programs, s, d, sms, resident)
+    many = programs > sms
+    at_once = sms * resident if many else sms * min(resident, 2 if d == 64 else 1)
 
     def share(n):
-        waves = -(-n * programs // slots)
-        return n * programs / (waves * slots)
+        waves = -(-n * programs // at_once)
+        return n * programs / (waves * at_once)
 
-    possible = range(1, max(1, min(decoding.MOST_SPLITS, s // decoding.LEAST_KEYS)) + 1)
+    most = s // 1024 if many else min(s // 256, resident * sms // programs)
+    possible = range(1, max(1, min(decoding.MOST_SPLITS, most)) + 1)
     assert splits in possible
     enough = decoding.NEARLY * max(map(share, possible))
     assert share(splits) >= enough and all(share(n) < enough for n in range(1, splits))
+
+
+@pytest.mark.parametrize(
+    ("programs", "s", "splits"),
+    [(8, 131072, 16), (64, 8192, 2), (136, 4096, 1), (256, 8192, 1), (512, 1024, 1)],
+)
+def test_splits_are_those_that_an_h100_ran_fastest(programs, s, splits):
+    """Measured with 132 multiprocessors that hold three programs; see docs/lab/attention.md."""
+    assert decoding._splits(programs, s, 128, 132, 3) == splits
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tests.support.values import randn
 
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 sizes = st.integers(1, 40)
+SMALL = {"SORTED": 32, "PLACED": 16, "SEEN": 8, "RANKED": 8}
 
 
 def gradient(ids, weight, dy, **options):
@@ -72,9 +73,11 @@ def test_a_sum_that_is_ready_is_not_added_up_again(before, monkeypatch):
 
 
 @pytest.mark.parametrize("order", ["ascending", "descending", "mixed", "one"])
-def test_several_sorted_blocks_become_one_order(order, monkeypatch):
-    """With blocks of 32 keys the ranks of 200 tokens come from seven blocks, four at a time."""
-    for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8), ("BISECTED", 4)):
+@pytest.mark.parametrize("few", [6, 7])
+def test_several_sorted_blocks_become_one_order(order, few, monkeypatch):
+    """With blocks of 32 keys the ranks of 200 tokens come from seven, four or two at a time."""
+    sizes = {"BISECTED_OF_FEW": 4, "BISECTED": 2, "FEW": few}
+    for name, size in (SMALL | sizes).items():
         monkeypatch.setattr(family, name, size)
     ids = torch.arange(200) // 3
     orders = {
@@ -88,13 +91,13 @@ def test_several_sorted_blocks_become_one_order(order, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [31, 33, 200])
 def test_ids_that_need_wide_numbers_are_sorted_by_the_same_rule(tokens, monkeypatch):
-    for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8), ("NARROW", 0)):
+    for name, size in (SMALL | {"NARROW": 0}).items():
         monkeypatch.setattr(family, name, size)
     agrees(torch.arange(tokens) * 17 % 67, 70, 3, padding_idx=0)
 
 
 def test_more_tokens_than_are_ranked(monkeypatch):
-    for name, size in (("SORTED", 32), ("OWN", 16), ("SEEN", 8), ("MOST_RANKED", 100)):
+    for name, size in (SMALL | {"MOST_RANKED": 100}).items():
         monkeypatch.setattr(family, name, size)
     agrees(torch.arange(200) * 17 % 67, 70, 3)
 
