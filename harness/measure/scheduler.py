@@ -107,8 +107,10 @@ class Scheduler:
         self._plan, self._gate, self._monitor = plan, gate, monitor
         self._memory = Memory(monitor.used_bytes, monitor.users)
         self._versions: dict[str, str] = {}
-        # The implementations that found no memory when no further process was there.
+        # The implementations that found no memory when no further process was there, and those that
+        # found none beside others that prepared at the same time.
         self._too_large: set[tuple[str, str, str]] = set()
+        self._starving: set[str] = set()
 
     def cells(self) -> Iterator[FinishedCell]:
         """Yield each cell as soon as it is done; end the workers when the iterator is closed."""
@@ -165,19 +167,17 @@ class Scheduler:
         answers = self._ask_to_prepare(started, cell)
         if len(answers) > 1:
             # Rivals that prepared at the same time may have held the memory: once more, alone.
+            self._starving.update(_starved(answers))
             answers = self._once_more(answers, cell, ())
-        kind, idle = (cell.dtype, cell.pass_), [*filter(_is_further, self._workers.names)]
-        if idle and any((impl, *kind) not in self._too_large for impl in _starved(answers)):
-            # Or further processes that wait for a cell with short calls.
-            answers = self._once_more(answers, cell, idle)
-            self._too_large.update((impl, *kind) for impl in _starved(answers))
-        prepared = self._without_failures(answers)
+        prepared = self._without_failures(self._without_idle(answers, cell))
         self._memory.settle()
         self._memory.ready()
         ready = {}
         for impl, said in prepared.items():
             # The first block is warm-up; it also says how many calls fill the time of a block.
             answer = self._block(impl, self._plan.least_calls)
+            if _is_failure(answer, "oom"):
+                said, answer = self._warmed_up_alone(impl, said, answer, cell)
             if isinstance(answer, Failure):
                 self._failed(impl, answer)
             else:
@@ -193,13 +193,42 @@ class Scheduler:
         Returns the answers of all.
         """
         starved = _starved(answers)
-        for name in (*idle, *starved):
+        # One that did not even start is none of the workers.
+        for name in set(self._workers.names).intersection((*idle, *starved)):
             self._stop(name)
         found = {impl: answer for impl, answer in answers.items() if impl not in starved}
         for impl in starved:
             self._memory.settle()
-            found |= self._ask(self._start([impl]), _prepare(cell))
+            # Without memory not even a process starts.
+            refused = self._begin([impl])
+            found |= refused or self._ask([impl], _prepare(cell))
         return found
+
+    def _without_idle(self, answers: Mapping[str, Answer], cell: Cell) -> dict[str, Answer]:
+        """Have those that found no memory prepare again when no process waits for another cell.
+
+        Further processes wait for a cell with short calls. Returns the answers of all.
+        """
+        kind, idle = (cell.dtype, cell.pass_), [*filter(_is_further, self._workers.names)]
+        if not idle or all((impl, *kind) in self._too_large for impl in _starved(answers)):
+            return dict(answers)
+        answers = self._once_more(answers, cell, idle)
+        self._too_large.update((impl, *kind) for impl in _starved(answers))
+        return answers
+
+    def _warmed_up_alone(
+        self, impl: str, prepared: Prepared, failure: Failure, cell: Cell
+    ) -> tuple[Prepared | Failure, Answer]:
+        """Prepare and warm up without idle processes; return both answers, as they were if none."""
+        again = self._without_idle({impl: failure}, cell)[impl]
+        self._memory.settle()
+        self._memory.ready()
+        if isinstance(again, Failure):
+            return prepared, again
+        answer = self._block(impl, self._plan.least_calls)
+        if _is_failure(answer, "oom"):
+            self._too_large.add((impl, cell.dtype, cell.pass_))
+        return again, answer
 
     def _prepare_further(self, cell: Cell, ready: Mapping[str, Ready]) -> dict[str, Ready]:
         """Prepare a cell in further processes; return those that can be timed.
@@ -263,10 +292,12 @@ class Scheduler:
         return most
 
     def _ask_to_prepare(self, names: Sequence[str], cell: Cell) -> dict[str, Prepared | Failure]:
-        """Have workers prepare a cell: together, but after them one by one those that tune
-        themselves.
+        """Have workers prepare a cell: together, but after them some one by one.
+
+        They are those that tune themselves, and those that found no memory together.
         """
-        alone = [name for name in names if process_of(name)[0] in self._plan.self_tuning]
+        singly = self._starving.union(self._plan.self_tuning)
+        alone = [name for name in names if process_of(name)[0] in singly]
         answers = self._ask([name for name in names if name not in alone], _prepare(cell))
         for name in alone:
             answers |= self._ask([name], _prepare(cell))
@@ -301,17 +332,23 @@ class Scheduler:
 
     def _start(self, impls: Sequence[str]) -> list[str]:
         """Return the implementations that have a worker now; the others leave a row."""
-        started, began = list(impls), time.monotonic()
+        refused = self._begin(impls)
+        for impl, failure in refused.items():
+            self._rows.failed(impl, self._versions[impl], failure, 0, 0)
+        return [impl for impl in impls if impl not in refused]
+
+    def _begin(self, impls: Sequence[str]) -> dict[str, Failure]:
+        """Start the workers that are missing; return why some did not start."""
+        began, refused = time.monotonic(), {}
         answers = self._workers.start(impls)
         self._phase_times.add("start", time.monotonic() - began, answers)
         for impl, answer in answers.items():
             if isinstance(answer, Failure):
-                self._rows.failed(impl, self._versions[impl], answer, 0, 0)
                 self._workers.stop(impl)
-                started.remove(impl)
+                refused[impl] = answer
             else:
                 self._versions[impl] = answer.impl_version
-        return started
+        return refused
 
     def _draw(self, names: Mapping, cell: Cell, what: object) -> list[str]:
         """Return the workers in the order that the seed gives them here."""
@@ -365,6 +402,8 @@ class Scheduler:
         """Write a failure down; end the worker, or have it release its cell."""
         version = self._versions[process_of(name)[0]]
         self._rows.failed(name, version, failure, block, order)
+        if name not in self._workers.names:
+            return
         if failure.status in FATAL:
             self._stop(name)
         else:

@@ -9,6 +9,8 @@
 - `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
   choice.
 - `crowded` finds no memory for a cell of LAST_CASE beside more than one other process.
+  `crowded_at_start` does not even start again there. `crowded_in_a_block` is prepared, and finds
+  none in its first block.
 """
 
 import contextlib
@@ -59,6 +61,8 @@ class FakeWorker:
     def __init__(self, op, impl, seed):
         if impl == "absent":
             raise Unavailable("No module named 'absent'")
+        if impl == "crowded_at_start" and _mark(impl).exists() and _siblings() > 2:
+            raise OutOfMemoryError("CUDA out of memory")
         self.eventful, self.impl = impl.startswith(EVENTFUL), impl.removeprefix(f"{EVENTFUL}_and_")
         self.blocks, self.case, self.kept = 0, "", 0
         self.log = os.environ.get("FAKE_LOG")
@@ -74,7 +78,8 @@ class FakeWorker:
             self._fail(self.impl.removesuffix("_at_once"))
         if self.impl == "prepares_slowly":
             time.sleep(SLOWLY_S)
-        if self.impl == "crowded" and case == LAST_CASE and _siblings() > 2:
+        if self.impl in ("crowded", "crowded_at_start") and case == LAST_CASE and _siblings() > 2:
+            _mark(self.impl).touch()
             raise OutOfMemoryError("CUDA out of memory")
         if self.impl == "waits_for_others" and case != LAST_CASE:
             wait_until(self._others_began)
@@ -95,6 +100,9 @@ class FakeWorker:
 
     def block(self, calls, turn):
         self.blocks += 1
+        first = self.case == LAST_CASE and self.blocks == 1
+        if self.impl == "crowded_in_a_block" and first and _siblings() > 2:
+            raise OutOfMemoryError("CUDA out of memory")
         # The first block is warm-up.
         if self.case != LAST_CASE and self.blocks == 3:
             self._fail(self.impl)
@@ -145,7 +153,7 @@ class FakeWorker:
 
     def _alone(self):
         """Return whether the parent has started a process of this kind before."""
-        mark = Path(tempfile.gettempdir()) / f"{self.impl}-{self.case}-{os.getppid()}"
+        mark = _mark(f"{self.impl}-{self.case}")
         if mark.exists():
             return True
         mark.touch()
@@ -194,6 +202,11 @@ class FakeWorker:
         for descriptor in range(3, 20):
             with contextlib.suppress(OSError):
                 os.write(descriptor, text)
+
+
+def _mark(what: str) -> Path:
+    """Return a file that the processes of one parent share."""
+    return Path(tempfile.gettempdir()) / f"{what}-{os.getppid()}"
 
 
 def _siblings() -> int:
