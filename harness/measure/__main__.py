@@ -97,7 +97,10 @@ def main() -> None:
     tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code)
     # While all GPUs are visible: one description serves the jobs on each.
     machine = surroundings.ensure(options.environment, ROOT, options.config_sha256)
+    asked = time.monotonic()
     with autotune.lock_board(options.autotuned, op.name, tuned, options.board) as gpu:
+        # The wait for the turns of other jobs is none of this one's work.
+        began += time.monotonic() - asked
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
         environment = surroundings.on_board(machine, gpu.uuid)
@@ -123,7 +126,7 @@ def measure(
     Cells that an earlier, interrupted run of the same plan has finished are taken over.
 
     - origin: the part of the sidecar that is known beforehand.
-    - began: when the job began, by the monotonic clock.
+    - began: when the job began, by the monotonic clock, moved on by its wait for a GPU.
     """
     started = _now()
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))

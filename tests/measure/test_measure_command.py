@@ -1,14 +1,17 @@
 """Check the command that measures an op: its files, its messages and its exit."""
 
+import contextlib
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from harness.calls import drawn
 from harness.cli import UserError
+from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
 from harness.project import fingerprint, registry
 from harness.results import raw
@@ -48,6 +51,24 @@ def test_a_tuner_finds_what_it_chose_alone(measured, tmp_path, monkeypatch):
     told = {row["reason"] for row in rows if row["impl"] == "says_how_it_tunes"}
     assert told == {"kept"}
     assert sidecar["autotuned"] == {}
+
+
+def test_the_wait_for_a_gpu_counts_as_no_time_of_the_measurement(measured, tmp_path, monkeypatch):
+    """Another job seems to have the GPU for a day."""
+    day, clock, hold = 86400.0, time.monotonic, gpu_lock.hold
+    waited = []
+
+    @contextlib.contextmanager
+    def held(**options):
+        with hold(**options) as gpu:
+            waited.append(day)
+            yield gpu
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + sum(waited))
+    monkeypatch.setattr(gpu_lock, "hold", held)
+    measured("ours")
+    overhead = raw.read(tmp_path / "raw/scale.csv", "")[1]["overhead"]
+    assert waited and 0 < overhead["timed_s"] < overhead["total_s"] < day / 2
 
 
 @pytest.mark.parametrize(
