@@ -44,7 +44,7 @@ LEAST_ROWS, MOST_ROWS = 16, 64
 # Splits of one sequence, and how many of them the second kernel takes at once.
 MOST_SPLITS, AT_ONCE = 128, 16
 # Keys that a split has at least, if there are fewer programs than multiprocessors, and if there are
-# more than fit: then the second kernel costs more than a short wave of programs.
+# more programs than fit. There the second kernel costs more than a short wave of programs.
 LEAST_KEYS, LEAST_KEYS_OF_MANY = 256, 1024
 # Rows of so many entries cost a program as much time to compute as to read.
 NARROW = 64

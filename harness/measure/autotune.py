@@ -4,10 +4,11 @@
 candidates in the first call with a shape and keep the choice on disk. In verification, or beside
 the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
 that are not its own. Here it meets every cell that may be timed, twice. First several processes
-meet them side by side, so that all is compiled; others may use the GPU meanwhile. The choices that
-it made there are removed. Then one process meets them while nothing else runs. It finds no earlier
-choice: its folder (`harness.results.choices`) is emptied before, and compiled kernels are all that
-the side-by-side processes leave there. Verification comes after, so that it judges what was chosen;
+meet them side by side, so that all is compiled; others may use the GPU meanwhile. Each candidate of
+Triton's tuners has a call of its own there. The choices that were made there are removed. Then one
+process meets the cells while nothing else runs. It finds no earlier choice: its folder
+(`harness.results.choices`) is emptied before, and compiled kernels are all that the side-by-side
+processes leave there. Verification comes after, so that it judges what was chosen;
 measuring, on the same board, finds the same choices. A choice that a library does not keep is made
 again in its first call, which it makes alone. A baseline whose library tunes itself names the ops
 in `AUTOTUNES`.
@@ -19,7 +20,7 @@ import datetime
 import functools
 import os
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from harness.calls import cell, drawn
 from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.machine import gpu_lock
-from harness.measure.messages import Prepare, Release
+from harness.measure.messages import Compile, Compiled, Prepare, Release
 from harness.project import fingerprint, registry
 from harness.project.source_tree import self_tuned
 from harness.results import choices, schema
@@ -39,7 +40,7 @@ from harness.workers.pool import WorkerPool, worker_name
 from ops._spec import DTYPES, PASSES
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = "harness.measure.worker:MeasureWorker"
+WORKER = "harness.measure.tuning_worker:TuningWorker"
 # The shapes decide what a tuner chooses, the entries do not.
 SEED = 0
 # How many times as long as alone a cell may take while others are compiled beside it. The norms of
@@ -64,13 +65,13 @@ def main() -> None:
     # Without its choices the old report says nothing.
     options.out.unlink(missing_ok=True)
     about = options.worker, limit_s, choices.emptied(folder)
-    left = cells
-    while left:
+    turns = Turns(cells)
+    while turns:
         with gpu_lock.hold(exclusive=False) as gpu:
             waits = functools.partial(gpu_lock.is_awaited, gpu)
             cores = len(os.sched_getaffinity(0))
             at_once = min(options.jobs or cores, cores)
-            left = compile_beforehand(op.name, options.impl, left, *about, at_once, waits)
+            compile_beforehand(op.name, options.impl, turns, *about, at_once, waits)
     choices.forget(folder)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
         date = cli.utc(datetime.datetime.now(datetime.UTC))
@@ -80,51 +81,108 @@ def main() -> None:
     files.write_json(options.out, report | {"gpu": board, "cells": found})
 
 
+class Turns:
+    """The calls that compile all cells, in turn; false when none is left.
+
+    The passes of a case share kernels, which side by side each would compile. So the calls of a
+    pass begin when those of the pass before are done. The first call of a pass compiles one
+    candidate of each tuner, and says how many there are. The others have a call each.
+
+    cells: how many cells there are in all.
+    """
+
+    def __init__(self, cells: Sequence[Cell]):
+        self.cells = len(cells)
+        self._later: dict[tuple[str, str], deque[Cell]] = defaultdict(deque)
+        for each in sorted(cells, key=lambda each: PASSES.index(each.pass_)):
+            self._later[_shared(each)].append(each)
+        self._open: Counter[tuple[str, str]] = Counter()
+        self._ready: deque[tuple[Cell, int | None]] = deque()
+        for key in self._later:
+            self._go_on(key)
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def take(self) -> tuple[Cell, int | None]:
+        """Return the cell and the candidate of the next call; None is the last candidate."""
+        return self._ready.popleft()
+
+    def done(self, cell: Cell, candidate: int | None, answer: Answer) -> None:
+        """Note what a call said; those that depend on it follow."""
+        key = _shared(cell)
+        if candidate is None and isinstance(answer, Compiled):
+            others = range(answer.candidates - 1)
+            # They have been waited for already.
+            self._ready.extendleft((cell, other) for other in reversed(others))
+            self._open[key] += len(others)
+        self._open[key] -= 1
+        if not self._open[key]:
+            self._go_on(key)
+
+    def give_up(self) -> None:
+        """Forget what is left."""
+        self._ready.clear()
+
+    def _go_on(self, key: tuple[str, str]) -> None:
+        if self._later[key]:
+            self._ready.append((self._later[key].popleft(), None))
+            self._open[key] = 1
+
+
+def _shared(cell: Cell) -> tuple[str, str]:
+    """Return what the cells whose kernels are the same have in common."""
+    return cell.case.name, cell.dtype
+
+
 def compile_beforehand(
     op: str,
     impl: str,
-    cells: Sequence[Cell],
+    turns: Turns,
     worker: str,
     limit_s: float,
     variables: Mapping[str, str],
     processes: int,
     awaited: Callable[[], bool],
-) -> list[Cell]:
-    """Have several workers prepare the cells side by side; return the cells that are left.
+) -> None:
+    """Have several workers compile the cells of turns side by side.
 
-    Arguments are as of `tuned`. awaited: whether another job waits to have the GPU alone. Then no
-    further cell begins, and those that are left are for another GPU or for later.
+    Other arguments are as of `tuned`. awaited: whether another job waits to have the GPU alone.
+    Then no further call begins, and those that are left are for another GPU or for later.
 
-    Compiling takes most of a first call, and it needs no GPU alone. Each worker takes the next cell
+    Compiling takes most of a first call, and it needs no GPU alone. Each worker takes the next turn
     when it has done one, within COMPILING times the limit. No failure ends it: `tuned` meets each
-    cell again. If no worker starts, none is left.
+    cell again. If no worker starts, nothing is left.
     """
     variables, limit_s = {**variables, **ONE_COMPILER}, COMPILING * limit_s
-    # The passes of a case share kernels. Side by side, each would compile them anew.
-    waiting, began = deque(sorted(cells, key=lambda each: PASSES.index(each.pass_))), {}
+    began: dict[str, float] = {}
+    asked: dict[str, tuple[Cell, int | None]] = {}
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
-        idle = [worker_name(impl, number + 1) for number in range(min(processes, len(cells)))]
+        idle = [worker_name(impl, number + 1) for number in range(min(processes, turns.cells))]
         lost = _failed(workers.start(idle))
         idle = [name for name in idle if name not in lost]
         at_first = True
-        while began or (waiting and idle):
-            # Some cells are compiled in any case, or a turn could come to nothing.
+        while began or (turns and idle):
+            # Some calls are made in any case, or a turn could come to nothing.
             goes_on = at_first or not awaited()
             if not (began or goes_on):
                 break
             at_first = False
-            while waiting and idle and goes_on:
-                name, each = idle.pop(), waiting.popleft()
+            while turns and idle and goes_on:
+                name = idle.pop()
                 if not _failed(workers.start([name])):
-                    workers.send(name, Prepare(each.case.name, each.dtype, each.pass_))
+                    each, candidate = asked[name] = turns.take()
+                    workers.send(name, Compile(each.case.name, each.dtype, each.pass_, candidate))
                     began[name] = time.monotonic()
             for name, answer in workers.first_answers(began, limit_s).items() if began else ():
                 del began[name]
+                turns.done(*asked.pop(name), answer)
                 fatal = isinstance(answer, Failure) and answer.status in FATAL
                 if fatal or _failed(workers.ask([name], limit_s, Release())):
                     workers.stop(name)
                 idle.append(name)
-    return list(waiting) if idle else []
+        if not idle:
+            turns.give_up()
 
 
 def _failed(answers: Mapping[str, Answer]) -> set[str]:

@@ -81,6 +81,13 @@ class Released(Answer):
 
 
 @dataclass(frozen=True)
+class Compiled(Answer):
+    """A cell has been called once. candidates: the most that a tuner of Triton's has in it."""
+
+    candidates: int
+
+
+@dataclass(frozen=True)
 class Prepare(Request):
     """Prepare a cell: the name of a case, a dtype and a pass."""
 
@@ -124,6 +131,18 @@ class Release(Request):
 
     do: ClassVar[str] = "release"
     answer: ClassVar[type[Answer]] = Released
+
+
+@dataclass(frozen=True)
+class Compile(Request):
+    """Call a cell once. candidate: that of each tuner of Triton's; None for its last one."""
+
+    do: ClassVar[str] = "compile"
+    answer: ClassVar[type[Answer]] = Compiled
+    case: str
+    dtype: str
+    pass_: str
+    candidate: int | None
 
 
 REQUESTS = (Prepare, TimeBlock, MeasureEnergy, Check, Release)

@@ -11,16 +11,20 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import autotune
+from harness.measure.messages import Compiled
 from harness.project import fingerprint, registry, source_tree
 from harness.project.source_tree import self_tuned
 from harness.results import choices, raw
+from harness.workers.messages import Failure
 from tests.support.fake_nvml import FAKE
-from tests.support.fake_worker import LAST_CASE
+from tests.support.fake_worker import CANDIDATES, LAST_CASE
 from tests.support.measuring import ROOT, WORKER
 from tests.support.patience import PATIENCE_S
 
@@ -84,6 +88,19 @@ def noted(tmp_path):
     return [word for word in words if word in ("chose", "found")]
 
 
+def compiled(impl, turns, processes=2, awaited=False):
+    """Compile the cells of turns in fake workers; return the turns."""
+    about = OP, impl, turns, WORKER, PATIENCE_S, {}, processes, lambda: awaited
+    autotune.compile_beforehand(*about)
+    return turns
+
+
+def prepared(log):
+    """Return the words of a log's lines for each cell."""
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return [words for words in lines if words[2] != "compiles"]
+
+
 # Once side by side and once alone.
 TWICE = 2 * len(PASSES)
 
@@ -99,12 +116,11 @@ def test_a_choice_made_alone_is_found_by_the_clock_and_not_made_again(command, m
     assert noted(tmp_path) == ["chose"] * TWICE
 
 
-def test_all_is_compiled_side_by_side_before_one_process_chooses(command, tmp_path):
+def test_all_is_compiled_by_other_processes_before_one_chooses(command, tmp_path):
     command("torch_compile")
     cells = [line.split() for line in (tmp_path / "prepared").read_text().splitlines()]
     cells = [words for words in cells if words[-1] == "chose"]
     beside, alone = cells[: len(PASSES)], cells[len(PASSES) :]
-    assert len({words[0] for words in beside}) == min(len(PASSES), len(os.sched_getaffinity(0)))
     assert len({words[0] for words in alone}) == 1
     assert not {words[0] for words in beside} & {words[0] for words in alone}
     kept = tmp_path / "autotune" / OP / "torch_compile" / "inductor"
@@ -124,8 +140,10 @@ def test_others_use_the_gpu_while_it_compiles_and_nobody_while_it_chooses(
     found = {}
 
     def at(name):
-        def run(*_):
+        def run(op, impl, cells, *_):
             found[name] = is_free(exclusive=False), is_free(exclusive=True)
+            if isinstance(cells, autotune.Turns):
+                cells.give_up()
             return []
 
         return run
@@ -148,9 +166,8 @@ def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_
     monkeypatch.setenv("FAKE_OTHERS", str(others))
     names = ["M1", *[LAST_CASE] * others]
     cells = [Cell(SimpleNamespace(name=name), "bfloat16", "forward") for name in names]
-    compiled = autotune.compile_beforehand
-    assert not compiled(OP, "waits_for_others", cells, WORKER, PATIENCE_S, {}, 2, lambda: False)
-    asked = [line.split() for line in log.read_text().splitlines()]
+    assert not compiled("waits_for_others", autotune.Turns(cells))
+    asked = prepared(log)
     (slow,) = {words[0] for words in asked if "M1" in words}
     assert len({words[0] for words in asked if LAST_CASE in words} - {slow}) == 1
     assert len(asked) == len(cells)
@@ -162,8 +179,8 @@ def test_the_passes_of_a_case_are_compiled_one_after_another(monkeypatch, tmp_pa
     monkeypatch.setenv("FAKE_LOG", str(log))
     cases = [SimpleNamespace(name=name) for name in ("M1", LAST_CASE)]
     cells = [Cell(case, "bfloat16", pass_) for case in cases for pass_ in PASSES]
-    autotune.compile_beforehand(OP, "fast", cells, WORKER, PATIENCE_S, {}, 1, lambda: False)
-    asked = [line.split()[-1] for line in log.read_text().splitlines()]
+    compiled("fast", autotune.Turns(cells), processes=1)
+    asked = [words[-1] for words in prepared(log)]
     assert asked == [pass_ for pass_ in PASSES for _ in cases]
 
 
@@ -172,20 +189,56 @@ def test_compiling_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, 
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
     cells = [Cell(SimpleNamespace(name=f"M{n}"), "bfloat16", "forward") for n in range(5)]
-    left, counts = cells, []
-    while left:
-        counts.append(len(left))
-        about = OP, "fast", left, WORKER, PATIENCE_S, {}, 2, lambda: True
-        left = autotune.compile_beforehand(*about)
+    turns, counts = autotune.Turns(cells), []
+    while turns:
+        counts.append(len(turns))
+        compiled("fast", turns, awaited=True)
     assert counts == [5, 3, 1]
-    asked = [line.split()[3] for line in log.read_text().splitlines()]
+    asked = [words[3] for words in prepared(log)]
     assert sorted(asked) == [each.case.name for each in cells]
 
 
 def test_compiling_is_over_if_no_worker_starts():
     cells = [Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")]
-    about = OP, "absent", cells, WORKER, PATIENCE_S, {}, 1, lambda: True
-    assert autotune.compile_beforehand(*about) == []
+    assert not compiled("absent", autotune.Turns(cells), awaited=True)
+
+
+def test_each_candidate_is_compiled_in_a_call_of_its_own(monkeypatch, tmp_path):
+    """The first call compiles the last one, and the next pass begins when all are compiled."""
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    passes = PASSES[:2]
+    cells = [Cell(SimpleNamespace(name="M1"), "bfloat16", pass_) for pass_ in passes]
+    compiled("has_candidates", autotune.Turns(cells))
+    lines = [line.split() for line in log.read_text().splitlines()]
+    for pass_ in passes:
+        (first, *others), lines = lines[: 2 * CANDIDATES], lines[2 * CANDIDATES :]
+        assert first[2:] == ["compiles", "None"]
+        named = [words[3] for words in others if words[2] == "compiles"]
+        assert sorted(named) == [str(n) for n in range(CANDIDATES - 1)]
+        assert {words[-1] for words in others if words[2] != "compiles"} == {pass_}
+    assert not lines
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(PASSES)), unique=True), st.data())
+def test_each_cell_has_a_turn_for_each_candidate_and_passes_follow_each_other(pairs, data):
+    cells = [Cell(SimpleNamespace(name=name), "bfloat16", pass_) for name, pass_ in pairs]
+    turns, at_work, taken = autotune.Turns(cells), [], []
+    counts = {str(each): data.draw(st.integers(1, 4)) for each in cells}
+    while turns or at_work:
+        if turns and (not at_work or data.draw(st.booleans())):
+            cell, candidate = turns.take()
+            others = [each for each, _ in at_work if each.case is cell.case]
+            assert all(each.pass_ == cell.pass_ for each in others)
+            at_work.append((cell, candidate))
+            taken.append((str(cell), candidate))
+        else:
+            cell, candidate = at_work.pop(data.draw(st.integers(0, len(at_work) - 1)))
+            failed = data.draw(st.booleans()) and candidate is None and counts[str(cell)] == 1
+            said = Failure("crashed", "") if failed else Compiled(counts[str(cell)])
+            turns.done(cell, candidate, said)
+    wanted = [(n, each) for n, c in counts.items() for each in (None, *range(c - 1))]
+    assert sorted(taken, key=str) == sorted(wanted, key=str)
 
 
 @pytest.mark.parametrize("chosen_in_a_graph", [False, True])

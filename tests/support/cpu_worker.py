@@ -70,6 +70,7 @@ def make(monkeypatch):
         in_place=False,
         wide=(),
         properties=None,
+        kind=worker.MeasureWorker,
     ):
         op = Op(
             "op",
@@ -86,7 +87,7 @@ def make(monkeypatch):
         monkeypatch.setattr(registry, "function", lambda name, impl: function)
         monkeypatch.setattr(registry, "in_place", lambda name, impl: in_place)
         monkeypatch.setattr(registry, "wide", lambda name, impl: wide)
-        return worker.MeasureWorker("op", impl, 5)
+        return kind("op", impl, 5)
 
     return build
 

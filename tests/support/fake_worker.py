@@ -5,6 +5,7 @@
 - `eventful` has no graph; `eventful_and_<what>` has none and behaves as `<what>`.
 - `prepares_slowly` takes SLOWLY_S to prepare a cell.
 - `waits_for_others` takes until FAKE_OTHERS cells of LAST_CASE were begun, except for those.
+- `has_candidates` has CANDIDATES of them in each cell.
 - `says_how_it_tunes` declines each cell; the reason says whether tuners keep their choices.
 - `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
   choice.
@@ -34,6 +35,7 @@ LAST_CASE = "M2"
 EVENTFUL = "eventful"
 GIB = 2**30
 SLOWLY_S = 0.5
+CANDIDATES = 3
 
 
 TIMES = encode(messages.BlockTimes(0.001, 100.0, 200.0))
@@ -55,7 +57,7 @@ class Unavailable(Exception):
 
 
 class FakeWorker:
-    requests = messages.REQUESTS
+    requests = (*messages.REQUESTS, messages.Compile)
     version = "1.0"
 
     def __init__(self, op, impl, seed):
@@ -97,6 +99,11 @@ class FakeWorker:
             held_bytes=self.kept + GIB,
             l2_bytes=10**9 if self.impl == "large_l2" else 1000,
         )
+
+    def compile(self, case, dtype, pass_, candidate):
+        self._note(f"compiles {candidate}")
+        self.prepare(case, dtype, pass_)
+        return messages.Compiled(CANDIDATES if self.impl == "has_candidates" else 1)
 
     def block(self, calls, turn):
         self.blocks += 1
