@@ -1,7 +1,5 @@
 """Sizes told to the compiler, so that threads access several items at once."""
 
-import math
-
 from .layout import ACCESS_BYTES
 
 
@@ -11,4 +9,8 @@ def access_items(itemsize: int, *sizes: int) -> int:
     Triton knows only whether a size is a multiple of 16. A kernel that is handed this number tells
     the rest: `size // ITEMS * ITEMS`.
     """
-    return math.gcd(ACCESS_BYTES // itemsize, *sizes)
+    items = ACCESS_BYTES // itemsize
+    # In a traced graph sizes are symbols, of which `math.gcd` knows nothing.
+    while any(size % items for size in sizes):
+        items //= 2
+    return items
