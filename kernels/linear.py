@@ -140,7 +140,7 @@ class _Linear(torch.autograd.Function):
         if wants_x:
             dx = _product(dz, weight)
             if up is not None:
-                dx = product(du, up, residual=dx)[0]
+                dx = _product(du, up, residual=dx)
             dx = dx.view(x.shape)
         main_grad, up_main_grad = ctx.main_grads
         if wants_w:
@@ -154,16 +154,24 @@ def _weight_grad(dz, x, weight, main_grad):
     """Return dzᵀ x in the layout of the weight, or None after adding it to main_grad."""
     rows = as_rows_2d(as_read(x))
     if main_grad is not None:
-        product(dz.T, rows, into=main_grad)
+        _product(dz.T, rows, into=main_grad)
         return None
     if weight.stride(0) == 1 and weight.shape[1] > 1 and weight.stride(1) > 1:
         return _product(rows.T, dz).T
     return _product(dz.T, rows)
 
 
-def _product(a, b):
-    """Return a b, by a known call of `matmul` if it is no part of a traced graph."""
-    return product(a, b)[0] if torch.compiler.is_compiling() else matmul(a, b)
+def _product(a, b, residual=None, into=None):
+    """Return a b + residual, or add it to `into`; the factors fit."""
+    if torch.compiler.is_compiling():
+        dtype = a.dtype if into is None else torch.float32
+        return product_of_fitting(
+            a, b, None, residual, None, None, None, None, "none", 1.0, dtype, into, False, None
+        )[0]
+    if residual is None and into is None:
+        # A known call of it takes the host less time.
+        return matmul(a, b)
+    return product(a, b, residual=residual, into=into)[0]
 
 
 def _quick(x, weight, bias, activation):
