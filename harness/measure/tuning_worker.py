@@ -18,6 +18,7 @@ class TuningWorker(MeasureWorker):
         """Call a cell once, with one candidate of each tuner of Triton's."""
         with candidates.only(candidate) as counts, torch.cuda.stream(self._timer.stream):
             call, _ = self._call(drawn.named(self._op, case), dtype, pass_, self._seed)
-            call()
-            torch.cuda.synchronize()
+            with self._declining():
+                call()
+                torch.cuda.synchronize()
         return messages.Compiled(max(counts, default=1))

@@ -7,6 +7,7 @@ from triton.runtime.autotuner import Autotuner
 from harness.measure import candidates
 from harness.measure.messages import Compiled
 from harness.measure.tuning_worker import TuningWorker
+from harness.status import Unsupported
 from tests.support.cpu_worker import CELL
 
 
@@ -86,3 +87,15 @@ def test_a_worker_compiles_a_cell_by_one_call_and_counts_the_candidates(make, tu
 def test_a_cell_without_a_tuner_has_one_candidate(make):
     worker = make(lambda x, bias: x + 1, kind=TuningWorker)
     assert worker.compile(**CELL, pass_="forward", candidate=None) == Compiled(1)
+
+
+def test_a_library_that_raises_declines_the_cell(make, monkeypatch):
+    """So its process goes on with other cells."""
+    monkeypatch.setattr("harness.calls.context.alive", lambda: True)
+
+    def declines(x, bias):
+        raise ValueError("only even sizes")
+
+    worker = make(declines, impl="rival", kind=TuningWorker)
+    with pytest.raises(Unsupported, match="only even sizes"):
+        worker.compile(**CELL, pass_="forward", candidate=None)
