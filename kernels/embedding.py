@@ -240,8 +240,9 @@ def _sort_kernel(
     """keys = the keys of each block of BLOCK tokens, ascending.
 
     Grid: cdiv(M, OWN). A program owns OWN tokens of a block. It reads the ids of the block, SEEN at
-    a time, counts those that come before each of its own, and writes its keys to those places of
-    keys [M]. OWN and SEEN divide BLOCK. NARROW: whether (V + 1) * BLOCK fits in 31 bits.
+    a time and as many beyond it, and counts those before each of its own. It writes its keys to
+    those places of keys [M]. OWN and SEEN divide BLOCK. NARROW: whether (V + 1) * BLOCK fits in 31
+    bits.
     """
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     block = tl.program_id(0) * OWN // BLOCK * BLOCK

@@ -158,8 +158,9 @@ def compile_beforehand(
     began: dict[str, float] = {}
     asked: dict[str, tuple[Cell, int | None]] = {}
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
-        idle = [worker_name(impl, number + 1) for number in range(min(processes, turns.cells))]
-        lost = _failed(workers.start(idle))
+        idle = [worker_name(impl, number + 1) for number in range(processes)]
+        # Those at the end have the first turns; the others start if there are more turns at a time.
+        lost = _failed(workers.start(idle[-turns.cells :]))
         idle = [name for name in idle if name not in lost]
         at_first = True
         while began or (turns and idle):

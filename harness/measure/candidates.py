@@ -6,38 +6,56 @@ The compiled kernels of all lie in one folder.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
+
+# By these a tuner leaves a candidate out.
+UNFIT = OutOfResources, CompileTimeAssertionFailure, PTXASError
 
 
 @contextlib.contextmanager
 def only(candidate: int | None) -> Iterator[list[int]]:
     """Meanwhile each tuner meets one candidate: that of this number, or its last one.
 
-    candidate: from 0; None for the last one, which a tuner with fewer candidates takes as well.
-    Choices that a tuner of this process has made before do not count.
+    candidate: from 0; None for the last one, which a tuner with fewer candidates takes as well. If
+    it does not fit the GPU, the next one that does takes its place, for the sake of what follows.
+    Choices that a tuner of this process has made before do not count, and none of these stays.
 
     Yields the numbers of candidates of the tuners, as they meet their shapes.
     """
     counts: list[int] = []
     met: set[Autotuner] = set()
+    left_out: Counter[Autotuner] = Counter()
     run, prune = Autotuner.run, Autotuner.prune_configs
 
     def run_afresh(tuner, *arguments, **options):
         if tuner not in met:
             met.add(tuner)
             tuner.cache.clear()
-        return run(tuner, *arguments, **options)
+        while True:
+            try:
+                return run(tuner, *arguments, **options)
+            except UNFIT:
+                left_out[tuner] += 1
+                if left_out[tuner] >= len(tuner.configs):
+                    raise
+                tuner.cache.clear()
 
     def one_of(tuner, options):
         found = prune(tuner, options)
         counts.append(len(found))
         last = len(found) - 1
-        return [found[last if candidate is None else min(candidate, last)]]
+        number = last if candidate is None else min(candidate, last)
+        return [found[(number + left_out[tuner]) % len(found)]]
 
     Autotuner.run, Autotuner.prune_configs = run_afresh, one_of
     try:
         yield counts
     finally:
         Autotuner.run, Autotuner.prune_configs = run, prune
+        for tuner in met:
+            tuner.cache.clear()

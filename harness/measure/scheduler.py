@@ -1,8 +1,9 @@
 """Times the implementations of one op against each other, each in a process of its own.
 
-All prepare a cell at the same time, except those that tune themselves. Then each block visits all
-of them in an order drawn anew, so that drift of the machine hits all alike. A process that fails is
-a row with a status, and is replaced before the next cell; the others go on.
+All prepare a cell at the same time, except those that tune themselves, and those that found no
+memory beside others before. Then each block visits all of them in an order drawn anew, so that
+drift of the machine hits all alike. A process that fails is a row with a status, and is replaced
+before the next cell; the others go on.
 
 Processes that run the same code differ by some 0.2 us a call, however long the call is
 (docs/lab/statistics.md). If calls are short, several processes of each implementation are therefore
@@ -108,7 +109,7 @@ class Scheduler:
         self._memory = Memory(monitor.used_bytes, monitor.users)
         self._versions: dict[str, str] = {}
         # The implementations that found no memory when no further process was there, and those that
-        # found none beside others that prepared at the same time.
+        # found some only when no other prepared at the same time.
         self._too_large: set[tuple[str, str, str]] = set()
         self._starving: set[str] = set()
 
@@ -162,13 +163,16 @@ class Scheduler:
     def _prepare(self, cell: Cell) -> dict[str, Ready]:
         """Prepare the cell in a worker of each implementation; return those that can be timed."""
         self._memory.settle()
-        started = self._start(self._verified(cell))
+        impls = self._verified(cell)
+        refused = self._begin(impls)
         self._memory.idle()
-        answers = self._ask_to_prepare(started, cell)
+        started = [impl for impl in impls if impl not in refused]
+        answers = refused | self._ask_to_prepare(started, cell)
         if len(answers) > 1:
             # Rivals that prepared at the same time may have held the memory: once more, alone.
-            self._starving.update(_starved(answers))
+            starved = _starved(answers)
             answers = self._once_more(answers, cell, ())
+            self._starving.update(set(starved).difference(_starved(answers)))
         prepared = self._without_failures(self._without_idle(answers, cell))
         self._memory.settle()
         self._memory.ready()
@@ -330,13 +334,6 @@ class Scheduler:
                 self._rows.failed(impl, self._versions[impl], failure, 0, 0)
         return passed
 
-    def _start(self, impls: Sequence[str]) -> list[str]:
-        """Return the implementations that have a worker now; the others leave a row."""
-        refused = self._begin(impls)
-        for impl, failure in refused.items():
-            self._rows.failed(impl, self._versions[impl], failure, 0, 0)
-        return [impl for impl in impls if impl not in refused]
-
     def _begin(self, impls: Sequence[str]) -> dict[str, Failure]:
         """Start the workers that are missing; return why some did not start."""
         began, refused = time.monotonic(), {}
@@ -344,7 +341,7 @@ class Scheduler:
         self._phase_times.add("start", time.monotonic() - began, answers)
         for impl, answer in answers.items():
             if isinstance(answer, Failure):
-                self._workers.stop(impl)
+                self._stop(impl)
                 refused[impl] = answer
             else:
                 self._versions[impl] = answer.impl_version
@@ -403,7 +400,7 @@ class Scheduler:
         version = self._versions[process_of(name)[0]]
         self._rows.failed(name, version, failure, block, order)
         if name not in self._workers.names:
-            return
+            return  # it did not even start
         if failure.status in FATAL:
             self._stop(name)
         else:

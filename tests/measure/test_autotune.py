@@ -220,6 +220,14 @@ def test_each_candidate_is_compiled_in_a_call_of_its_own(monkeypatch, tmp_path):
     assert not lines
 
 
+def test_the_candidates_of_one_cell_are_compiled_by_several_processes(monkeypatch, tmp_path):
+    log = tmp_path / "prepared"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    cell = Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")
+    compiled("has_candidates", autotune.Turns([cell]), processes=4)
+    assert len({words[0] for words in prepared(log)[1:]}) == CANDIDATES - 1
+
+
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(PASSES)), unique=True), st.data())
 def test_each_cell_has_a_turn_for_each_candidate_and_passes_follow_each_other(pairs, data):
     cells = [Cell(SimpleNamespace(name=name), "bfloat16", pass_) for name, pass_ in pairs]

@@ -3,6 +3,7 @@
 import pytest
 import triton
 from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
 
 from harness.measure import candidates
 from harness.measure.messages import Compiled
@@ -16,11 +17,14 @@ class Kernel:
 
     def __init__(self):
         self.ran = []
+        self.unfit = set()
 
     def fn(self):
         pass
 
     def run(self, n, num_warps, **_):
+        if num_warps in self.unfit:
+            raise OutOfResources(2, 1, "registers")
         self.ran.append(num_warps)
 
 
@@ -57,8 +61,28 @@ def test_an_earlier_choice_does_not_count_and_none_of_these_stays_in_the_way(tun
             made.run(n=3)
     assert made.fn.ran == [1, 1, 4, 4]
     made.fn.ran.clear()
-    made.run(n=5)
+    made.run(n=3)
     assert made.fn.ran == [1, 4, 8, 1]
+
+
+@pytest.mark.parametrize(("candidate", "warps"), [(None, 1), (0, 1), (1, 1)])
+def test_the_next_candidate_takes_the_place_of_one_that_does_not_fit(tuner, candidate, warps):
+    """Else the tuners after it would not be met."""
+    made, after = tuner(1, 4, 8), tuner(2, 4, 8)
+    made.fn.unfit = {4, 8}
+    with candidates.only(candidate) as counts:
+        made.run(n=3)
+        after.run(n=3)
+    assert made.fn.ran == [warps] * 2
+    assert after.fn.ran == [{None: 8, 0: 2, 1: 4}[candidate]] * 2
+    assert set(counts) == {3}
+
+
+def test_a_tuner_without_a_candidate_that_fits_raises(tuner):
+    made = tuner(1, 4)
+    made.fn.unfit = {1, 4}
+    with pytest.raises(OutOfResources), candidates.only(0):
+        made.run(n=3)
 
 
 def test_the_tuners_are_as_before_after_a_failure(tuner):

@@ -180,10 +180,13 @@ def test_a_library_that_tunes_itself_has_its_first_call_after_the_others(
     assert began[impl] - began["prepares_slowly"] >= SLOWLY_S
 
 
-def test_without_memory_beside_others_the_next_cell_is_prepared_after_theirs(
-    timed, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("impl", "later"), [("starves_beside_others", True), ("exhausts_memory_at_once", False)]
+)
+def test_without_memory_beside_others_alone_the_next_cell_is_prepared_after_theirs(
+    timed, tmp_path, monkeypatch, impl, later
 ):
-    log, impl = tmp_path / "prepared", "starves_beside_others"
+    log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
     timed(["ours", impl, "prepares_slowly"])
     lines = [line.split() for line in log.read_text().splitlines()]
@@ -191,7 +194,7 @@ def test_without_memory_beside_others_the_next_cell_is_prepared_after_theirs(
     for case in ("M1", "M2"):
         began = {name: float(at) for _, at, name, *cell in reversed(lines) if cell[0] == case}
         late[case] = began[impl] - began["prepares_slowly"] >= SLOWLY_S
-    assert late == {"M1": False, "M2": True}
+    assert late == {"M1": False, "M2": later}
 
 
 def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):

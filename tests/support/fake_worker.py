@@ -10,8 +10,9 @@
 - `torch_compile`, whose library tunes itself, notes for each cell whether it chose or found a
   choice.
 - `crowded` finds no memory for a cell of LAST_CASE beside more than one other process.
-  `crowded_at_start` does not even start again there. `crowded_in_a_block` is prepared, and finds
-  none in its first block.
+  `crowded_at_start` does not even start again there. `crowded_at_the_next_start` ends at the end
+  of other cells and does not start again beside so many. `crowded_in_a_block` is prepared there,
+  and finds none in its first block.
 """
 
 import contextlib
@@ -63,7 +64,7 @@ class FakeWorker:
     def __init__(self, op, impl, seed):
         if impl == "absent":
             raise Unavailable("No module named 'absent'")
-        if impl == "crowded_at_start" and _mark(impl).exists() and _siblings() > 2:
+        if impl.startswith("crowded_at_") and _mark(impl).exists() and _siblings() > 2:
             raise OutOfMemoryError("CUDA out of memory")
         self.eventful, self.impl = impl.startswith(EVENTFUL), impl.removeprefix(f"{EVENTFUL}_and_")
         self.blocks, self.case, self.kept = 0, "", 0
@@ -132,6 +133,9 @@ class FakeWorker:
         return messages.Energy(0.003, 10 * window_ms, 0.5)
 
     def check(self):
+        if self.impl == "crowded_at_the_next_start" and self.case != LAST_CASE:
+            _mark(self.impl).touch()
+            sys.exit(4)
         if self.impl == "wrong_later" and self.case != LAST_CASE:
             raise Inaccurate("output 0 changed")
         return messages.Checked(0)
