@@ -134,14 +134,11 @@ class Release(Request):
 
 
 @dataclass(frozen=True)
-class Compile(Request):
+class Compile(Prepare):
     """Call a cell once. candidate: that of each tuner of Triton's; None for its last one."""
 
     do: ClassVar[str] = "compile"
     answer: ClassVar[type[Answer]] = Compiled
-    case: str
-    dtype: str
-    pass_: str
     candidate: int | None
 
 
