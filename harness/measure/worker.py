@@ -57,6 +57,9 @@ class MeasureWorker:
     requests = messages.REQUESTS
 
     def __init__(self, op: str, impl: str, seed: int):
+        # Dozens prepare a cell side by side. With a thread for each core, the small tensors that
+        # the CPU draws took them seconds: OpenMP's threads spin while they wait for each other.
+        torch.set_num_threads(1)
         self._op, _ = registry.op(op)
         self._function = registry.function(op, impl)
         self._ours = is_ours(impl)

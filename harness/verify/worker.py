@@ -64,7 +64,9 @@ class VerifyWorker:
     ) -> messages.Chosen:
         """Choose the device and the units, see `messages.ChooseUnits`.
 
-        The hostile edge cases of a baseline come last, because its time may be limited.
+        The edge cases of a baseline come in order of use, because its time may be limited: the
+        hostile ones last, and before them those in a dtype that is not timed. A library may take
+        minutes to compile such a cell (flex_attention in float32).
         """
         self.device, self.spare = "cuda" if gpu else "cpu", spare
         passes = [name for name in passes if name in self.op.passes]
@@ -78,7 +80,13 @@ class VerifyWorker:
             if dtype in dtypes and passes
         ]
         if not self.ours:
-            chosen.sort(key=lambda unit: unit[0] == "edge" and unit[1].hostile)
+            shapes = (*cases["sweep"], *cases["drawn"])
+            timed = {dtype for case in shapes for dtype in self.op.dtypes_of(case)}
+
+            def late(kind: str, case: Case, dtype: str) -> tuple[bool, bool]:
+                return kind == "edge" and case.hostile, kind == "edge" and dtype not in timed
+
+            chosen.sort(key=lambda unit: late(*unit))
         self.units = [(case, dtype) for _, case, dtype in chosen]
         judged = self.op.judged(self.ours)
         self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]

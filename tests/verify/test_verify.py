@@ -426,3 +426,23 @@ def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch)
     names = [[tensor["name"] for tensor in cell["tensors"]] for cell in cells]
     assert names == [["out"], ["out", "dx"], ["out", "dx"]]
     assert {cell["status"] for cell in cells} == {"ok"}
+
+
+def test_a_dtype_that_is_not_timed_comes_after_those_that_are():
+    every = {"passes": ["forward"], "kinds": ["sweep", "edge"]}
+    dtypes = ["float32", "float16", "bfloat16"]
+
+    def order(impl):
+        made = worker.VerifyWorker("attention_varlen", impl, 1)
+        blanks = made.choose(gpu=False, dtypes=dtypes, **every).units
+        return [(cell["kind"], cell["hostile"], cell["dtype"] == "float32") for (cell,) in blanks]
+
+    # The sweep has bfloat16 and float16.
+    found = order("torch_eager")
+    edge = [key[1:] for key in found if key[0] == "edge"]
+    assert [key for key, _ in itertools.groupby(edge)] == [
+        (False, False), (False, True), (True, False), (True, True),
+    ]  # fmt: skip
+    assert not any(is_untimed for kind, _, is_untimed in found if kind == "sweep")
+    edge = [key[1:] for key in order("ours") if key[0] == "edge"]
+    assert edge != sorted(edge)
