@@ -23,11 +23,12 @@ from harness.machine import affinity, ceilings, gpu_lock
 from harness.machine import environment as surroundings
 from harness.measure import autotune, checkpoint, scheduler
 from harness.measure.gate import Gate
+from harness.measure.rows import work
 from harness.measure.stopping import REASONS, Timing
 from harness.project import fingerprint, registry
 from harness.project.implementations import OURS, TWIN, is_ours
 from harness.project.source_tree import self_tuned
-from harness.results import choices, measured, raw
+from harness.results import choices, floor, measured, raw
 from harness.workers import forkserver
 from ops._spec import DTYPES, PASSES
 
@@ -131,7 +132,7 @@ def measure(
     started = _now()
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
     with checkpoint.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
-        rest = [each for each in plan.cells if str(each) not in kept.cells]
+        rest = [each for each in _short_first(plan) if str(each) not in kept.cells]
         runner = scheduler.Scheduler(replace(plan, cells=rest, seed=kept.seed), gate, monitor)
         with contextlib.closing(runner.cells()) as cells:
             for done in cells:
@@ -149,8 +150,22 @@ def measure(
         total = sum(each["spent_s"] for each in kept.cells.values()) + time.monotonic() - began
         span = {"began": started, "ended": _now()}
         about = origin | _schedule(plan, kept) | {"span": span}
-        _write(out, list(kept.cells.values()), total, about)
+        _write(out, [kept.cells[str(each)] for each in plan.cells], total, about)
         kept.remove()
+
+
+def _short_first(plan: scheduler.MeasurementPlan) -> list[cell.Cell]:
+    """Return the cells in the order in which they are timed: shapes with short calls first.
+
+    Short calls have further processes. They wait there until a large shape needs their memory, and
+    to start them anew takes half a minute.
+    """
+    least: dict[tuple[str, str], float] = {}
+    for each in plan.cells:
+        shape = each.case.name, each.dtype
+        time_us, _ = floor.floor_us(work(plan.op, each), plan.ceilings)
+        least[shape] = min(time_us, least.get(shape, time_us))
+    return sorted(plan.cells, key=lambda each: least[each.case.name, each.dtype])
 
 
 def _now() -> str:

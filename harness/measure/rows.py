@@ -30,9 +30,7 @@ class Rows:
     ):
         self.taken: list[dict[str, object]] = []
         self._cell, self._ceilings = cell, ceilings
-        cost = op.cost(cell.case, cell.pass_, ITEMSIZE[cell.dtype])
-        moved = cost.bytes_read, cost.bytes_written
-        self._work = Work(*moved, cost.flops, cell.dtype, cell.pass_)
+        self._work = work(op, cell)
         self._common = {
             "op": op.name,
             "family": family,
@@ -41,9 +39,9 @@ class Rows:
             "pass": cell.pass_,
             "set": cell.set,
             "board": board,
-            "bytes_read": cost.bytes_read,
-            "bytes_written": cost.bytes_written,
-            "flops": cost.flops,
+            "bytes_read": self._work.bytes_read,
+            "bytes_written": self._work.bytes_written,
+            "flops": self._work.flops,
         }
 
     def failed(self, name: str, version: str, failure: Failure, block: int, order: int) -> None:
@@ -113,6 +111,12 @@ class Rows:
         place = {"impl": impl, "impl_version": version, "process": process}
         place |= {"block": block, "order": order}
         self.taken.append(self._common | place | more)
+
+
+def work(op: Op, cell: Cell) -> Work:
+    """Return what a call of a cell cannot avoid."""
+    cost = op.cost(cell.case, cell.pass_, ITEMSIZE[cell.dtype])
+    return Work(cost.bytes_read, cost.bytes_written, cost.flops, cell.dtype, cell.pass_)
 
 
 def _joined(before: str, why: str) -> str:

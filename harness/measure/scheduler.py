@@ -205,7 +205,11 @@ class Scheduler:
             self._memory.settle()
             # Without memory not even a process starts.
             refused = self._begin([impl])
-            found |= refused or self._ask([impl], _prepare(cell))
+            answers = refused or self._ask([impl], _prepare(cell))
+            found |= answers
+            if not refused and isinstance(answers[impl], Failure):
+                # It keeps what it took before memory ran out, and others need that.
+                self._stop(impl)
         return found
 
     def _without_idle(self, answers: Mapping[str, Answer], cell: Cell) -> dict[str, Answer]:
@@ -375,18 +379,33 @@ class Scheduler:
                 self._rows.energy(name, answer)
         if foreign := self._monitor.foreign_processes(self._workers.groups):
             self._rows.shared(foreign[0])
-        for name, answer in self._ask([name for name in ready if name in timed], Check()).items():
+        starved = self._check([name for name in ready if name in timed], cell, last)
+        for name in starved:
+            self._check([name], cell, last)
+
+    def _check(self, names: Sequence[str], cell: Cell, last: int) -> list[str]:
+        """Have workers check their timed calls, together, and give back the memory of the cell.
+
+        A check makes a call. Returns those that found no memory for it beside the calls of others:
+        they keep their cell, to be checked once more.
+        """
+        answers = self._ask(names, Check())
+        starved = _starved(answers) if len(names) > 1 else []
+        done = [name for name in names if name not in starved]
+        for name in names:
+            answer = answers[name]
             if _is_failure(answer, "inaccurate"):
                 self._rows.mark_inaccurate(name, answer)
-            elif isinstance(answer, Failure):
+            elif isinstance(answer, Failure) and name in done:
                 self._failed(name, answer, last)
-                timed.remove(name)
-            elif answer.leaked_bytes:
+                done.remove(name)
+            elif not isinstance(answer, Failure) and answer.leaked_bytes:
                 print(
                     f"{name}: {cell}: leaked {answer.leaked_bytes} bytes in its blocks",
                     file=sys.stderr,
                 )
-        self._release([name for name in ready if name in timed])
+        self._release(done)
+        return starved
 
     def _without_failures(self, answers: Mapping[str, Answer]) -> dict[str, Answer]:
         """Write failures down, and return the other answers."""

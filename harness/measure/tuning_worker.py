@@ -17,7 +17,7 @@ class TuningWorker(MeasureWorker):
     ) -> messages.Compiled:
         """Call a cell once, with one candidate of each tuner of Triton's."""
         with candidates.only(candidate) as counts, torch.cuda.stream(self._timer.stream):
-            call, _ = self._call(drawn.named(self._op, case), dtype, pass_, self._seed)
+            call, *_ = self._call(drawn.named(self._op, case), dtype, pass_, self._seed)
             with self._declining():
                 call()
                 torch.cuda.synchronize()

@@ -85,10 +85,10 @@ class MeasureWorker:
             while len(self._calls) < copies:
                 before = torch.cuda.memory_allocated()
                 seed = self._seed + len(self._calls)
-                call, given = self._call(declared, dtype, pass_, seed)
+                call, given, forward_s = self._call(declared, dtype, pass_, seed)
                 kept = InputSnapshot(given if self._in_place else ())
                 with self._declining():
-                    first_s = _clocked(call)[1]
+                    first_s = forward_s + _clocked(call)[1]
                 kept.drop_unchanged()
                 kept.restore()
                 torch.cuda.reset_peak_memory_stats()
@@ -203,7 +203,11 @@ class MeasureWorker:
         self._outputs: list[Tensors] = []
 
     def _call(self, case: Case, dtype: str, pass_: str, seed: int):
-        """The call that is timed, without arguments, and the tensors that it reads."""
+        """The call that is timed, without arguments, and the tensors that it reads.
+
+        The third result is the seconds of the forward pass that a call with gradients needs first:
+        a library compiles in it.
+        """
         tensors = wide.given(inputs.make(self._op, case, dtype, seed, "cuda"), self._wide)
         arguments = self._op.arguments(case)
         given = tuple(tensor for tensor in tensors.values() if tensor is not None)
@@ -213,14 +217,15 @@ class MeasureWorker:
             return result if isinstance(result, tuple) else (result,)
 
         if pass_ == "forward":
-            return forward, given
+            return forward, given, 0.0
         wanted = [
             tensors[name].requires_grad_()
             for name, spec in self._op.inputs.items()
             if spec.grad and tensors[name] is not None and tensors[name].is_floating_point()
         ]
         with self._declining():
-            outputs = [output for output in forward() if output.requires_grad]
+            results, forward_s = _clocked(forward)
+        outputs = [result for result in results if result.requires_grad]
         if self._op.unit_gradient:
             gradients = tuple(torch.ones_like(output) for output in outputs)
         else:
@@ -233,12 +238,12 @@ class MeasureWorker:
                 found = torch.autograd.grad(roots, wanted, gradients)
                 return *(result.detach() for result in results), *found
 
-            return both, (*given, *gradients)
+            return both, (*given, *gradients), forward_s
 
         def backward() -> Tensors:
             return torch.autograd.grad(outputs, wanted, gradients, retain_graph=True)
 
-        return backward, (*given, *outputs, *gradients)
+        return backward, (*given, *outputs, *gradients), forward_s
 
     def _capture(self) -> str:
         try:
@@ -309,7 +314,8 @@ class MeasureWorker:
 
 
 def _clocked(call: Callable[[], Tensors]) -> tuple[Tensors, float]:
-    """Return the results of a call, and the seconds until the GPU has done it."""
+    """Return the results of a call, and the seconds until the GPU has done it, and it alone."""
+    torch.cuda.synchronize()
     began = time.perf_counter()
     outputs = call()
     torch.cuda.synchronize()

@@ -93,6 +93,24 @@ def test_memory_that_rivals_held_is_asked_for_once_more(timed, tmp_path, monkeyp
     assert [row["status"] for row in of(rows, "ours")] == ["ok"] * BLOCKS
 
 
+def test_memory_of_one_that_found_too_little_is_there_for_the_next(timed):
+    """Both find none together. The first finds none alone either, and is ended before the next."""
+    rows = timed(["ours", "exhausts_memory_at_once", "crowded_in_other_cells"])
+    assert [row["status"] for row in of(rows, "exhausts_memory_at_once")] == ["oom"]
+    assert [row["status"] for row in of(rows, "crowded_in_other_cells")] == ["ok"] * BLOCKS
+
+
+def test_a_check_without_memory_is_made_again_when_rivals_have_given_theirs_back(
+    timed, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # Alone there is nobody to wait for.
+    rows = timed(["crowded_in_its_check"], cells=CELLS[:1])
+    assert [row["status"] for row in rows] == ["ok"] * BLOCKS + ["oom"]
+    rows = timed(["ours", "crowded_in_its_check", "slow"])
+    assert {row["status"] for row in rows} == {"ok"}
+
+
 def test_a_library_that_cannot_be_imported_is_unavailable(timed):
     rows = timed(["ours", "absent"])
     assert [row["status"] for row in rows if row["impl"] == "absent"] == ["unavailable"] * 2

@@ -5,11 +5,13 @@ import json
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from harness.calls import drawn
+from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
@@ -42,6 +44,31 @@ def test_the_command_times_drawn_shapes_and_keeps_their_seed(measured, tmp_path)
         ("drawn", apart, name) for name in ("forward", "backward")
     }
     assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_shapes_with_short_calls_are_timed_first():
+    op, _ = registry.op("scale")
+    large, small = sorted(op.sweep, key=lambda case: -case["N"])[:: len(op.sweep) - 1]
+    cells = [Cell(case, "float32", pass_) for case in (large, small) for pass_ in op.passes]
+    plan = types.SimpleNamespace(op=op, cells=cells, ceilings={"read": 3000.0, "write": 3000.0})
+    half = len(op.passes)
+    assert measure._short_first(plan) == [*cells[half:], *cells[:half]]
+    plan.ceilings = {}
+    assert measure._short_first(plan) == cells
+
+
+def test_rows_stay_in_the_order_of_the_sweep(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_short_first", lambda plan: plan.cells[::-1])
+    (tmp_path / "drawn.json").write_text('{"drawn_seed": 17}')
+    measured("ours", "torch_eager", drawn=tmp_path / "drawn.json")
+    rows, _ = raw.read(tmp_path / "raw/scale.csv", "")
+    op, _ = registry.op("scale")
+    found = list(dict.fromkeys((row["set"], row["pass"]) for row in rows))
+    assert found == [
+        *(("grid", name) for name in op.passes),
+        ("drawn", "forward"),
+        ("drawn", "backward"),
+    ]
 
 
 def test_a_tuner_finds_what_it_chose_alone(measured, tmp_path, monkeypatch):

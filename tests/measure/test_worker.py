@@ -260,6 +260,49 @@ def test_the_call_that_compiles_is_told_apart(make, monkeypatch):
     assert prepared.busy_s == worker.COPIES * 0.125
 
 
+def test_the_forward_pass_before_a_backward_pass_is_a_first_call_too(make, monkeypatch):
+    clock = types.SimpleNamespace(seconds=0.0)
+
+    def function(x, bias):
+        clock.seconds += 2.0
+        return x * x
+
+    monkeypatch.setattr(worker, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
+    prepared = make(function).prepare(**CELL, pass_="backward")
+    assert prepared.first_s == worker.COPIES * 2.0 and prepared.busy_s == 0
+    prepared = make(function, passes=("forward", "both")).prepare(**CELL, pass_="both")
+    assert prepared.first_s == worker.COPIES * 4.0 and prepared.busy_s == worker.COPIES * 2.0
+
+
+def test_work_before_a_first_call_is_none_of_it(make, monkeypatch):
+    """The inputs are still being drawn on the GPU when the function is called."""
+    clock = types.SimpleNamespace(seconds=0.0, drawing=0.0)
+
+    def make_inputs(*arguments, **options):
+        clock.drawing = 3.0
+        return drawn(*arguments, **options)
+
+    def synchronize():
+        clock.seconds, clock.drawing = clock.seconds + clock.drawing, 0.0
+
+    drawn = worker.inputs.make
+    monkeypatch.setattr(worker.inputs, "make", make_inputs)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(worker, "time", types.SimpleNamespace(perf_counter=lambda: clock.seconds))
+    prepared = make(lambda x, bias: x + 1).prepare(**CELL, pass_="forward")
+    assert (clock.seconds, prepared.first_s) == (worker.COPIES * 3.0, 0.0)
+
+
+def test_a_worker_has_one_thread(make):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        make(lambda x, bias: x + 1)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_gradients_may_share_memory_with_what_was_given(make):
     cell(make(lambda x, bias: x + x.sum()), "backward")
     cell(make(lambda x, bias: torch.stack((x, 2 * x))), "backward")

@@ -84,6 +84,8 @@ class FakeWorker:
         if self.impl in ("crowded", "crowded_at_start") and case == LAST_CASE and _siblings() > 2:
             _mark(self.impl).touch()
             raise OutOfMemoryError("CUDA out of memory")
+        if self.impl == "crowded_in_other_cells" and case != LAST_CASE and _siblings() > 2:
+            raise OutOfMemoryError("CUDA out of memory")
         if self.impl == "waits_for_others" and case != LAST_CASE:
             wait_until(self._others_began)
         if self.impl == "says_how_it_tunes":
@@ -136,6 +138,9 @@ class FakeWorker:
         if self.impl == "crowded_at_the_next_start" and self.case != LAST_CASE:
             _mark(self.impl).touch()
             sys.exit(4)
+        released = _mark(f"released-{self.case}").exists()
+        if self.impl == "crowded_in_its_check" and self.case != LAST_CASE and not released:
+            raise OutOfMemoryError("CUDA out of memory")
         if self.impl == "wrong_later" and self.case != LAST_CASE:
             raise Inaccurate("output 0 changed")
         return messages.Checked(0)
@@ -143,6 +148,7 @@ class FakeWorker:
     def release(self):
         if self.impl == "keeps_memory":
             raise RuntimeError("cannot free")
+        _mark(f"released-{self.case}").touch()
         return messages.Released(self.kept + GIB // 8)
 
     def _note(self, line):
