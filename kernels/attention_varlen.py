@@ -370,7 +370,7 @@ def varlen_fwd(
     if not softcap and hopper.suits_packed(q, k, v, longest_q):
         config = HOPPER_FORWARD.pick(q.device, d=d, causal=right is not None)
         hopper.packed_forward_hopper(
-            q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, config
+            q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, longest_k, config
         )
         return out, lse, stats
     config = FORWARD.pick(
@@ -414,7 +414,7 @@ def varlen_bwd(
     if plain and suits_backward(q, k, v, dout, cu_q, min(longest_q, longest_k)):
         config = HOPPER_BACKWARD.pick(q.device, d=q.shape[2], causal=right is not None)
         return packed_backward_hopper(
-            q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, left, right, config
+            q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, left, right, longest_q, config
         )
     h, heads, d = q.shape[1], k.shape[1], q.shape[2]
     dq, dk, dv = like(q), like(k) if keys else None, like(v) if keys else None

@@ -577,9 +577,13 @@ def descriptors(
     }
 
 
-def near_key_heads(q: torch.Tensor, k: torch.Tensor) -> int:
-    """Return how many key heads of all batches run side by side."""
+def near_key_heads(q: torch.Tensor, k: torch.Tensor, longest: int | None = None) -> int:
+    """Return how many key heads of all batches run side by side.
+
+    longest: the most rows that may see a key, if q holds several sequences.
+    """
     (b, h, sq, d), heads = q.shape, k.shape[1]
+    sq = sq if longest is None else min(sq, longest)
     return min(b * heads, max(1, NEAR_BYTES // (8 * sq * d * (h // heads))))
 
 

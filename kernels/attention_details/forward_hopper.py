@@ -408,9 +408,13 @@ NEAR_BYTES = 2**25
 NEAR_HEADS, NEAR_HEADS_CAUSAL = 16, 32
 
 
-def near_heads(q: torch.Tensor, k: torch.Tensor, causal: bool) -> int:
-    """Return how many heads of all batches run side by side, whole groups of a key head."""
+def near_heads(q: torch.Tensor, k: torch.Tensor, causal: bool, longest: int | None = None) -> int:
+    """Return how many heads of all batches run side by side, whole groups of a key head.
+
+    longest: the most keys that a row may see, if k holds several sequences.
+    """
     (b, h, _, d), (heads, sk) = q.shape, k.shape[1:3]
+    sk = sk if longest is None else min(sk, longest)
     group, most = h // heads, NEAR_HEADS_CAUSAL if causal else NEAR_HEADS
     return min(b * h, max(1, min(NEAR_BYTES // (4 * sk * d), most // group)) * group)
 

@@ -317,12 +317,13 @@ def packed_backward_hopper(
     scale: float,
     left: int | None,
     right: int | None,
+    longest_q: int,
     config: Config,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv; the last bits of dq may differ from call to call.
 
     Tensors as `varlen_bwd` takes them and `suits_backward` accepts them. left, right: sizes of the
-    window, None if unbounded.
+    window, None if unbounded. longest_q: at least the rows of the longest sequence.
     """
     (total_q, h, d), (total_k, heads, _) = q.shape, k.shape
     dq, dk, dv = like(q), like(k), like(v)
@@ -350,7 +351,7 @@ def packed_backward_hopper(
         dk_ptr=dk, dv_ptr=dv, cu_q_ptr=cu_q, cu_k_ptr=cu_k,
         **strides_of("sh", dk=dk, dv=dv), stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0),
         B=count, TOTAL_Q=total_q, TOTAL_K=total_k, key_heads=heads, GROUP=h // heads,
-        before=left or 0, after=right or 0, slots=slots_k, near=near_key_heads(q4, k4),
+        before=left or 0, after=right or 0, slots=slots_k, near=near_key_heads(q4, k4, longest_q),
         padded=padded, scale=scale, LEFT=left is not None, RIGHT=right is not None, **config,
     )  # fmt: skip
     _round_kernel[grid](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby)

@@ -414,12 +414,13 @@ def packed_forward_hopper(
     scale: float,
     left: int | None,
     right: int | None,
+    longest_k: int,
     config: Config,
 ) -> None:
     """Write out, and lse and stats unless None, as `varlen_fwd` returns them.
 
     q, k, v, out: as `suits_packed` accepts them. left, right: sizes of the window, None if
-    unbounded.
+    unbounded. longest_k: at least the keys of the longest sequence.
     """
     rows, block_n = config["ROWS"], config["BLOCK_N"]
     q4, k4, v4, out4 = map(as_batch, (q, k, v, out))
@@ -432,7 +433,7 @@ def packed_forward_hopper(
         stride_os=out.stride(0), stride_oh=out.stride(1), stride_cq=cu_q.stride(0),
         stride_ck=cu_k.stride(0), B=cu_q.shape[0] - 1, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0],
         H=h, GROUP=h // heads, before=left or 0, after=right or 0, slots=slots,
-        near=near_heads(q4, k4, right is not None), scale=scale,
+        near=near_heads(q4, k4, right is not None, longest_k), scale=scale,
         LEFT=left is not None, RIGHT=right is not None, **config,
     )  # fmt: skip
 

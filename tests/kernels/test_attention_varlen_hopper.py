@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from kernels import attention_varlen as varlen
 from kernels._runtime.device import assume_device
+from kernels.attention_details import backward_hopper as dense_backward
 from kernels.attention_details import forward_hopper as dense
 from kernels.attention_details import (
     packed_backward_hopper,
@@ -60,7 +61,7 @@ def forward_of(q, k, v, cu_q, cu_k, window, config, **broken):
     stats = lse.clone()[None]
     with assume_device(sm_count=3), on_threads(packed_forward_hopper, **broken):
         packed_forward_hopper.packed_forward_hopper(
-            q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, config
+            q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, len(k), config
         )
     return out, lse, stats
 
@@ -84,7 +85,7 @@ def grads_of(q, k, v, cu_q, cu_k, window, config, out, lse, dout, dlse, **broken
     stats = torch.where(lse.isneginf(), math.inf, lse / math.log(2)).float()[None]
     with on_threads(packed_backward_hopper, **broken):
         return packed_backward_hopper.packed_backward_hopper(
-            q, k, v, out.half(), stats, dout, dlse, cu_q, cu_k, 0.125, *window, config
+            q, k, v, out.half(), stats, dout, dlse, cu_q, cu_k, 0.125, *window, len(q), config
         )
 
 
@@ -293,9 +294,13 @@ def test_the_public_function_takes_these_kernels():
         on_threads(packed_backward_hopper),
         mock.patch.object(varlen.FORWARD.kernel, "run", side_effect=AssertionError),
         mock.patch.object(varlen.DQ.kernel, "run", side_effect=AssertionError),
+        mock.patch.object(packed_forward_hopper, "near_heads", return_value=4) as near,
+        mock.patch.object(packed_backward_hopper, "near_key_heads", return_value=2) as near_keys,
     ):
-        out = attention_varlen(*leaves, cu_q, cu_k, window=(100, 0))
+        longest = {"max_seqlen_q": 400, "max_seqlen_k": 600}
+        out = attention_varlen(*leaves, cu_q, cu_k, window=(100, 0), **longest)
         grads = torch.autograd.grad(out, leaves, dout)
+    assert near.call_args.args[-1] == 1024 and near_keys.call_args.args[-1] == 512
     assert differs(out.detach(), truth.detach()) < 5e-4
     assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
 
@@ -400,3 +405,14 @@ def test_a_hundred_runs_give_the_same_result(d):
     assert all(
         torch.equal(first, attention_varlen(q, k, v, cu_q, cu_k, causal=True)) for _ in range(100)
     )
+
+
+def test_heads_side_by_side_have_the_keys_of_one_sequence_in_the_l2():
+    """All sequences together would not fit, and fewer heads would take turns."""
+    q, k = (torch.empty((1, h, 16384, 128), device="meta") for h in (32, 8))
+    assert dense.near_heads(q, k, causal=True) == 16
+    assert dense.near_heads(q, k, causal=True, longest=2048) == 32
+    assert dense.near_heads(q, k, causal=True, longest=2**20) == 16
+    assert dense_backward.near_key_heads(q, k) == 1
+    assert dense_backward.near_key_heads(q, k, longest=2048) == 4
+    assert dense_backward.near_key_heads(q, k, longest=2**20) == 1

@@ -100,10 +100,19 @@ def packed(d: int, left: int | None, right: int | None) -> list[tuple[str, Launc
     options = ends, ends, 0.1, left, right
     with recorded() as calls:
         packed_forward_hopper.packed_forward_hopper(
-            q, k, v, out, lse[0], lse[0], *options, packed_forward_hopper.choose(d, causal)
+            q, k, v, out, lse[0], lse[0], *options, len(k), packed_forward_hopper.choose(d, causal)
         )
         packed_backward_hopper.packed_backward_hopper(
-            q, k, v, out, lse[0], dout, None, *options, packed_backward_hopper.choose(d, causal)
+            q,
+            k,
+            v,
+            out,
+            lse[0],
+            dout,
+            None,
+            *options,
+            len(q),
+            packed_backward_hopper.choose(d, causal),
         )
     return _named(calls, f"{d} {left} {right}")
 
