@@ -53,7 +53,14 @@ from .hopper_tiles import (
     told,
     zero_rows_from,
 )
-from .sequences_hopper import bounds_in, rows_of, sequence_of
+from .sequences_hopper import (
+    SORTED,
+    bounds_in,
+    order_of_sequences,
+    put_longest_first,
+    rows_of,
+    tile_at,
+)
 
 CONFIGS = (PAIR, HELD)
 # Rows of the tiles of all configurations.
@@ -66,7 +73,10 @@ def choose(d, causal):
 
 
 @gluon.jit
-def _scheduled(index, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr):
+def _scheduled(
+    index, order, boundaries, totals, shape, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+):  # fmt: skip
     """The tile of rows with this index: its head, number, first row, rows, first key, keys.
 
     The last four are those of its sequence. An idle slot's tile is past the end of the rows.
@@ -74,10 +84,9 @@ def _scheduled(index, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: g
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B = boundaries
     total_q, total_k = totals
     slot, head = tile_of(index, shape, False)
-    found, first = sequence_of(slot, cu_q_ptr, stride_cq, B, total_q, BLOCK_M)
+    found, tile = tile_at(slot, order, boundaries, total_q, ORDERED, BLOCK_M)
     first_row, rows = rows_of(found, cu_q_ptr, stride_cq, B, total_q, True)
     first_key, keys = rows_of(found, cu_k_ptr, stride_ck, B, total_k, False)
-    tile = slot - first
     if RIGHT:
         # The longest rows first; an idle slot gets a tile before the first.
         tile = gl.cdiv(rows, BLOCK_M) - 1 - tile
@@ -86,21 +95,22 @@ def _scheduled(index, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: g
 
 @gluon.jit
 def _next(
-    index, counter_ptr, boundaries, totals, shape, RIGHT: gl.constexpr, BLOCK_M: gl.constexpr
-):
+    index, counter_ptr, order, boundaries, totals, shape, RIGHT: gl.constexpr,
+    ORDERED: gl.constexpr, BLOCK_M: gl.constexpr,
+):  # fmt: skip
     """The first tile of rows from this index on that is not idle, as `_scheduled` returns it.
 
     If there is none, the head is -1. The indices that follow are drawn from a counter.
     """
     tiles = shape[6] * shape[7]
     head, tile, first_row, rows, first_key, keys = _scheduled(
-        gl.minimum(index, tiles - 1), boundaries, totals, shape, RIGHT, BLOCK_M
+        gl.minimum(index, tiles - 1), order, boundaries, totals, shape, RIGHT, ORDERED, BLOCK_M
     )
     idle = (tile < 0) | (tile * BLOCK_M >= rows)
     while idle & (index < tiles):
         index = drawn(counter_ptr, tiles)
         head, tile, first_row, rows, first_key, keys = _scheduled(
-            gl.minimum(index, tiles - 1), boundaries, totals, shape, RIGHT, BLOCK_M
+            gl.minimum(index, tiles - 1), order, boundaries, totals, shape, RIGHT, ORDERED, BLOCK_M
         )
         idle = (tile < 0) | (tile * BLOCK_M >= rows)
     head = gl.where(index < tiles, head, -1)
@@ -189,8 +199,10 @@ def producer(
     GROUP_ROWS: gl.constexpr = q_desc.block_type.shape[2]
     BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
     turn, step, cut_step = 0, 0, 0
+    ORDERED: gl.constexpr = options[9]
+    order = rings[5]
     head, tile, first_row, rows, first_key, keys = _next(
-        gl.program_id(0), counter_ptr, boundaries, totals, shape, RIGHT, BLOCK_M
+        gl.program_id(0), counter_ptr, order, boundaries, totals, shape, RIGHT, ORDERED, BLOCK_M
     )
     tell((head, tile, first_row, rows, first_key, keys), rings[4], barriers[1], barriers[6], 0)
     while head >= 0:
@@ -214,8 +226,9 @@ def producer(
         )
         # The groups have work, so the next sequence is found in time.
         head, tile, first_row, rows, first_key, keys = _next(
-            drawn(counter_ptr, tiles), counter_ptr, boundaries, totals, shape, RIGHT, BLOCK_M
-        )
+            drawn(counter_ptr, tiles), counter_ptr, order, boundaries, totals, shape, RIGHT,
+            ORDERED, BLOCK_M,
+        )  # fmt: skip
         step, cut_step = _copy_keys(
             early, steps, last, step, cut_step, numbers, totals, descs, rings, barriers, shape,
             options,
@@ -351,7 +364,7 @@ def packed_forward_hopper_kernel(
     q_desc, k_desc, v_desc, out_desc, out_ptr, lse_ptr, stats_ptr, cu_q_ptr, cu_k_ptr, counter_ptr,
     stride_os, stride_oh, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, H, GROUP, before, after, slots,
     near, scale,
-    LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
     K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     TURNS: gl.constexpr, PINNED: gl.constexpr, Q_LOADED: gl.constexpr,
@@ -360,7 +373,8 @@ def packed_forward_hopper_kernel(
     """out = softmax(scale q kᵀ) v, lse = log sum exp(scale q kᵀ), for each head and sequence.
 
     Grid: programs, one a multiprocessor at most, that share the `slots` of each head. A slot holds
-    a tile of GROUPS * ROWS rows of one sequence, or none, as in `packed.py`. Descriptors are those
+    a tile of GROUPS * ROWS rows of one sequence, or none, as in `packed.py`, or, if ORDERED, as in
+    `sequences_hopper.py`. Descriptors are those
     of attention's kernel; the batch is one, and sequences lie end to end. Writes lse and stats,
     [H, TOTAL_Q] in float32 or None.
 
@@ -376,6 +390,7 @@ def packed_forward_hopper_kernel(
     rings = (
         make_ring(q_desc, Q_SLOTS * GROUPS), make_ring(k_desc, K_SLOTS),
         make_ring(v_desc, V_SLOTS), make_ring(out_desc, GROUPS), numbers_to_tell(),
+        order_of_sequences(),
     )  # fmt: skip
     barriers = (
         make_barriers(Q_SLOTS * GROUPS, 1), make_barriers(1, 1),
@@ -383,10 +398,13 @@ def packed_forward_hopper_kernel(
         make_barriers(V_SLOTS, 1), make_barriers(V_SLOTS, GROUPS), make_barriers(1, GROUPS),
         make_barriers(1, 1),
     )  # fmt: skip
+    # Here, where a thread has registers for it.
+    if ORDERED:
+        put_longest_first(rings[5], boundaries, totals, GROUPS * ROWS)
     fence_async_shared()
     numbers = out_ptr, stride_os, stride_oh, lse_ptr, stats_ptr, factor
     OPTIONS: gl.constexpr = (
-        LEFT, RIGHT, False, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED
+        LEFT, RIGHT, False, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, ORDERED
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -424,17 +442,17 @@ def packed_forward_hopper(
     """
     rows, block_n = config["ROWS"], config["BLOCK_N"]
     q4, k4, v4, out4 = map(as_batch, (q, k, v, out))
-    h, heads = q.shape[1], k.shape[1]
+    h, heads, count = q.shape[1], k.shape[1], cu_q.shape[0] - 1
     slots = q.shape[0] // (rows * config["GROUPS"]) + cu_q.shape[0]
     packed_forward_hopper_kernel[(min(sm_count(q.device), slots * h),)](
         q_desc=described(q4, rows), k_desc=described(k4, block_n), v_desc=described(v4, block_n),
         out_desc=described(out4, rows), out_ptr=out, lse_ptr=lse, stats_ptr=stats,
         cu_q_ptr=cu_q, cu_k_ptr=cu_k, counter_ptr=arrival_counter(q.device),
         stride_os=out.stride(0), stride_oh=out.stride(1), stride_cq=cu_q.stride(0),
-        stride_ck=cu_k.stride(0), B=cu_q.shape[0] - 1, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0],
+        stride_ck=cu_k.stride(0), B=count, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0],
         H=h, GROUP=h // heads, before=left or 0, after=right or 0, slots=slots,
         near=near_heads(q4, k4, right is not None, longest_k), scale=scale,
-        LEFT=left is not None, RIGHT=right is not None, **config,
+        LEFT=left is not None, RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
     )  # fmt: skip
 
 

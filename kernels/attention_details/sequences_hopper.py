@@ -1,7 +1,9 @@
 """Device functions that find packed sequences in kernels for Hopper.
 
 They are those of `packed.py`, which says how sequences take slots, in Gluon's words. Both change
-together.
+together. A kernel whose programs draw tiles may also have the slots of few sequences in an order of
+its own: those with the most keys first, since a long tile that begins late keeps all others waiting
+(Graham, "Bounds on multiprocessing timing anomalies", 1969).
 """
 
 from triton.experimental import gluon
@@ -9,6 +11,10 @@ from triton.experimental.gluon import language as gl
 
 # Boundaries that are read at once.
 AT_ONCE = gl.constexpr(256)
+# Fewer sequences than this have their slots in order of their keys.
+SORTED = gl.constexpr(64)
+# More than the tiles of a sequence: rows are below 2**31.
+MOST_TILES = gl.constexpr(2**24)
 
 
 @gluon.jit
@@ -49,3 +55,53 @@ def bounds_in(rows, keys, before, after):
     """left and right of a sequence, as `packed.bounds_in` has them."""
     offset = keys - rows
     return offset - gl.minimum(before, keys), offset + gl.minimum(after, rows)
+
+
+@gluon.jit
+def order_of_sequences():
+    """Shared memory for what `put_longest_first` writes."""
+    return gl.allocate_shared_memory(gl.int32, [2, SORTED], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+
+
+@gluon.jit
+def put_longest_first(order, boundaries, totals, BLOCK: gl.constexpr):
+    """Write the first slot and the number of tiles of each of fewer sequences than SORTED.
+
+    Those with the most keys have the first slots. No slot between is idle.
+    """
+    cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B = boundaries
+    total_q, total_k = totals
+    index = gl.arange(0, SORTED, gl.BlockedLayout([1], [32], [4], [0]))
+    rows = rows_of(index, cu_q_ptr, stride_cq, B, total_q, True)[1]
+    keys = rows_of(index, cu_k_ptr, stride_ck, B, total_k, False)[1]
+    tiles = gl.where(index <= B, gl.cdiv(rows, BLOCK), 0)
+    first = index * 0
+    for other in range(0, B + 1):
+        more_rows = rows_of(other, cu_q_ptr, stride_cq, B, total_q, True)[1]
+        more_keys = rows_of(other, cu_k_ptr, stride_ck, B, total_k, False)[1]
+        ahead = (more_keys > keys) | ((more_keys == keys) & (other < index))
+        first = first + gl.where(ahead, gl.cdiv(more_rows, BLOCK), 0)
+    order.index(0).store(first)
+    order.index(1).store(tiles)
+
+
+@gluon.jit
+def tile_at(slot, order, boundaries, total, ORDERED: gl.constexpr, BLOCK: gl.constexpr):
+    """The sequence of a slot and its tile there; that of an idle slot is past the end of its rows.
+
+    order: as `put_longest_first` left it if ORDERED. total: rows of all sequences.
+    """
+    cu_q_ptr, _, stride_cq, _, B = boundaries
+    if ORDERED:
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        index = gl.arange(0, SORTED, LAYOUT)
+        first = order.index(0).load(LAYOUT)
+        hit = (first <= slot) & (slot < first + order.index(1).load(LAYOUT))
+        # One number for both, so that the threads meet once.
+        found = gl.max(gl.where(hit, index * MOST_TILES + (slot - first), -1), 0)
+        sequence = gl.where(found < 0, B, found // MOST_TILES)
+        tile = gl.where(found < 0, MOST_TILES - 1, found % MOST_TILES)
+    else:
+        sequence, begin = sequence_of(slot, cu_q_ptr, stride_cq, B, total, BLOCK)
+        tile = slot - begin
+    return sequence, tile

@@ -54,12 +54,12 @@ def made(rows, keys, after, h, heads, d=64, dtype=torch.float16):
     return *tensors, first.int(), second
 
 
-def forward_of(q, k, v, cu_q, cu_k, window, config, **broken):
+def forward_of(q, k, v, cu_q, cu_k, window, config, sm_count=3, **broken):
     """The result, lse and statistics of the kernel on threads, on memory that holds no numbers."""
     out = torch.full_like(like(q), float("nan"))
     lse = torch.full((q.shape[1], q.shape[0]), float("nan"))
     stats = lse.clone()[None]
-    with assume_device(sm_count=3), on_threads(packed_forward_hopper, **broken):
+    with assume_device(sm_count=sm_count), on_threads(packed_forward_hopper, **broken):
         packed_forward_hopper.packed_forward_hopper(
             q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, len(k), config
         )
@@ -139,8 +139,43 @@ def test_the_backward_pass_on_threads_is_that_of_float64(call, config):
 @pytest.mark.no_gpu
 def test_more_sequences_than_boundaries_that_are_read_at_once(monkeypatch):
     monkeypatch.setattr(sequences_hopper, "AT_ONCE", gl.constexpr(4))
+    # As if they were too many to have an order.
+    monkeypatch.setattr(packed_forward_hopper, "SORTED", gl.constexpr(9))
     rows = [30, 0, 0, 150, 0, 7, 1, 0, 60]
     agrees(made(rows, rows, 20, 1, 1), (None, 0), packed_forward_hopper.CONFIGS[0])
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize(("fewer", "order"), [(5, [2, 0, 1, 3, 4]), (4, [0, 1, 2, 3, 4])])
+def test_few_sequences_are_taken_by_their_keys_and_more_in_their_order(monkeypatch, fewer, order):
+    """Number 3 is short, number 4 are the rows past the last sequence, which see no key."""
+    monkeypatch.setattr(packed_forward_hopper, "SORTED", gl.constexpr(fewer))
+    rows, keys = [150, 260, 90, 7], [300, 300, 310, 1]
+    q, k, v, cu_q, cu_k = made(rows, keys, 140, 2, 2)
+    plain, taken = packed_forward_hopper.tell, []
+
+    def tell(numbers, *rest):
+        taken.append([int(number) for number in numbers])
+        plain.fn(numbers, *rest)
+
+    monkeypatch.setattr(packed_forward_hopper, "tell", tell)
+    config = packed_forward_hopper.CONFIGS[0]
+    out, lse, _ = forward_of(q, k, v, cu_q, cu_k, (None, 0), config, sm_count=1)
+    truth, truth_lse = exact(q, k, v, cu_q, cu_k, (None, 0))
+    assert differs(out, truth) < 5e-4 and torch.equal(lse.isneginf(), truth_lse.isneginf())
+    *taken, end = taken
+    assert end[0] == -1
+    starts = cu_q.tolist()
+    found = [starts.index(first_row) for _, _, first_row, *_ in taken]
+    assert list(dict.fromkeys(found)) == order
+    # Each tile of each head once, those of a sequence from its end, and heads side by side.
+    tiles = [(head, tile, index) for (head, tile, *_), index in zip(taken, found, strict=True)]
+    counts = [-(-n // 128) for n in (*rows, 140)]
+    assert sorted(tiles) == sorted(
+        (h, t, i) for h in (0, 1) for i in range(5) for t in range(counts[i])
+    )
+    assert [tile for head, tile, index in tiles if (head, index) == (0, 1)] == [2, 1, 0]
+    assert [head for head, *_ in tiles] == [0, 1] * sum(counts)
 
 
 @pytest.mark.no_gpu

@@ -38,6 +38,17 @@ def _value(x) -> Value:
     return torch.as_tensor(x).as_subclass(Value)
 
 
+def _alike(x, y) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors; a number takes the other's dtype, as in Gluon."""
+    x, y = (
+        torch.as_tensor(
+            one, dtype=None if isinstance(one, torch.Tensor) else getattr(other, "dtype", None)
+        )
+        for one, other in ((x, y), (y, x))
+    )
+    return x, y
+
+
 class Shared:
     """A block of shared memory."""
 
@@ -312,10 +323,10 @@ def _language(run: _Run) -> SimpleNamespace:
         cdiv=lambda a, b: (a + b - 1) // b, allocate_shared_memory=allocate,
         zeros=lambda shape, dtype, layout: _value(torch.zeros(shape, dtype=dtype)),
         full=lambda shape, x, dtype, layout: _value(torch.full(shape, x, dtype=dtype)),
-        arange=lambda a, b, layout=None: _value(torch.arange(a, b)),
+        arange=lambda a, b, layout=None: _value(torch.arange(a, b, dtype=torch.int32)),
         where=lambda c, x, y: _value(torch.where(torch.as_tensor(c), x, y)),
-        minimum=lambda x, y: _value(torch.minimum(*map(torch.as_tensor, (x, y)))),
-        maximum=lambda x, y: _value(torch.maximum(*map(torch.as_tensor, (x, y)))),
+        minimum=lambda x, y: _value(torch.minimum(*_alike(x, y))),
+        maximum=lambda x, y: _value(torch.maximum(*_alike(x, y))),
         cast=lambda x, dtype: _value(torch.as_tensor(x).to(dtype)), exp2=torch.exp2,
         log2=torch.log2, max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
         reshape=lambda x, shape: x.reshape(shape), convert_layout=lambda x, layout: x,

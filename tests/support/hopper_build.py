@@ -92,11 +92,11 @@ def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
     return _named(calls, f"{d} {causal}")
 
 
-def packed(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch]]:
-    """Return the launches of both passes over packed sequences, each with a name."""
+def packed(d: int, left: int | None, right: int | None, count: int) -> list[tuple[str, Launch]]:
+    """Return the launches of both passes over so many packed sequences, each with a name."""
     tensors, lse = _tensors(d)
     q, k, v, out, dout = (x[0].transpose(0, 1) for x in tensors)
-    ends, causal = torch.empty(9, dtype=torch.int32, device="meta"), right is not None
+    ends, causal = torch.empty(count + 1, dtype=torch.int32, device="meta"), right is not None
     options = ends, ends, 0.1, left, right
     with recorded() as calls:
         packed_forward_hopper.packed_forward_hopper(
@@ -114,7 +114,7 @@ def packed(d: int, left: int | None, right: int | None) -> list[tuple[str, Launc
             len(q),
             packed_backward_hopper.choose(d, causal),
         )
-    return _named(calls, f"{d} {left} {right}")
+    return _named(calls, f"{d} {left} {right} {count}")
 
 
 def _named(calls: list, words: str) -> list[tuple[str, Launch]]:
@@ -186,7 +186,8 @@ def _tool(name: str, *arguments: str) -> str:
 WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
     "dense": lambda d: [dense(d, *window) for window in WINDOWS],
-    "packed": lambda d: [packed(d, *window) for window in (WINDOWS[0], WINDOWS[-1])],
+    # Few sequences have an order of their own.
+    "packed": lambda d: [packed(d, *WINDOWS[0], 8), packed(d, *WINDOWS[-1], 80)],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
 
