@@ -1,9 +1,9 @@
 """Device functions that find packed sequences in kernels for Hopper.
 
 They are those of `packed.py`, which says how sequences take slots, in Gluon's words. Both change
-together. A kernel whose programs draw tiles may also have the slots of few sequences in an order of
-its own: those with the most keys first, since a long tile that begins late keeps all others waiting
-(Graham, "Bounds on multiprocessing timing anomalies", 1969).
+together. A kernel whose programs draw tiles may also order the slots of few sequences. Those with
+the most keys come first, since a long tile that begins late keeps all others waiting (Graham,
+"Bounds on multiprocessing timing anomalies", 1969).
 """
 
 from triton.experimental import gluon
