@@ -13,8 +13,6 @@ import pytest
 
 from harness.summarize.__main__ import summarize
 from tests.support import synthetic
-from tests.support.once import SHARED, shared
-from tests.support.replayed import replayed_once
 from tests.support.workflows import MEASURE, copied, jobs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +73,7 @@ def test_the_tests_of_a_kernel_that_was_added_pass(squared):
     assert counts(done.stdout)["passed"] > 12
 
 
-def test_the_tests_that_look_at_all_files_pass_beside_it(squared, tmp_path_factory):
+def test_the_tests_that_look_at_all_files_pass_beside_it(squared):
     tests = [
         "tests/baselines/test_baselines.py",
         "tests/project_rules/test_workflow.py",
@@ -85,11 +83,9 @@ def test_the_tests_that_look_at_all_files_pass_beside_it(squared, tmp_path_facto
         "tests/ops/test_costs.py",
     ]
     some = "baseline_offers or reference_impl or every_op_reaches or share_private"
-    some += " or finds_nothing or no_line or test_readme or test_docstrings"
-    # A kernel without a record changes no summary of the recorded run, which takes half a minute.
-    replayed_once(tmp_path_factory, ROOT / "results/recorded/hopper")
-    made = {SHARED: str(shared(tmp_path_factory))}
-    done = run(squared, "pytest", "-q", *tests, "-k", some, "-p", "no:cacheprovider", **made)
+    # A kernel without a record changes nothing that rests on the recorded run.
+    some += " or finds_nothing or no_line or the_graph_is or every_kernel_file or test_docstrings"
+    done = run(squared, "pytest", "-q", *tests, "-k", some, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout[-3000:]
     assert counts(done.stdout)["passed"] >= 6
 

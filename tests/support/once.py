@@ -6,11 +6,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-# The folder of a test run that started this one to look at a copy of the tree.
-SHARED = "TILEWRIGHT_TESTS_MADE"
 
-
-def shared(tmp_path_factory) -> Path:
+def _shared(tmp_path_factory) -> Path:
     """Return the folder that all processes of this test run share."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder
@@ -21,7 +18,7 @@ def made_once(tmp_path_factory, name: str, make: Callable[[Path], object]) -> Pa
 
     No test may change it.
     """
-    folder = Path(os.environ.get(SHARED, shared(tmp_path_factory)))
+    folder = _shared(tmp_path_factory)
     made, unfinished = folder / f"{name} once", folder / f"{name} unfinished"
     with FileLock(folder / f"{name}.lock"):
         if not made.exists():
