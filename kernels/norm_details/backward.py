@@ -22,21 +22,20 @@ import triton.language as tl
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Config, Configs
 from .._runtime.device import shared_bytes, sm_count
-from .._runtime.layout import rows_and_stride
+from .._runtime.layout import ACCESS_BYTES, rows_and_stride
+from .._runtime.vector_access import access_items
 from .._triton.exchange import empty_slots, may_wait, supports_spin_wait
 from .._triton.memory import opaque_zero, store_as
 from .backward_split import _norm_backward_split_kernel
 from .backward_two_pass import _norm_backward_sums_kernel, _norm_backward_tile_kernel
-from .columns import chunks_of
+from .columns import chunks_of, multiple
 from .gradients import accumulate, load_chunks, store_dx, store_sums, zero_chunks
 from .statistics import add_pairs
 
 # The most bytes of a row that a program holds, with its part of dw and db.
 ROW_BYTES = 32768
-# The compiler reads 16 bytes at a time if rows are a multiple of this many columns long.
-ALIGNED_ROW = 16
-# The most columns of an unaligned row that a program holds, because masks and unpacked numbers take
-# registers.
+# The most columns of a row without whole accesses that a program holds, because masks and unpacked
+# numbers take registers.
 UNALIGNED_COLUMNS = 8192
 # Shared memory of a program for its sums, and for the hardware itself.
 SUMS_BYTES = 2048
@@ -117,6 +116,7 @@ def norm_backward(
             "stride_dym": stride_dym, "stride_dsm": stride_dsm, "M": m, "N": n,
             "IS_LAYER_NORM": is_layer_norm, "UNIT_OFFSET": unit_offset,
             "HAS_BIAS": bias is not None, "HAS_PTX": supports_spin_wait(device),
+            "ITEMS": access_items(dy.element_size(), n, stride_xm, stride_dym, stride_dsm),
             "NUM_CHUNKS": chunks, "NUM_FULL": full, **config,
         }  # fmt: skip
         if splits > 1:
@@ -189,7 +189,12 @@ def row_plan(
 
 def is_whole(n: int, itemsize: int) -> bool:
     """Return whether one program holds a row of n columns."""
-    return n <= UNALIGNED_COLUMNS if n % ALIGNED_ROW else n * itemsize <= ROW_BYTES
+    return n * itemsize <= ROW_BYTES if is_aligned(n, itemsize) else n <= UNALIGNED_COLUMNS
+
+
+def is_aligned(n: int, itemsize: int) -> bool:
+    """Return whether rows of n columns, one after the other, are read in whole accesses."""
+    return n * itemsize % ACCESS_BYTES == 0
 
 
 @triton.jit
@@ -197,7 +202,7 @@ def _norm_backward_row_kernel(
     x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, dr_ptr, parts_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
     IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
+    HAS_PTX: tl.constexpr, ITEMS: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
 ):  # fmt: skip
     """dx of whole rows, and for each program its partial sums of dw and db.
@@ -215,10 +220,12 @@ def _norm_backward_row_kernel(
     pointer is None, and parts, float32: dw [programs, N] if there is a weight, then db [programs,
     N] if HAS_BIAS. UNIT_OFFSET: 1 + w stands in the place of w.
 
-    NUM_CHUNKS = cdiv(N, BLOCK_N). NUM_FULL = N // BLOCK_N: the chunks without a mask. STAGES: rows
-    loaded ahead, plus one. PER_SM: programs a multiprocessor, used by the host. HAS_PTX: the GPU is
-    NVIDIA's.
+    N and the strides are multiples of ITEMS. NUM_CHUNKS = cdiv(N, BLOCK_N). NUM_FULL = N //
+    BLOCK_N: the chunks without a mask. STAGES: rows loaded ahead, plus one. PER_SM: programs a
+    multiprocessor, used by the host. HAS_PTX: the GPU is NVIDIA's.
     """
+    N, stride_xm = multiple(N, ITEMS), multiple(stride_xm, ITEMS)
+    stride_dym, stride_dsm = multiple(stride_dym, ITEMS), multiple(stride_dsm, ITEMS)
     program, num_programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     lanes = tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
     HAS_WEIGHT: tl.constexpr = weight_ptr is not None

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .._triton.exchange import exchange_partials
 from .._triton.memory import opaque_zero
-from .columns import owned_columns
+from .columns import multiple, owned_columns
 from .gradients import accumulate, load_chunks, store_dx, store_sums, zero_chunks
 from .statistics import add_pairs
 
@@ -20,7 +20,7 @@ def _norm_backward_split_kernel(
     x_ptr, dy_ptr, ds_ptr, weight_ptr, stats_ptr, dx_ptr, dr_ptr, parts_ptr, slots_ptr,
     stride_xm, stride_dym, stride_dsm, M, N,
     IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
+    HAS_PTX: tl.constexpr, ITEMS: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr,
     BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PER_SM: tl.constexpr,
     NUM_SPLITS: tl.constexpr, IN_TURN: tl.constexpr,
 ):  # fmt: skip
@@ -40,9 +40,12 @@ def _norm_backward_split_kernel(
     [num_groups, N] if HAS_BIAS. UNIT_OFFSET: 1 + w stands in the place of w.
 
     Preconditions: all programs of a group are resident at once (`may_wait`), and slots holds a pair
-    for each split and row, empty. NUM_CHUNKS, NUM_FULL: as `chunks_of` returns them. STAGES: rows
-    loaded ahead, plus one. PER_SM: used by the host. HAS_PTX: the GPU is NVIDIA's.
+    for each split and row, empty. N and the strides are multiples of ITEMS. NUM_CHUNKS, NUM_FULL:
+    as `chunks_of` returns them. STAGES: rows loaded ahead, plus one. PER_SM: used by the host.
+    HAS_PTX: the GPU is NVIDIA's.
     """
+    N, stride_xm = multiple(N, ITEMS), multiple(stride_xm, ITEMS)
+    stride_dym, stride_dsm = multiple(stride_dym, ITEMS), multiple(stride_dsm, ITEMS)
     split_id = tl.program_id(0) % NUM_SPLITS
     begin, end = owned_columns(split_id, N, NUM_CHUNKS, NUM_FULL, BLOCK_N, NUM_SPLITS)
     group = (tl.program_id(0) // NUM_SPLITS).to(tl.int64)

@@ -7,23 +7,23 @@ import torch
 
 from .._runtime.configs import Config, Configs
 from .._runtime.device import shared_bytes, sm_count
+from .._runtime.layout import ACCESS_BYTES
 from .._triton.exchange import SHARERS
 from .backward import (
-    ALIGNED_ROW,
     ROW_BYTES,
     UNALIGNED_COLUMNS,
     Backward,
     _norm_backward_row_kernel,
     _norm_sum_parts_kernel,
+    is_aligned,
     is_whole,
 )
 from .backward_split import _norm_backward_split_kernel
 from .backward_two_pass import _norm_backward_sums_kernel, _norm_backward_tile_kernel
 from .columns import chunks_of, span_of
 
-# The bytes that a thread reads or writes at a time, and the most such accesses of a whole row that
-# it has, by the size of an element.
-ACCESS_BYTES, ROW_ACCESSES = 16, {2: 7, 4: 8}
+# The most accesses of a whole row that a thread has, by the size of an element.
+ROW_ACCESSES = {2: 7, 4: 8}
 # The most columns of a split of an unaligned row, and the warps of all programs of such rows.
 UNALIGNED_SPLIT, UNALIGNED_WARPS = 5120, 8
 # (longest row, rows of a tile, warps, stages, programs a multiprocessor): one chunk, a power of two
@@ -124,7 +124,7 @@ def backward_configs(
         for limit, rows, warps, stages, programs in SHORT_TILES:
             if n <= limit:
                 return _row_config(rows, _power(n), stages, programs, warps)
-        if n % ALIGNED_ROW:
+        if not is_aligned(n, itemsize):
             return _row_config(1, _fitting(n), 3, 1, UNALIGNED_WARPS)
         for warps, programs in ROW_WARPS:  # noqa: B007
             block = 32 * warps * ACCESS_BYTES // itemsize
@@ -135,7 +135,7 @@ def backward_configs(
         return _row_config(1, n if longest else block, 3, programs, warps)
 
     def choose_split(n, itemsize):
-        if n % ALIGNED_ROW:
+        if not is_aligned(n, itemsize):
             shorter = min(-(-n // UNALIGNED_SPLIT), sm_count(H200) // SHARERS - 1)
             splits = max(-(-n // UNALIGNED_COLUMNS), shorter)
             block = _fitting(span_of(n, splits))

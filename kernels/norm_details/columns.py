@@ -30,6 +30,15 @@ def chunks_of(n: int, splits: int, block: int) -> tuple[int, int]:
 
 
 @triton.jit
+def multiple(size, ITEMS: tl.constexpr):
+    """Return a size that is a multiple of ITEMS, and tell the compiler so.
+
+    It knows of multiples of 16 alone, and would read other rows item by item.
+    """
+    return size // ITEMS * ITEMS
+
+
+@triton.jit
 def owned_columns(
     split_id, N,
     NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,

@@ -19,10 +19,11 @@ import triton.language as tl
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
 from .._runtime.layout import rows_and_stride
+from .._runtime.vector_access import access_items
 from .._triton.exchange import empty_slots, may_wait, supports_spin_wait
 from .._triton.memory import load_f32_hinted, opaque_zero, store_as
 from .checks import check_norm
-from .columns import chunks_of
+from .columns import chunks_of, multiple
 from .forward_split import _norm_forward_split_kernel
 from .statistics import (
     head_mean,
@@ -111,6 +112,7 @@ def norm_forward(
         "x_plus_residual_ptr": x_plus_residual, "stats_ptr": stats,
         "stride_xm": stride_xm, "stride_rm": stride_rm, "M": m, "N": n, "eps": eps,
         "IS_LAYER_NORM": is_layer_norm, "UNIT_OFFSET": unit_offset,
+        "ITEMS": access_items(x.element_size(), n, stride_xm, stride_rm),
     }  # fmt: skip
     if tile.reads == 1 and tile.splits == 1:
         config = configs.row.pick(x.device, **key)
@@ -142,8 +144,8 @@ def norm_forward(
 def _norm_forward_loop_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, x_plus_residual_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
-    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, EVEN_N: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, ITEMS: tl.constexpr,
+    EVEN_N: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. Any N.
 
@@ -156,8 +158,11 @@ def _norm_forward_loop_kernel(
     there is one. Writes stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
     UNIT_OFFSET: 1 + w stands in the place of w.
 
-    NUM_CHUNKS = cdiv(N, BLOCK_N). EVEN_N: N is a multiple of BLOCK_N, so columns need no mask.
+    N and the strides are multiples of ITEMS. NUM_CHUNKS = cdiv(N, BLOCK_N). EVEN_N: N is a multiple
+    of BLOCK_N, so columns need no mask.
     """
+    N, stride_xm = multiple(N, ITEMS), multiple(stride_xm, ITEMS)
+    stride_rm = multiple(stride_rm, ITEMS)
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
     y_ptr += row * N
@@ -236,8 +241,9 @@ def _sum_again(x_ptr, shift, N):
 def _norm_forward_row_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, x_plus_residual_ptr, stats_ptr,
     stride_xm, stride_rm, M, N, eps,
-    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_PTX: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, ITEMS: tl.constexpr,
+    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. s is read once.
 
@@ -250,8 +256,11 @@ def _norm_forward_row_kernel(
     there is one. Writes stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
     UNIT_OFFSET: 1 + w stands in the place of w. HAS_PTX: the GPU is NVIDIA's.
 
-    NUM_CHUNKS = cdiv(N, BLOCK_N), 8 at most. NUM_FULL = N // BLOCK_N: the chunks without a mask.
+    N and the strides are multiples of ITEMS. NUM_CHUNKS = cdiv(N, BLOCK_N), 8 at most. NUM_FULL =
+    N // BLOCK_N: the chunks without a mask.
     """
+    N, stride_xm = multiple(N, ITEMS), multiple(stride_xm, ITEMS)
+    stride_rm = multiple(stride_rm, ITEMS)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = (offs_m < M) | (BLOCK_M == 1)
     # 1. Load the rows.

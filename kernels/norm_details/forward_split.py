@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .._triton.exchange import exchange_partials
 from .._triton.memory import opaque_zero
-from .columns import owned_columns
+from .columns import multiple, owned_columns
 from .statistics import (
     head_mean,
     is_far,
@@ -25,8 +25,8 @@ from .statistics import (
 def _norm_forward_split_kernel(
     x_ptr, residual_ptr, weight_ptr, bias_ptr, y_ptr, x_plus_residual_ptr, stats_ptr,
     slots_ptr, stride_xm, stride_rm, M, N, eps,
-    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, HAS_PTX: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, ITEMS: tl.constexpr,
+    HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. s is read once.
@@ -40,8 +40,11 @@ def _norm_forward_split_kernel(
     UNIT_OFFSET: 1 + w stands in the place of w. HAS_PTX: the GPU is NVIDIA's.
 
     Preconditions: NUM_SPLITS programs at least are resident at once (`may_wait`), and slots holds a
-    pair for each split and row, empty. NUM_CHUNKS, NUM_FULL: as `chunks_of` returns them.
+    pair for each split and row, empty. N and the strides are multiples of ITEMS. NUM_CHUNKS,
+    NUM_FULL: as `chunks_of` returns them.
     """
+    N, stride_xm = multiple(N, ITEMS), multiple(stride_xm, ITEMS)
+    stride_rm = multiple(stride_rm, ITEMS)
     BLOCK_M: tl.constexpr = 1
     split_id = tl.program_id(0) % NUM_SPLITS
     begin, end = owned_columns(split_id, N, NUM_CHUNKS, NUM_FULL, BLOCK_N, NUM_SPLITS)

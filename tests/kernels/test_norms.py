@@ -2,7 +2,11 @@
 
 import contextlib
 import functools
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +28,7 @@ from ops.rms_norm import rms_norm_reference
 from tests.support.examples import many
 from tests.support.interleaved import Schedule, interleaved
 
+ROOT = Path(__file__).parents[2]
 DEVICE = "cuda" if nvml.gpus() else "cpu"
 BOUND = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 NORMS = {
@@ -518,3 +523,38 @@ def test_bad_arguments_are_refused(what):
     error, words, call = REFUSALS[what]
     with pytest.raises(error, match=f"{words}.*expected"):
         call()
+
+
+COMPILED = """
+import json, re
+from harness.build import compiler, recorder
+from harness.project import registry
+from ops._spec import make_case
+
+op, found = registry.op("layer_norm")[0], {}
+for n in (5576, 43512):
+    for each in recorder.launched(op, make_case(M=9, N=n), "bfloat16"):
+        if "parts" not in each.name:
+            ptx = compiler.compile(each, "90").asm["ptx"]
+            stores = re.findall(r"st\\.global\\S*?(?:\\.v\\d)?\\.b(?:16|32|64)", ptx)
+            loads = re.findall(r"(?:ld\\.global|cp\\.async)\\S*?\\.b16", ptx)
+            single = sum(".v" not in store and store.endswith("b16") for store in stores)
+            found[each.name] = (single, len(loads), sum(".v4.b32" in store for store in stores))
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.no_gpu
+def test_rows_that_are_a_multiple_of_8_long_are_read_in_whole_accesses():
+    """Triton knows of multiples of 16 alone, and would take such rows item by item."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    names = ("forward_row", "forward_split", "backward_row", "backward_split")
+    assert sorted(found) == sorted(f"_norm_{name}_kernel" for name in names)
+    for name, (single_stores, single_loads, stores) in found.items():
+        # The first mean of a split is that of a few single items.
+        assert single_stores == 0 and single_loads <= 4 * ("forward_split" in name), name
+        assert stores, name
