@@ -93,7 +93,7 @@ def attention_varlen(
             numbers give other results, but never lead to memory outside of the tensors.
         cu_seqlens_k: as cu_seqlens_q, of the keys.
         max_seqlen_q: the largest number of rows of a sequence, if it is known. It may choose
-            another tile, and decides nothing else.
+            another tile or order of the work, and changes no result.
         max_seqlen_k: as max_seqlen_q, of the keys.
         causal: a row sees no key beyond the one at which it stands.
         scale: factor of the scores, above zero; 1 / sqrt(D) if None.

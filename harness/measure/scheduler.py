@@ -207,7 +207,7 @@ class Scheduler:
             refused = self._begin([impl])
             answers = refused or self._ask([impl], _prepare(cell))
             found |= answers
-            if not refused and isinstance(answers[impl], Failure):
+            if not refused and _starved(answers):
                 # It keeps what it took before memory ran out, and others need that.
                 self._stop(impl)
         return found
@@ -419,7 +419,7 @@ class Scheduler:
         version = self._versions[process_of(name)[0]]
         self._rows.failed(name, version, failure, block, order)
         if name not in self._workers.names:
-            return  # it did not even start
+            return  # it did not even start, or was ended
         if failure.status in FATAL:
             self._stop(name)
         else:

@@ -64,9 +64,9 @@ class VerifyWorker:
     ) -> messages.Chosen:
         """Choose the device and the units, see `messages.ChooseUnits`.
 
-        The time of a baseline may be limited, so its hostile edge cases come last. Among the
-        others, and among them, those in a dtype that is not timed do. A library may take minutes to
-        compile such a cell, as flex_attention does in float32.
+        The time of a baseline may be limited, so its hostile edge cases come last, and within both
+        classes those in a dtype that is not timed. A library may take minutes to compile such a
+        cell, as flex_attention does in float32.
         """
         self.device, self.spare = "cuda" if gpu else "cpu", spare
         passes = [name for name in passes if name in self.op.passes]

@@ -1,8 +1,9 @@
 """The forward pass of attention over packed sequences on Hopper.
 
 A program has the warps and rings of `forward_hopper.py`. The warps that copy find the sequence of a
-tile of rows by the boundaries, as `packed.py` has it. They draw the next tile from a counter and
-tell the other warps its numbers. Meanwhile these compute the tiles of keys that were copied before.
+tile of rows by the boundaries, as `sequences_hopper.py` has it. They draw the next tile from a
+counter and tell the other warps its numbers. Meanwhile these compute the tiles of keys that were
+copied before.
 
 A tile may reach beyond its sequence, into the rows of the next one. Keys there are masked. Values
 there are made zero before the product, since the neighbour's may be infinite. Rows there are not
@@ -374,9 +375,8 @@ def packed_forward_hopper_kernel(
 
     Grid: programs, one a multiprocessor at most, that share the `slots` of each head. A slot holds
     a tile of GROUPS * ROWS rows of one sequence, or none, as in `packed.py`, or, if ORDERED, as in
-    `sequences_hopper.py`. Descriptors are those
-    of attention's kernel; the batch is one, and sequences lie end to end. Writes lse and stats,
-    [H, TOTAL_Q] in float32 or None.
+    `sequences_hopper.py`. Descriptors are those of attention's kernel; the batch is one, and
+    sequences lie end to end. Writes lse and stats, [H, TOTAL_Q] in float32 or None.
 
     cu_q, cu_k: boundaries [B + 1]. GROUP: query heads of one key head. before, after: sizes of the
     window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. TURNS, Q_LOADED and SPLIT

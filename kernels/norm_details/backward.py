@@ -104,7 +104,9 @@ def norm_backward(
     if ds is not None:
         ds, stride_dsm = rows_and_stride(ds)
     vectors, parts = (weight is not None) + (bias is not None), None
-    config, groups, chunks, full = row_plan(configs, n, itemsize, device, 2 + (ds is not None))
+    items = access_items(dy.element_size(), n, stride_xm, stride_dym, stride_dsm)
+    aligned, tensors = is_aligned(items, itemsize), 2 + (ds is not None)
+    config, groups, chunks, full = row_plan(configs, n, itemsize, aligned, device, tensors)
     if groups:
         splits = config.get("NUM_SPLITS", 1)
         programs = min(-(-m // config.get("BLOCK_M", 1)), groups)
@@ -116,8 +118,7 @@ def norm_backward(
             "stride_dym": stride_dym, "stride_dsm": stride_dsm, "M": m, "N": n,
             "IS_LAYER_NORM": is_layer_norm, "UNIT_OFFSET": unit_offset,
             "HAS_BIAS": bias is not None, "HAS_PTX": supports_spin_wait(device),
-            "ITEMS": access_items(dy.element_size(), n, stride_xm, stride_dym, stride_dsm),
-            "NUM_CHUNKS": chunks, "NUM_FULL": full, **config,
+            "ITEMS": items, "NUM_CHUNKS": chunks, "NUM_FULL": full, **config,
         }  # fmt: skip
         if splits > 1:
             slots = empty_slots(m, splits, device)
@@ -156,7 +157,7 @@ def norm_backward(
 
 
 def row_plan(
-    configs: Backward, n: int, itemsize: int, device: torch.device, tensors: int
+    configs: Backward, n: int, itemsize: int, aligned: bool, device: torch.device, tensors: int
 ) -> tuple[Config, int, int, int]:
     """Return how one program, or a group of programs, holds rows of n.
 
@@ -164,6 +165,7 @@ def row_plan(
         configs: the result of `backward_configs`.
         n: columns of a row.
         itemsize: bytes of an element.
+        aligned: whether rows are read in whole accesses, see `is_aligned`.
         device: the device of the tensors.
         tensors: how many of x, dy and ds are read.
 
@@ -172,8 +174,8 @@ def row_plan(
         are 0 groups if the row fits neither the registers nor the shared memory of its programs,
         or if these may not wait for each other. Then x and dy are read twice.
     """
-    whole = is_whole(n, itemsize)
-    config = (configs.row if whole else configs.split).pick(device, n=n, itemsize=itemsize)
+    whole, key = is_whole(n, itemsize, aligned), {"n": n, "itemsize": itemsize, "aligned": aligned}
+    config = (configs.row if whole else configs.split).pick(device, **key)
     splits, programs = config.get("NUM_SPLITS", 1), config["PER_SM"]
     chunks, full = chunks_of(n, splits, config["BLOCK_N"])
     held = chunks * config["BLOCK_N"] * itemsize
@@ -187,14 +189,14 @@ def row_plan(
     return config, programs * sm_count(device) // splits, chunks, full
 
 
-def is_whole(n: int, itemsize: int) -> bool:
-    """Return whether one program holds a row of n columns."""
-    return n * itemsize <= ROW_BYTES if is_aligned(n, itemsize) else n <= UNALIGNED_COLUMNS
+def is_whole(n: int, itemsize: int, aligned: bool) -> bool:
+    """Return whether one program holds a row of n columns; aligned: see `is_aligned`."""
+    return n * itemsize <= ROW_BYTES if aligned else n <= UNALIGNED_COLUMNS
 
 
-def is_aligned(n: int, itemsize: int) -> bool:
-    """Return whether rows of n columns, one after the other, are read in whole accesses."""
-    return n * itemsize % ACCESS_BYTES == 0
+def is_aligned(items: int, itemsize: int) -> bool:
+    """Return whether elements are read in whole accesses; items: of which rows are multiples."""
+    return items * itemsize >= ACCESS_BYTES
 
 
 @triton.jit

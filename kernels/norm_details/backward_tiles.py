@@ -15,7 +15,6 @@ from .backward import (
     Backward,
     _norm_backward_row_kernel,
     _norm_sum_parts_kernel,
-    is_aligned,
     is_whole,
 )
 from .backward_split import _norm_backward_split_kernel
@@ -120,11 +119,11 @@ def backward_configs(
         pair: the form of two splits that share a row, or None if it is among the others.
     """
 
-    def choose_row(n, itemsize):
+    def choose_row(n, itemsize, aligned):
         for limit, rows, warps, stages, programs in SHORT_TILES:
             if n <= limit:
                 return _row_config(rows, _power(n), stages, programs, warps)
-        if not is_aligned(n, itemsize):
+        if not aligned:
             return _row_config(1, _fitting(n), 3, 1, UNALIGNED_WARPS)
         for warps, programs in ROW_WARPS:  # noqa: B007
             block = 32 * warps * ACCESS_BYTES // itemsize
@@ -134,8 +133,8 @@ def backward_configs(
         longest = n * itemsize == ROW_BYTES
         return _row_config(1, n if longest else block, 3, programs, warps)
 
-    def choose_split(n, itemsize):
-        if not is_aligned(n, itemsize):
+    def choose_split(n, itemsize, aligned):
+        if not aligned:
             shorter = min(-(-n // UNALIGNED_SPLIT), sm_count(H200) // SHARERS - 1)
             splits = max(-(-n // UNALIGNED_COLUMNS), shorter)
             block = _fitting(span_of(n, splits))
@@ -183,7 +182,7 @@ def _fitting(n):
     return n if n == _power(n) else max(2, _power(n) // 8)
 
 
-def _suits_row(candidate, n, itemsize):
+def _suits_row(candidate, n, itemsize, aligned):
     """Return whether a tile suits rows that one program holds.
 
     It is a power of two or made of whole accesses, and a thread has 1 access of it or more, but
@@ -195,10 +194,10 @@ def _suits_row(candidate, n, itemsize):
     accesses = rows == 1 and n > 2048 and block * itemsize == 32 * warps * ACCESS_BYTES
     full = ACCESS_BYTES <= held // (32 * warps) <= ROW_ACCESSES[itemsize] * ACCESS_BYTES
     room = 3 * (stages - 1) * programs * held <= shared_bytes(H200)
-    return is_whole(n, itemsize) and (block == _power(n) or accesses) and full and room
+    return is_whole(n, itemsize, aligned) and (block == _power(n) or accesses) and full and room
 
 
-def _suits_split(candidate, n, itemsize):
+def _suits_split(candidate, n, itemsize, aligned):
     """Return whether a tile suits rows in splits.
 
     A chunk is one access of each thread, and a thread has 4 accesses or more. The programs of a
@@ -212,7 +211,7 @@ def _suits_split(candidate, n, itemsize):
         4 <= chunks <= ROW_ACCESSES[itemsize] and ROW_BYTES <= 2 * programs * held <= 2 * ROW_BYTES
     )
     accesses = block * itemsize == 32 * warps * ACCESS_BYTES
-    return not is_whole(n, itemsize) and room and fits and accesses and full > 0
+    return not is_whole(n, itemsize, aligned) and room and fits and accesses and full > 0
 
 
 def _choose_sum(n, itemsize, num_partials):

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from harness.machine import nvml
 from kernels import layer_norm as ln
 from kernels import rms_norm as rms
+from kernels._runtime.vector_access import access_items
 from kernels._triton.exchange import may_wait
 from kernels.layer_norm import layer_norm
 from kernels.norm_details import backward as _norm_backward
@@ -39,6 +42,11 @@ FAMILIES = {"layer_norm": ln, "rms_norm": rms}
 FORWARD = {"layer_norm": ln.FORWARD, "rms_norm": rms.FORWARD}
 BACKWARD = {"layer_norm": ln.BACKWARD, "rms_norm": rms.BACKWARD}
 both = pytest.mark.parametrize("name", NORMS)
+
+
+def is_aligned(n, itemsize):
+    """Whether rows of n elements, one after the other, are read in whole accesses."""
+    return _norm_backward.is_aligned(access_items(itemsize, n), itemsize)
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
@@ -106,7 +114,7 @@ def forward(name, reads, block, splits=1, rows=1):
 @both
 @pytest.mark.parametrize("fused", [False, True])
 def test_rows_that_are_read_twice(name, fused, monkeypatch):
-    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: False)
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, *_: False)
     monkeypatch.setattr(_norm_backward, "SUMS_SPLITS", 2)
     # The last block of a row is short.
     with forward(name, 2, 256):
@@ -130,7 +138,7 @@ def test_uneven_rows_are_read_once_backward(name, n, dtype):
         agree(name, tensors(name, (2, n), dtype, fused))
     if DEVICE == "cpu":
         kernels = [run.kernel for run in runs]
-        whole = _norm_backward.is_whole(n, dtype.itemsize)
+        whole = _norm_backward.is_whole(n, dtype.itemsize, is_aligned(n, dtype.itemsize))
         kernel = "_norm_backward_row_kernel" if whole else "_norm_backward_split_kernel"
         assert kernels[1:] == [kernel, "_norm_sum_parts_kernel"]
 
@@ -157,9 +165,34 @@ def test_long_uneven_rows_are_read_once_forward(name, n):
 H200 = torch.device("meta")
 
 
+@both
+@pytest.mark.parametrize("n", [5576, 9000, 16376, 65536])
+def test_rows_that_begin_anywhere_have_the_tile_of_an_odd_width(name, n):
+    """A tile of whole accesses would spill registers if elements are read one by one."""
+    plans = [_norm_backward.row_plan(BACKWARD[name], n, 2, aligned, H200, 2) for aligned in (1, 0)]
+    assert plans[0] != plans[1]
+    odd = _norm_backward.row_plan(BACKWARD[name], n + 1, 2, False, H200, 2)
+    assert plans[1][:2] == odd[:2]
+    x, w = torch.empty((9, n + 1), dtype=torch.bfloat16, device="meta")[:, :n], torch.empty(n)
+    dy = torch.empty((9, n), dtype=torch.bfloat16, device="meta")
+    seen = []
+    with mock.patch.object(_norm_backward, "row_plan", side_effect=lambda *a: seen.append(a)):
+        for given in (x, x.contiguous()):
+            with contextlib.suppress(TypeError):  # there is no plan
+                plain(given, w.to("meta"), dy)
+    assert [arguments[3] for arguments in seen] == [False, True]
+
+
+def plain(x, weight, dy):
+    """The backward pass without its cache of launches."""
+    backward = inspect.unwrap(_norm_backward.norm_backward)
+    return backward(ln.BACKWARD, x, weight, None, None, dy, None, True, False)
+
+
 def bytes_moved(name, n, itemsize):
     """Return the bytes a row moves by the rules' choice: x, dy, dx backward; x, y forward."""
-    once = _norm_backward.row_plan(BACKWARD[name], n, itemsize, H200, 2)[1] > 0
+    aligned = is_aligned(n, itemsize)
+    once = _norm_backward.row_plan(BACKWARD[name], n, itemsize, aligned, H200, 2)[1] > 0
     tile = FORWARD[name].rule(n, itemsize, False)
     # A second read by the same program hits a cache if a multiprocessor's rows fit into it.
     kept = (tile.reads == 1 and may_wait(H200, tile.splits)) or n * itemsize <= 65536
@@ -216,7 +249,7 @@ ABSENT = [
 @pytest.mark.parametrize("name, absent", ABSENT)
 def test_a_norm_without_weight_or_bias(name, absent, n, fused, monkeypatch):
     """The longest rows are computed by the kernels that read them twice."""
-    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, *_: n < 1000)
     given = tensors(name, (3, n), torch.float32, fused)
     with torch.no_grad():
         given["x"] += 2
@@ -265,7 +298,7 @@ def agree_in_their_dtypes(name, given, **options):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_factor_of_gemma_is_one_more_than_the_weight(n, dtype, fused, monkeypatch):
-    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, *_: n < 1000)
     given = tensors("rms_norm", (3, n), dtype, fused)
     with forward("rms_norm", 2, 256) if n == 1500 else contextlib.nullcontext():
         agree_in_their_dtypes("rms_norm", given, add_unit_offset=True)
@@ -282,7 +315,7 @@ def test_the_offset_is_added_in_float32():
 @both
 @pytest.mark.parametrize("n", [16, 200, 1500])
 def test_a_wide_residual_keeps_its_digits(name, n, monkeypatch):
-    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, itemsize: n < 1000)
+    monkeypatch.setattr(_norm_backward, "is_whole", lambda n, *_: n < 1000)
     given = tensors(name, (3, n), torch.float16, False)
     given["residual"] = randn(3, n, seed=4).mul(300).requires_grad_()
     with forward(name, 2, 256) if n == 1500 else contextlib.nullcontext():
@@ -440,8 +473,9 @@ def test_the_tuner_has_few_candidates(name, itemsize):
         one = FORWARD[name][0 if tile.reads == 2 else 1 if tile.splits == 1 else 2]
         suited = [c for c in one.candidates if one.suits(c, n=n, itemsize=itemsize, residual=False)]
         assert 1 <= len(suited) <= 12, (n, suited)
-        other = BACKWARD[name][0 if _norm_backward.is_whole(n, itemsize) else 1]
-        suited = [c for c in other.candidates if other.suits(c, n=n, itemsize=itemsize)]
+        key = {"n": n, "itemsize": itemsize, "aligned": is_aligned(n, itemsize)}
+        other = BACKWARD[name][0 if _norm_backward.is_whole(**key) else 1]
+        suited = [c for c in other.candidates if other.suits(c, **key)]
         assert 1 <= len(suited) <= 12, (n, suited)
 
 

@@ -266,12 +266,12 @@ def test_norms_of_uneven_rows_in_any_order(data):
     span = data.draw(st.sampled_from([256, 384, 512]))
     rows, dtype = data.draw(st.integers(1, 3)), data.draw(st.sampled_from(DTYPES))
 
-    def split(n, itemsize):
+    def split(n, itemsize, aligned):
         splits = -(-n // span)
         block = _norm_backward_tiles._fitting(span_of(n, splits))
         return _norm_backward_tiles._split_config(block, 3, 1, splits, data.draw(st.booleans()), 4)
 
-    never = mock.patch.object(_norm_backward, "is_whole", lambda n, itemsize: False)
+    never = mock.patch.object(_norm_backward, "is_whole", lambda n, *_: False)
     with choosing(NORM_SPLITS[name], split), never:
         runs = norm_agrees(name, rows, n, dtype, data.draw(schedules()), data.draw(st.booleans()))
     assert [run.grid[0] for run in runs if run.looks] == [rows * -(-n // span)]

@@ -68,8 +68,7 @@ def unnamed(commits, history, text):
 
     A commit may be given by its first digits, as a tree without history is told it.
     """
-    known = commits if history is None else history
-    absent = {commit for commit in commits if not any(full.startswith(commit) for full in known)}
+    absent = {one for one in commits if not any(full.startswith(one) for full in history)}
     return {commit for commit in absent if f"`{commit[:7]}`" not in text}
 
 
