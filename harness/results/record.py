@@ -1,14 +1,17 @@
 """Copies the ops that a run measured, with their verification, to where git keeps them.
 
 `python -m harness.results.record --run results/study --into results/recorded/hopper`; an op is
-replaced whole: CSV, sidecar and reports of all its implementations come from one run. The
+replaced whole: CSV, sidecar and reports of all its implementations come from one run. A commit that
+the run was told by its first digits is written out, if the history here knows it. The
 sanitizer's report on a kernel file goes along, and so does what was seen within a training step.
 `manifest.json` holds the digest of each file; `--seal` writes it for what lies in a recorded
 folder.
 """
 
 import argparse
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +20,8 @@ from harness import cli, files
 from harness.cli import UserError
 from harness.project.implementations import TWIN
 from harness.results import manifest, raw, schema
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> None:
@@ -46,7 +51,7 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     sources = {path.stem: path for path in sorted((run / "raw").glob("*.csv"))}
     if not sources:
         raise UserError(f"{run}/raw: holds no measurement; {remedy}")
-    reports = {}
+    reports, sidecars = {}, {}
     for op, path in list(sources.items()):
         rows, sidecar = raw.read(path, remedy)
         if sidecar["mode"] != "measured":
@@ -57,6 +62,7 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
             print(f"{op}: not recorded, it has no time", file=sys.stderr)
             del sources[op]
             continue
+        sidecars[op] = _with_whole_commit(sidecar)
         impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
         reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
         for report in reports[op]:
@@ -66,8 +72,12 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
         raise UserError(f"{run}/raw: holds no time; {remedy}")
     for op, path in sources.items():
         _replace_folder(into / "verify" / op, reports[op])
-        for source in (path.with_suffix(".json"), path):
-            _replace_file(into / "raw" / source.name, source)
+        beside = path.with_suffix(".json")
+        if sidecars[op] is None:
+            _replace_file(into / "raw" / beside.name, beside)
+        else:
+            files.write_json(into / "raw" / beside.name, sidecars[op])
+        _replace_file(into / "raw" / path.name, path)
     sanitized = sorted((run / "sanitize").glob("*.json"))
     for source in sanitized:
         _replace_file(into / "sanitize" / source.name, source)
@@ -77,6 +87,32 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     families, others = [p.stem for p in sanitized], [f"dissect/{p.name}" for p in dissected]
     manifest.write(into, sources, families, others)
     return list(sources)
+
+
+def _with_whole_commit(sidecar: dict) -> dict | None:
+    """Return a sidecar with all digits of its commit; None if nothing is to be written out."""
+    if not re.fullmatch("[0-9a-f]{7,39}", sidecar["commit"]):
+        return None
+    call = [
+        "git",
+        "-C",
+        str(ROOT),
+        "rev-parse",
+        "--verify",
+        "-q",
+        f"{sidecar['commit']}^{{commit}}",
+    ]
+    try:
+        commit = subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    environment = sidecar["environment"] | {"commit": commit}
+    digest = raw.environment_sha256(environment)
+    return sidecar | {
+        "commit": commit,
+        "environment": environment,
+        "environment_sha256": digest,
+    }
 
 
 def _replace_file(place: Path, source: Path) -> None:

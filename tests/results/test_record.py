@@ -51,6 +51,33 @@ def test_an_op_is_recorded_whole(run, tmp_path):
     assert tree(into) == tree(run)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_commit_that_was_told_by_its_first_digits_is_written_out(
+    run, tmp_path, monkeypatch, known
+):
+    path = run / "raw/softmax.json"
+    sidecar = json.loads(path.read_text())
+    sidecar["commit"] = sidecar["environment"]["commit"] = "abcdef1"
+    sidecar["environment_sha256"] = raw.environment_sha256(sidecar["environment"])
+    path.write_text(json.dumps(sidecar))
+    calls = []
+
+    def git(call, **options):
+        calls.append(call[-1])
+        if not known:
+            raise subprocess.CalledProcessError(1, call)
+        return subprocess.CompletedProcess(call, 0, stdout="abcdef1" + 33 * "0" + "\n")
+
+    monkeypatch.setattr(record.subprocess, "run", git)
+    record.record(run, tmp_path / "recorded", allow_dirty=False)
+    _, found = raw.read(tmp_path / "recorded/raw/softmax.csv", "")
+    whole = "abcdef1" + 33 * "0" if known else "abcdef1"
+    assert found["commit"] == found["environment"]["commit"] == whole
+    assert calls == ["abcdef1^{commit}"]
+    rest = ("commit", "environment", "environment_sha256")
+    assert all(found[key] == value for key, value in sidecar.items() if key not in rest)
+
+
 @pytest.mark.parametrize(
     "rows", [[], [PLAIN | {"status": "crashed", "device_us": None, "call_us": None}]]
 )
