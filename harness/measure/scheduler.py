@@ -33,8 +33,9 @@ from harness.measure.messages import (
     TimeBlock,
 )
 from harness.measure.phase_times import PhaseTimes
-from harness.measure.rows import Rows
+from harness.measure.rows import Rows, work
 from harness.measure.stopping import Rule, Timing
+from harness.results.floor import floor_us
 from harness.status import FATAL
 from harness.workers.gpu_memory import Memory
 from harness.workers.messages import Answer, Failure, Request
@@ -167,7 +168,8 @@ class Scheduler:
         refused = self._begin(impls)
         self._memory.idle()
         started = [impl for impl in impls if impl not in refused]
-        answers = refused | self._ask_to_prepare(started, cell)
+        early = self._launch_early(started, cell)
+        answers = refused | self._ask_to_prepare(started, cell, early)
         if len(answers) > 1:
             # Rivals that prepared at the same time may have held the memory: once more, alone.
             starved = _starved(answers)
@@ -188,6 +190,41 @@ class Scheduler:
                 calls = _calls(self._plan, answer.device_us)
                 ready[impl] = Ready(said, answer.device_us, calls)
         return ready
+
+    def _launch_early(self, impls: Sequence[str], cell: Cell) -> list[str]:
+        """Launch further processes if the cell will want them; return their names.
+
+        They start while the first ones compile, which takes as long. If memory holds few processes,
+        `_prepare_further` starts them, for then it can tell how many.
+        """
+        least_us, _ = floor_us(work(self._plan.op, cell), self._plan.ceilings)
+        used, free = self._monitor.used_bytes(), self._monitor.free_bytes()
+        if not impls or not 0 < least_us < self._plan.timing.short_us or used is None:
+            return []
+        names = _further(impls, self._plan.timing.processes - 1)
+        alone = used / len(impls)
+        if any(map(_is_further, self._workers.names)) or len(names) * alone > (free or 0) / 2:
+            return []
+        self._workers.launch(names)
+        return names
+
+    def _await_early(self, names: Sequence[str], answers: Mapping[str, Answer]) -> None:
+        """Wait until the launched processes have started, or end them all.
+
+        answers: of those that prepared meanwhile. If one of them is to be ended, or if a launched
+        one has failed, memory must come back. How much that is can only be told without the others.
+        """
+        if not names:
+            return
+        began = time.monotonic()
+        said = self._workers.start(names)
+        self._phase_times.add("start", time.monotonic() - began, said)
+        lost = [name for name, answer in said.items() if isinstance(answer, Failure)]
+        ended = any(isinstance(each, Failure) and each.status in FATAL for each in answers.values())
+        for name in names if lost or ended else ():
+            self._stop(name)
+        if not lost and not ended:
+            self._memory.ready()
 
     def _once_more(
         self, answers: Mapping[str, Answer], cell: Cell, idle: Iterable[str]
@@ -255,7 +292,7 @@ class Scheduler:
         count = self._fitting(ready, most)
         if count < most:
             print(f"{cell}: memory for {count} of {most} further processes each", file=sys.stderr)
-        names = [worker_name(impl, n + 1) for n in range(count) for impl in ready]
+        names = _further(ready, count)
         began = time.monotonic()
         answers = self._workers.start(names)
         self._phase_times.add("start", time.monotonic() - began, answers)
@@ -299,14 +336,18 @@ class Scheduler:
                 return count - 1
         return most
 
-    def _ask_to_prepare(self, names: Sequence[str], cell: Cell) -> dict[str, Prepared | Failure]:
+    def _ask_to_prepare(
+        self, names: Sequence[str], cell: Cell, early: Sequence[str] = ()
+    ) -> dict[str, Prepared | Failure]:
         """Have workers prepare a cell: together, but after them some one by one.
 
-        They are those that tune themselves, and those that found no memory together.
+        They are those that tune themselves, and those that found no memory together. early: the
+        processes that start beside the first ones.
         """
         singly = self._starving.union(self._plan.self_tuning)
         alone = [name for name in names if process_of(name)[0] in singly]
         answers = self._ask([name for name in names if name not in alone], _prepare(cell))
+        self._await_early(early, answers)
         for name in alone:
             answers |= self._ask([name], _prepare(cell))
         return answers
@@ -486,6 +527,11 @@ def _is_failure(answer: Answer, status: str) -> bool:
 def _starved(answers: Mapping[str, Answer]) -> list[str]:
     """Return the implementations that found no memory."""
     return [impl for impl, answer in answers.items() if _is_failure(answer, "oom")]
+
+
+def _further(impls: Iterable[str], count: int) -> list[str]:
+    """Return the names of so many further processes of each implementation."""
+    return [worker_name(impl, number + 1) for number in range(count) for impl in impls]
 
 
 def _is_further(name: str) -> bool:

@@ -201,6 +201,8 @@ class WorkerPool:
     ):
         self._about, self._variables = (op, seed, worker), variables or {}
         self._workers: dict[str, WorkerHandle] = {}
+        # Those whose first answer nobody has waited for.
+        self._launched: set[str] = set()
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -221,13 +223,28 @@ class WorkerPool:
         """The process groups of the workers, each the number of its worker."""
         return {worker.pid for worker in self._workers.values() if worker.pid is not None}
 
-    def start(self, names: Iterable[str]) -> dict[str, Answer]:
-        """Start the workers that are missing, side by side; return what each of these said."""
+    def launch(self, names: Iterable[str]) -> None:
+        """Start the workers that are missing, side by side; `start` waits for what they say.
+
+        Nothing may be asked of them before.
+        """
         op, seed, worker = self._about
-        fresh = [name for name in names if name not in self._workers]
-        for name in fresh:
-            impl, _ = process_of(name)
-            self._workers[name] = WorkerHandle(op, impl, seed, worker, self._variables.get(impl))
+        for name in names:
+            if name not in self._workers:
+                impl, _ = process_of(name)
+                variables = self._variables.get(impl)
+                self._workers[name] = WorkerHandle(op, impl, seed, worker, variables)
+                self._launched.add(name)
+
+    def start(self, names: Iterable[str]) -> dict[str, Answer]:
+        """Start the workers that are missing, side by side; return what each of these said.
+
+        Those that were launched before are among them.
+        """
+        names = list(names)
+        self.launch(names)
+        fresh = [name for name in names if name in self._launched]
+        self._launched.difference_update(fresh)
         began = time.monotonic()
         return {name: self._workers[name].answer(START_S, began) for name in fresh}
 
@@ -264,6 +281,7 @@ class WorkerPool:
         Returns the number that its process had.
         """
         worker = self._workers.pop(name)
+        self._launched.discard(name)
         worker.kill()
         if tail := worker.log_tail().strip():
             print(f"{name} printed last:\n{tail}", file=sys.stderr)

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from harness.workers import gpu_memory
+from harness.measure.messages import Prepare
+from harness.workers import gpu_memory, pool
 from ops._spec import Tensor
 from tests.support.fake_worker import GIB
 from tests.support.measuring import BLOCKS, CELLS, OP, FakeMonitor, children, of
@@ -55,6 +56,83 @@ def test_an_op_that_searches_a_table_runs_in_several_processes_however_long(
     assert {max(processes(rows, impl)) for impl in ("ours", "slow")} == {count - 1}
 
 
+# With these a call of the fake op takes at least 2 us.
+CEILINGS = {"read": 1000.0, "write": 1000.0}
+FURTHER = ["ours#1", "slow#1", "ours#2", "slow#2"]
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Return what the pool does, in order: launch, start and ask (to prepare) with new names."""
+    events = []
+
+    def noting(what, call):
+        def noted(workers, names, *rest):
+            names = list(names)
+            seen = {name for kind, earlier in events if kind == what for name in earlier}
+            fresh = [name for name in names if name not in seen]
+            if fresh and (not rest or isinstance(rest[1], Prepare)):
+                events.append((what, fresh))
+            return call(workers, names, *rest)
+
+        return noted
+
+    for what in ("launch", "start", "ask"):
+        monkeypatch.setattr(pool.WorkerPool, what, noting(what, getattr(pool.WorkerPool, what)))
+    return events
+
+
+def test_further_processes_start_while_the_first_ones_prepare(timed, events):
+    rows = timed(["ours", "slow"], Roomy(), ceilings=CEILINGS, **SHORT)
+    order = [events.index(each) for each in (("launch", FURTHER), ("start", FURTHER))]
+    assert order[0] < events.index(("ask", ["ours", "slow"])) < order[1]
+    assert [names for what, names in events if what == "launch"] == [["ours", "slow"], FURTHER]
+    assert {row["status"] for row in rows} == {"ok"}
+    for impl in ("ours", "slow"):
+        assert sorted(processes(rows, impl)) == sorted([0, 1, 2] * BLOCKS)
+
+
+def test_a_library_that_tunes_itself_does_so_when_all_processes_have_started(
+    timed, events, tmp_path
+):
+    chosen = {"torch_compile": {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "chosen")}}
+    impls = ["ours", "torch_compile"]
+    timed(impls, Roomy(), ceilings=CEILINGS, self_tuning=chosen, **SHORT)
+    started = events.index(("start", [name.replace("slow", impls[1]) for name in FURTHER]))
+    assert events.index(("ask", ["ours"])) < started
+    assert started < events.index(("ask", ["torch_compile"]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ceilings": {}},
+        {"ceilings": CEILINGS, "short_us": 1.9},
+        {"ceilings": CEILINGS, "processes": 1},
+        {"ceilings": CEILINGS, "watch": "small"},
+    ],
+)
+def test_none_starts_early_if_it_may_not_be_wanted_or_has_no_room(timed, events, changes):
+    watch = Small(15) if changes.pop("watch", "") else Roomy()
+    timed(["ours", "slow"], watch, **SHORT | changes)
+    prepared = events.index(("ask", ["ours", "slow"]))
+    assert [names for what, names in events[:prepared] if what == "launch"] == [["ours", "slow"]]
+
+
+@pytest.mark.parametrize("impl", ["exits_at_once", "exhausts_memory_at_once"])
+def test_the_memory_of_a_failed_first_process_comes_back_beside_early_ones(
+    timed, monkeypatch, impl
+):
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    rows = timed(["ours", impl], Roomy(), ceilings=CEILINGS, **SHORT)
+    assert [row["status"] for row in of(rows, impl)] == [
+        {"exits_at_once": "crashed", "exhausts_memory_at_once": "oom"}[impl]
+    ]
+    for case in ("M1", "M2"):
+        assert sorted(processes(rows, "ours", case)) == sorted([0, 1, 2] * BLOCKS)
+
+
 class TwoGibEach(FakeMonitor):
     """A driver that counts two GiB for each process: one from its start on, and one of its cell."""
 
@@ -87,6 +165,13 @@ class Small(TwoGibEach):
 
     def free_bytes(self):
         return self.gib * GIB - self.used_bytes()
+
+
+class Roomy(Small):
+    """The same driver, of a large GPU."""
+
+    def __init__(self):
+        super().__init__(1000)
 
 
 @pytest.mark.parametrize(("gib", "count"), [(12, 3), (11, 2), (7, 1)])
