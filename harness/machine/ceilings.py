@@ -2,48 +2,93 @@
 
 `python -m harness.machine.ceilings --out ceilings.csv`; each value is the median of repeated runs
 of the best of several forms. Below them stand the figures of the GPU's data sheet, where
-`datasheets.csv` has them. Without a GPU the file holds its header only. With several GPUs the
-command measures one, and a measurement on another adds the rows of its own (`ensure`).
+`datasheets.csv` has them. Without a GPU the file holds its header only. Several GPUs are measured
+side by side, before any job needs one. A measurement on a board that has no rows, since it was not
+free then, adds them (`ensure`).
 """
 
 import argparse
-import contextlib
 import csv
 import io
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from harness import cli, files
 from harness.cli import UserError
-from harness.machine import datasheets, environment, gpu_lock
+from harness.machine import datasheets, environment, gpu_lock, nvml
 
 HEADER = ("quantity", "unit", "value", "sm_mhz", "source", "board")
 MEASURED = "measured"
 ROOT = Path(__file__).resolve().parents[2]
+# How much longer than the first of several boards another may take, such as one that is in use.
+LONGER_S, PAUSE_S = 30.0, 0.1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--board", help="UUID of one GPU; without it all are measured")
     parser.add_argument(
         "--held", action="store_true", help="the process that starts this one holds the GPU"
     )
     options = parser.parse_args()
-    rows = []
-    if visible := gpu_lock.gpus():
-        held = contextlib.nullcontext(visible[0])
-        with held if options.held else gpu_lock.hold(exclusive=True) as gpu:
-            from harness.machine import peaks
-
-            measured = [(*row, MEASURED) for row in peaks.measure()]
-        sheet = datasheets.of(environment.model(gpu.name))
-        for line in datasheets.beyond(measured, sheet):
-            print(f"tilewright: {line}", file=sys.stderr)
-        rows = [(*row, gpu.uuid) for row in (*measured, *sheet)]
+    boards = nvml.boards(gpu_lock.gpus())
+    if options.held:
+        rows = measure(boards[0])
+    elif options.board or len(boards) == 1:
+        with gpu_lock.hold(exclusive=True, uuid=options.board) as gpu:
+            rows = measure(gpu)
+    else:
+        rows = side_by_side([gpu.uuid for gpu in boards])
     write(options.out, rows)
+
+
+def measure(gpu: nvml.Gpu) -> list[tuple]:
+    """Return the rows of the GPU that this process has alone, in the order of HEADER."""
+    # It imports torch, which must not see the other GPUs.
+    from harness.machine import peaks
+
+    measured = [(*row, MEASURED) for row in peaks.measure()]
+    sheet = datasheets.of(environment.model(gpu.name))
+    for line in datasheets.beyond(measured, sheet):
+        print(f"tilewright: {line}", file=sys.stderr)
+    return [(*row, gpu.uuid) for row in (*measured, *sheet)]
+
+
+def side_by_side(boards: Sequence[str]) -> list[tuple]:
+    """Return the rows of several boards, each measured by a process of its own.
+
+    When one is done the others have LONGER_S; a line names those that are left out. Raises
+    UserError if that is all of them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        outs = {board: Path(folder, f"{number}.csv") for number, board in enumerate(boards)}
+        jobs = {board: _started(out, "--board", board) for board, out in outs.items()}
+        deadline = None
+        while any(job.poll() is None for job in jobs.values()):
+            if deadline is None and any(job.poll() == 0 for job in jobs.values()):
+                deadline = time.monotonic() + LONGER_S
+            if deadline is not None and time.monotonic() > deadline:
+                for job in jobs.values():
+                    job.kill()
+            time.sleep(PAUSE_S)
+        rows = [row for board in boards if not jobs[board].wait() for row in read(outs[board])]
+    found = {row["board"] for row in rows}
+    if boards and not found:
+        raise UserError("the ceilings of no GPU could be measured, see above")
+    for board in boards:
+        if board not in found:
+            print(f"tilewright: board {board} has no ceilings yet, see above", file=sys.stderr)
+    return [tuple(row.values()) for row in rows]
+
+
+def _started(out: Path, *options: str) -> subprocess.Popen:
+    call = [sys.executable, "-m", "harness.machine.ceilings", "--out", str(out), *options]
+    return subprocess.Popen(call, cwd=ROOT)
 
 
 def ensure(path: Path, board: str) -> list[dict[str, object]]:
@@ -56,8 +101,7 @@ def ensure(path: Path, board: str) -> list[dict[str, object]]:
         return found
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "ceilings.csv")
-        call = [sys.executable, "-m", "harness.machine.ceilings", "--held", "--out", str(out)]
-        if subprocess.run(call, cwd=ROOT).returncode:
+        if _started(out, "--held").wait():
             raise UserError(f"the ceilings of board {board} could not be measured, see above")
         rows = read(out)
     with files.locked(path):

@@ -38,7 +38,9 @@ ELSEWHERE = "start the study again: it goes on with the GPUs that are left"
 
 
 @contextlib.contextmanager
-def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> Iterator[Gpu]:
+def hold(
+    exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None, rather: str | None = None
+) -> Iterator[Gpu]:
     """Lock a free GPU; meanwhile the processes started from here see that GPU alone, and run on
     its share of the cores.
 
@@ -46,12 +48,13 @@ def hold(exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None) -> It
       for verifying.
     - wait_s: the longest wait for other jobs of this project.
     - uuid: the board that it must be, None for any of the first one's model.
+    - rather: the board that it should be if it is there and free, None for none.
 
     Raises UserError if no GPU or not that board is visible, if another program uses every visible
     GPU (for an exclusive lock), or if the wait was in vain. It is raised too if the GPU is gone at
     the end, because the body has then found nothing that counts.
     """
-    lock, gpu = _acquire(exclusive, wait_s, uuid)
+    lock, gpu = _acquire(exclusive, wait_s, uuid, rather)
     share = affinity.share(gpu.uuid, nvml.near(gpus()))
     wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
     before = {key: os.environ.get(key) for key in wanted}
@@ -173,13 +176,19 @@ def _group(pid: int) -> int | None:
         return None
 
 
-def _acquire(exclusive: bool, wait_s: float, uuid: str | None) -> tuple[int, Gpu]:
+def _acquire(
+    exclusive: bool, wait_s: float, uuid: str | None, rather: str | None = None
+) -> tuple[int, Gpu]:
     with contextlib.ExitStack() as announced:
-        return _await(exclusive, wait_s, uuid, announced)
+        return _await(exclusive, wait_s, uuid, rather, announced)
 
 
 def _await(
-    exclusive: bool, wait_s: float, uuid: str | None, announced: contextlib.ExitStack
+    exclusive: bool,
+    wait_s: float,
+    uuid: str | None,
+    rather: str | None,
+    announced: contextlib.ExitStack,
 ) -> tuple[int, Gpu]:
     """announced: holds the mark of this job while it waits to have a GPU alone."""
     began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
@@ -190,6 +199,7 @@ def _await(
         if not exclusive:
             # Holders that share spread over the GPUs.
             random.shuffle(devices)
+        devices.sort(key=lambda gpu: gpu.uuid != rather)
         used = {}
         for gpu in devices:
             if not exclusive and is_awaited(gpu):

@@ -67,7 +67,8 @@ def main() -> None:
     about = options.worker, limit_s, choices.emptied(folder)
     turns = Turns(cells)
     while turns:
-        with gpu_lock.hold(exclusive=False) as gpu:
+        # On another board it would keep the jobs of another op from having that one alone.
+        with gpu_lock.hold(exclusive=False, rather=board) as gpu:
             waits = functools.partial(gpu_lock.is_awaited, gpu)
             cores = len(os.sched_getaffinity(0))
             at_once = min(options.jobs or cores, cores)

@@ -4,6 +4,7 @@ A file's presence is its registration. Everything here is read by the Snakefile 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -12,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from harness.cli import UserError
@@ -109,6 +109,17 @@ def check_kernels(root: Path, families: Mapping[str, str]) -> None:
                 f"kernels/{stem}.py: {lack}; write {op}, which ops/{stem}.py declares, or leave it"
                 " out of `ops`"
             )
+
+
+@functools.cache
+def _unreached(report: Path) -> float:
+    """Return the share of the cells that a report of verification did not reach in time."""
+    try:
+        cells = read_json(report, "").get("cells", [])
+    except UserError:
+        # The command that shows a broken one says so.
+        return 0.0
+    return sum(cell["status"] == "unreached" for cell in cells) / max(1, len(cells))
 
 
 @dataclass(frozen=True)
@@ -276,11 +287,18 @@ class Study:
         return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
 
     def verify_threads(self, wildcards) -> int:
-        """Return how many processes verify an implementation: several, if our kernels are compiled
-        for a GPU in each. Whole networks do not fit in its memory side by side.
+        """Return how many processes verify an implementation: several, if kernels are compiled for
+        a GPU in each: ours, those of a library that tunes itself, and those of one that has run
+        out of time in the recorded run. Whole networks do not fit in its memory side by side.
         """
-        compiles = self.measures and wildcards.impl == OURS and wildcards.op not in self.networks
-        return COMPILERS if compiles else 1
+        op, impl = wildcards.op, wildcards.impl
+        if not self.measures or op in self.networks:
+            return 1
+        if impl == OURS:
+            return COMPILERS
+        recorded = (self.root / self.config["recorded"] / "verify").glob(f"*/{impl}.json")
+        compiles = self_tuned(self.root, op, [impl]) or any(map(_unreached, recorded))
+        return COMPILERS // 2 if compiles else 1
 
     def verify_priority(self, wildcards) -> float:
         """Which verifications begin first: of the recorded run the share that ran out of time.
@@ -288,12 +306,7 @@ class Study:
         The longest, begun last, would run alone at the end.
         """
         path = self.root / self.config["recorded"] / "verify" / wildcards.op
-        try:
-            cells = read_json(path / f"{wildcards.impl}.json", "").get("cells", [])
-        except UserError:
-            # The command that shows a broken one says so.
-            return 0.0
-        return sum(cell["status"] == "unreached" for cell in cells) / max(1, len(cells))
+        return _unreached(path / f"{wildcards.impl}.json")
 
     @property
     def timing(self) -> str:
@@ -507,7 +520,11 @@ class Study:
                     return board
         return self._plan.get(wildcards.op, "")
 
-    @cached_property
+    def place(self, wildcards) -> str:
+        """The board of an op among several; the word for any of them if there is one at most."""
+        return self.board(wildcards) if len(self.boards) > 1 else gpu_lock.ANY
+
+    @functools.cached_property
     def _plan(self) -> dict[str, str]:
         """The board of each op, each kernel file that is tuned, and each question on a step."""
         seconds = {op: found for op in self.ops if (found := self._recorded_s(op))}
@@ -539,10 +556,8 @@ class Study:
         """
 
         def board(wildcards) -> str:
-            if len(self.boards) < 2:
-                return gpu_lock.ANY
-            if wildcard == "op":
-                return self.board(wildcards)
+            if len(self.boards) < 2 or wildcard == "op":
+                return self.place(wildcards)
             return self._plan[f"{wildcard} {wildcards.get(wildcard)}"]
 
         def takes(uuid: str) -> Callable:
@@ -557,12 +572,14 @@ class Study:
 
         With several GPUs it takes a place among TRIALS for each of them instead. It compiles most
         of the time, beside others, and the lock gives it its GPU alone for the rest. If it kept a
-        GPU from other trials and measurements meanwhile, they would wait for minutes.
+        GPU from other trials and measurements meanwhile, they would wait for minutes. Then it has
+        two compilers for each of its cores, since they wait for the GPU and for each other's locks.
         """
         resources = self.one_gpu("op")
         if len(self.boards) < 2:
-            return resources
-        return {"board": resources["board"], "trial": 1}
+            return resources | {"compilers": lambda wildcards, threads: threads}
+        compilers = {"compilers": lambda wildcards, threads: 2 * threads}
+        return {"board": resources["board"], "trial": 1} | compilers
 
     @property
     def _lanes(self) -> list[tuple[int, str]]:

@@ -73,7 +73,8 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
         facts, spent_s = None, Counter()
         while facts is None:
-            with _surroundings(mode, attempt, arguments.choices) as awaited:
+            about = arguments.choices, arguments.board
+            with _surroundings(mode, attempt, *about) as awaited:
                 queue = _Queue(units, spent_s, awaited, arguments.jobs)
                 facts, units = _run(arguments, mode, queue, spare=attempt != ATTEMPTS[0])
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
@@ -89,7 +90,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
 
 @contextlib.contextmanager
 def _surroundings(
-    mode: str, attempt: str, chosen: Path | None
+    mode: str, attempt: str, chosen: Path | None, board: str | None
 ) -> Iterator[Callable[[], bool] | None]:
     """Lock a GPU, or set Triton's interpreter for our kernels and no others.
 
@@ -98,12 +99,12 @@ def _surroundings(
     Inductor's own kernels would break under the variable of the interpreter. chosen: the folder of
     the choices that the library made while it had the GPU alone. It is verified with a copy of
     them. Choices that a compiler or a library makes here are not kept, because other verifications
-    use the GPU meanwhile.
+    use the GPU meanwhile. board: that of the op, on which this one is in the way of no other op.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
         with contextlib.ExitStack() as held:
-            gpu = _held(attempt, held)
+            gpu = _held(attempt, held, board)
             os.environ.update(choices.KEEP)
             own = Path(held.enter_context(tempfile.TemporaryDirectory()))
             if chosen is not None and chosen.is_dir():
@@ -117,14 +118,15 @@ def _surroundings(
     yield None
 
 
-def _held(attempt: str, held: contextlib.ExitStack):
-    """Lock a GPU as the attempt has it, until `held` is closed.
+def _held(attempt: str, held: contextlib.ExitStack, board: str | None):
+    """Lock a GPU as the attempt has it, rather this board, until `held` is closed.
 
     A verification that waits for its turn holds nothing, so it is in no other job's way.
     """
     while True:
         with contextlib.ExitStack() as mine:
-            gpu = mine.enter_context(gpu_lock.hold(exclusive=attempt == "alone"))
+            alone = attempt == "alone"
+            gpu = mine.enter_context(gpu_lock.hold(exclusive=alone, rather=board))
             if attempt != "in turn" or mine.enter_context(gpu_lock.turn(gpu)):
                 held.push(mine.pop_all())
                 return gpu
@@ -397,6 +399,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--edge-only", action="store_true")
     parser.add_argument("--cell-timeout-s", type=float, default=600.0, help="then a case hangs")
+    parser.add_argument("--board", type=gpu_lock.named, help="UUID of the op's GPU, or any")
     parser.add_argument("--choices", type=Path, help="folder of what the library chose alone")
     limited = "seconds after which a baseline begins no further {}; none where left out"
     parser.add_argument("--sweep-s", type=float, help=limited.format("case of its sweep"))

@@ -30,8 +30,8 @@ def run(tmp_path, monkeypatch, gpu=None, measured=()):
     monkeypatch.setattr(sys, "argv", ["ceilings", "--out", str(out)])
     monkeypatch.setattr(ceilings.gpu_lock, "gpus", lambda: [gpu] if gpu else [])
 
-    def hold(exclusive):
-        assert exclusive
+    def hold(exclusive, uuid):
+        assert exclusive and uuid is None
         return contextlib.nullcontext(gpu)
 
     monkeypatch.setattr(ceilings.gpu_lock, "hold", hold)

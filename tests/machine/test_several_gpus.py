@@ -4,6 +4,7 @@ import collections
 import contextlib
 import os
 import subprocess
+import sys
 import threading
 import time
 
@@ -64,6 +65,24 @@ def test_verifications_spread_over_all_gpus(gpus, count):
             found[gpu.uuid] += 1
     # A GPU that none of them takes has a chance below 1e-12.
     assert set(found) == set(uuids(count))
+
+
+@pytest.mark.parametrize("count", COUNTS[1:])
+def test_a_gpu_that_is_asked_for_rather_is_taken_if_it_is_free(gpus, count):
+    gpus(count)
+    first, last = gpu_lock.gpus()[0], gpu_lock.gpus()[LAST]
+
+    def taken(exclusive=False, rather=last.uuid):
+        with gpu_lock.hold(exclusive, wait_s=0.2, rather=rather) as gpu:
+            return gpu
+
+    assert {taken() for _ in range(20)} == {last}
+    assert taken(exclusive=True) == last
+    with gpu_lock.hold(exclusive=True, uuid=last.uuid):
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        assert last not in {taken() for _ in range(20)}
+    # One that is not there is none to wait for.
+    assert taken(exclusive=True, rather="GPU-gone") == first
 
 
 @pytest.mark.parametrize("count", COUNTS[1:])
@@ -310,25 +329,67 @@ def test_a_description_holds_for_the_gpus_that_are_left(described, monkeypatch):
     assert described(1)["date"] != "then"
 
 
+ROW = ("read", "GB/s", 4380.5, 1755, "measured")
+
+
+def probing(code="", *, status=0):
+    """Return a stand-in for `ceilings._started`: a process that runs the code and writes ROW."""
+
+    def started(out, *options):
+        calls.append(options)
+        board = options[-1] if "--board" in options else "GPU-1"
+        ceilings.write(out, [(*ROW, board)])
+        return subprocess.Popen([sys.executable, "-c", f"{code}\nraise SystemExit({status})"])
+
+    calls = started.calls = []
+    return started
+
+
 def test_a_measurement_on_another_gpu_adds_its_ceilings(tmp_path, monkeypatch):
-    path, calls = tmp_path / "ceilings.csv", []
-    row = ("read", "GB/s", 4380.5, 1755, "measured")
-    ceilings.write(path, [(*row, "GPU-0")])
-
-    def run(call, **_):
-        calls.append(call)
-        ceilings.write(
-            ceilings.Path(call[-1]), [("read", "GB/s", 4000.0, 1700, "measured", "GPU-1")]
-        )
-        return subprocess.CompletedProcess(call, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    known = dict(zip(ceilings.HEADER[:-1], row, strict=True))
-    assert ceilings.ensure(path, "GPU-0") == [known] and not calls
+    path = tmp_path / "ceilings.csv"
+    ceilings.write(path, [(*ROW, "GPU-0")])
+    monkeypatch.setattr(ceilings, "_started", probe := probing())
+    known = dict(zip(ceilings.HEADER[:-1], ROW, strict=True))
+    assert ceilings.ensure(path, "GPU-0") == [known] and not probe.calls
     for _ in range(2):
-        assert [row["value"] for row in ceilings.ensure(path, "GPU-1")] == [4000.0]
-    assert len(calls) == 1 and "--held" in calls[0]
+        assert ceilings.ensure(path, "GPU-1") == [known]
+    assert probe.calls == [("--held",)]
     assert [row["board"] for row in ceilings.read(path)] == ["GPU-0", "GPU-1"]
-    monkeypatch.setattr(subprocess, "run", lambda call, **_: subprocess.CompletedProcess(call, 1))
+    monkeypatch.setattr(ceilings, "_started", probing(status=1))
     with pytest.raises(UserError, match="board GPU-2 could not be measured"):
         ceilings.ensure(path, "GPU-2")
+
+
+@pytest.mark.parametrize("count", COUNTS[1:])
+def test_the_ceilings_of_all_gpus_are_measured_side_by_side(gpus, monkeypatch, tmp_path, count):
+    gpus(count)
+    # Each of them goes on only when all have begun.
+    code = (
+        "import pathlib, time, uuid\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "(folder / f'begun{uuid.uuid4()}').touch()\n"
+        f"while len([*folder.glob('begun*')]) < {count}: time.sleep(0.01)"
+    )
+    monkeypatch.setattr(ceilings, "_started", probe := probing(code))
+    monkeypatch.setattr(sys, "argv", ["ceilings", "--out", str(tmp_path / "ceilings.csv")])
+    ceilings.main()
+    assert [options[-1] for options in probe.calls] == uuids(count)
+    assert [row["board"] for row in ceilings.read(tmp_path / "ceilings.csv")] == uuids(count)
+
+
+def test_a_gpu_that_is_not_free_or_fails_has_no_ceilings_yet(monkeypatch, capfd):
+    """Neither keeps those of the others from being written."""
+    waiting, failing, good = probing("import time; time.sleep(600)"), probing(status=1), probing()
+    each = {"GPU-0": waiting, "GPU-1": failing, "GPU-2": good}
+    monkeypatch.setattr(ceilings, "LONGER_S", 0.2)
+    monkeypatch.setattr(ceilings, "_started", lambda *words: each[words[-1]](*words))
+    assert [row[-1] for row in ceilings.side_by_side([*each])] == ["GPU-2"]
+    said = capfd.readouterr().err
+    assert "board GPU-0 has no ceilings yet" in said and "board GPU-1 has no ceilings yet" in said
+    assert "GPU-2" not in said
+
+
+def test_without_the_ceilings_of_any_gpu_the_command_fails(monkeypatch):
+    monkeypatch.setattr(ceilings, "_started", probing(status=1))
+    with pytest.raises(UserError, match="the ceilings of no GPU could be measured"):
+        ceilings.side_by_side(["GPU-0", "GPU-1"])

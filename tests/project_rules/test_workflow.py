@@ -420,6 +420,30 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("op", "impl", "measures", "count"),
+    [
+        ("softmax", "ours", True, discover.COMPILERS),
+        ("softmax", "ours", False, 1),
+        ("softmax", "torch_compile_max", True, discover.COMPILERS // 2),
+        ("softmax", "torch_compile_max", False, 1),
+        # It ran out of time for another op.
+        ("softmax", "slow", True, discover.COMPILERS // 2),
+        ("softmax", "quick", True, 1),
+        ("model_forward", "ours", True, 1),
+        ("model_forward", "slow", True, 1),
+    ],
+)
+def test_what_compiles_long_is_verified_by_several_processes(tmp_path, op, impl, measures, count):
+    for name, status in (("slow", "unreached"), ("quick", "ok")):
+        report = tmp_path / f"recorded/verify/dot/{name}.json"
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(json.dumps({"cells": [{"status": "ok"}, {"status": status}]}))
+    config = {"recorded": str(tmp_path / "recorded"), "measure": measures}
+    mine = dataclasses.replace(study(tmp_path), config=config)
+    assert mine.verify_threads(types.SimpleNamespace(op=op, impl=impl)) == count
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ('measure: "false"', "tilewright: config/mine.yaml: measure: 'false' does not fit"),

@@ -144,12 +144,25 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
 def test_a_trial_takes_no_gpu_of_several_from_other_jobs(study, count):
     """As seen on four GPUs: it compiled for eight minutes, and all of its GPU's ops waited."""
     mine = study(count)
+    op, taken = wildcards(op="add"), mine.trial
+    assert taken.pop("compilers")(op, threads=4) == (4 if count == 1 else 8)
     if count == 1:
-        assert mine.trial.keys() == mine.one_gpu("op").keys()
+        assert taken.keys() == mine.one_gpu("op").keys()
         return
-    op = wildcards(op="add")
-    assert mine.trial.keys() == {"board", "trial"} and mine.trial["trial"] == 1
-    assert mine.trial["board"](op) == mine.board(op)
+    assert taken.keys() == {"board", "trial"} and taken["trial"] == 1
+    assert taken["board"](op) == mine.board(op)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_an_op_is_verified_rather_on_the_gpu_that_measures_it(study, count):
+    """On another it would keep the jobs of another op from having that one alone."""
+    mine = study(count)
+    placed = {op: mine.place(wildcards(op=op)) for op in mine.ops}
+    assert placed == {op: mine.board(wildcards(op=op)) if count > 1 else "any" for op in mine.ops}
+    rule = (ROOT / "workflow/rules/verify.smk").read_text()
+    # A parameter would make verifications run again with another plan.
+    assert rule.index("resources:") < rule.index("board=study.place") < rule.index("params:")
+    assert "--board {resources.board}" in rule
 
 
 @pytest.mark.parametrize("tuning", ["replay", "heuristic"])

@@ -103,7 +103,7 @@ def test_a_second_attempt_follows_several_processes(tree):
         "given = argparse.Namespace(op='double', impl='ours', seed=1, jobs=3, cell_timeout_s=60.0,"
         " edge_only=False, dtypes=['float32'], passes=['forward'], max_cases=None, drawn=None,"
         " sweep_s=None, ordinary_s=None, hostile_s=None)\n"
-        "with v._surroundings('interpreter', 'shared', None):\n"
+        "with v._surroundings('interpreter', 'shared', None, None):\n"
         "    for spare in (False, True):\n"
         "        print(len(v._run(given, 'interpreter', v._Queue({}), spare)[1]))\n"
     )
@@ -291,7 +291,7 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     attempts = []
 
     @contextlib.contextmanager
-    def surroundings(mode, attempt, chosen):
+    def surroundings(mode, attempt, *_):
         attempts.append(attempt)
         yield
 
@@ -305,7 +305,8 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
 
     monkeypatch.setattr(verification, "_surroundings", surroundings)
     monkeypatch.setattr(verification, "_run", run)
-    arguments = argparse.Namespace(op="double", impl="ours", seed=0, choices=None, jobs=1)
+    given = {"op": "double", "impl": "ours", "seed": 0, "choices": None, "board": None, "jobs": 1}
+    arguments = argparse.Namespace(**given)
     report = verification.verify(arguments, "gpu")
     assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
     assert report["status"] == ("ok" if remedy else "oom")
@@ -320,7 +321,7 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
     turns, asked = [], []
 
     @contextlib.contextmanager
-    def surroundings(mode, attempt, chosen):
+    def surroundings(mode, attempt, *_):
         turns.append([])
         yield lambda: len(turns) < 3
 
@@ -344,6 +345,7 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
     arguments = argparse.Namespace(
         op="double", impl="slow", seed=0, choices=None, jobs=1, cell_timeout_s=60.0, drawn=None,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, sweep_s=None,
+        board=None,
     )  # fmt: skip
     report = verification.verify(arguments, "gpu")
     assert turns == [[0], [1], [2, 3]] and asked == [[0, 1, 2, 3]]
@@ -355,7 +357,8 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
     held = []
 
     @contextlib.contextmanager
-    def hold(exclusive):
+    def hold(exclusive, rather):
+        assert rather == "GPU-of-the-op"
         held.append("alone" if exclusive else "shared")
         yield "a GPU"
 
@@ -372,7 +375,7 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
     for name in KEEP:
         monkeypatch.setenv(name, "")
     for attempt in verification.ATTEMPTS:
-        with verification._surroundings("gpu", attempt, None) as awaited:
+        with verification._surroundings("gpu", attempt, None, "GPU-of-the-op") as awaited:
             assert (awaited is None) == (attempt == "alone")
             held.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
             assert held[-1].is_dir() and os.environ.items() >= KEEP.items()
@@ -383,12 +386,12 @@ def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
 
 
 def test_a_library_is_judged_by_a_copy_of_what_it_chose_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu_lock, "hold", lambda exclusive: contextlib.nullcontext("a GPU"))
+    monkeypatch.setattr(gpu_lock, "hold", lambda *_, **__: contextlib.nullcontext("a GPU"))
     for name in (*FOLDERS, *KEEP):
         monkeypatch.setenv(name, "of the user")
     (tmp_path / "inductor").mkdir()
     (tmp_path / "inductor/chosen").touch()
-    with verification._surroundings("gpu", "shared", tmp_path):
+    with verification._surroundings("gpu", "shared", tmp_path, None):
         seen = {name: Path(os.environ[name]) for name in FOLDERS}
         assert (seen["TORCHINDUCTOR_CACHE_DIR"] / "chosen").exists()
         assert not any(path.is_relative_to(tmp_path) for path in seen.values())

@@ -58,5 +58,5 @@ if study.measures:
         shell:
             "python -m harness.measure.autotune --op {wildcards.op} --impl {wildcards.impl}"
             " --dtypes {params.dtypes} --passes {params.passes}"
-            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout} --jobs {threads}"
-            " --board {resources.board} --out {output} > {log} 2>&1"
+            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout}"
+            " --jobs {resources.compilers} --board {resources.board} --out {output} > {log} 2>&1"

@@ -10,6 +10,9 @@ rule verify:
         "<log>/verify/{op}/{impl}.log",
     priority: study.verify_priority
     threads: study.verify_threads
+    resources:
+        # No parameter: another plan repeats no verification.
+        board=study.place,
     params:
         seed=config["seed"],
         dtypes=config["dtypes"],
@@ -27,7 +30,8 @@ rule verify:
     shell:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
         " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
-        " {params.budget} {params.choices} {params.drawing} --jobs {threads} --out {output}"
+        " {params.budget} {params.choices} {params.drawing} --board {resources.board}"
+        " --jobs {threads} --out {output}"
         " > {log} 2>&1"
 
 
