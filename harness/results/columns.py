@@ -527,6 +527,12 @@ NETWORK = Table(
     ),
 )
 
+# Where and of which code a row was taken.
+TAKEN = (
+    _text("gpu", "name of the GPU; empty on a CPU"),
+    _text("board", "its UUID"),
+    _text("commit", "commit of the tree; ends in `-dirty` if files differed from it"),
+)
 STEP = (
     _text("preset", "name of the network's configuration", filled=True),
     _count("batch", "sequences of a step", filled=True),
@@ -545,7 +551,7 @@ STEP_PARTS = Table(
         _text("pass", "pass to which the time belongs", ("forward", "backward")),
         _number("us", "time of the GPU, of the host on a CPU: the mean of three profiles", "µs"),
         _number("step_us", "wall time of the step without the profiler: the median", "µs"),
-        *(STATUS, REASON),
+        *(STATUS, REASON, *TAKEN),
     ),
 )
 PARTS_ALONE = Table(
@@ -556,7 +562,7 @@ PARTS_ALONE = Table(
         PART_NAME,
         _count("calls", "calls in a step"),
         _number("us", "wall time of both passes of all these calls: medians, summed", "µs"),
-        *(STATUS, REASON),
+        *(STATUS, REASON, *TAKEN),
     ),
 )
 STEP_LADDER = Table(
@@ -570,13 +576,13 @@ STEP_LADDER = Table(
         _count("block", "number of the block; in each all rungs take turns"),
         STEP_US,
         PEAK,
-        *(STATUS, REASON),
+        *(STATUS, REASON, *TAKEN),
     ),
 )
 STEP_MEMORY = Table(
     "step_memory",
     "a training step on one sequence of a length",
-    (*STEP, STEP_US, PEAK, STATUS, REASON),
+    (*STEP, STEP_US, PEAK, STATUS, REASON, *TAKEN),
 )
 LOSS_PARITY = Table(
     "loss_parity",
@@ -587,7 +593,7 @@ LOSS_PARITY = Table(
         _count("step", "number of the step, from 0"),
         _number("loss", "loss before the step", "1"),
         _text("text_sha256", "SHA-256 of the text"),
-        *(STATUS, REASON),
+        *(STATUS, REASON, *TAKEN),
     ),
 )
 RUNG = (
@@ -598,7 +604,7 @@ RUNG = (
     _number("device_us", "GPU time of a call on a cold L2 cache; on a CPU its wall time", "µs"),
     FLOPS,
     *READINGS[:3],
-    *(STATUS, REASON),
+    *(STATUS, REASON, *TAKEN),
 )
 MATMUL_LADDER = Table("matmul_ladder", "a block of a form of the matrix product", RUNG)
 ATTENTION_LADDER = Table("attention_ladder", "a block of a form of attention", RUNG)

@@ -13,7 +13,7 @@ CAPTION = (
     "The forms of {what}, from the simplest to the shipped one: the median over blocks in which "
     "all forms and baselines take turns. ``In its place'' and ``and'' speak of the row above. Each "
     "form gave the results of the shipped one before it was timed. Clock and power are those of "
-    "the board meanwhile."
+    "the board meanwhile. {taken}"
 )
 
 
@@ -23,7 +23,8 @@ def main(arguments):
         rows = read(arguments.run, f"{op}_ladder")
         has = bool((rows["status"] == "ok").any())
         lines.append(rf"\newcommand{{\when{op}ladder}}[1]{{{'#1' if has else ''}}}")
-        table = _shown(rows, CAPTION.format(what=what), f"tab:{op}ladder") if has else ""
+        caption = CAPTION.format(what=what, taken=_taken(rows))
+        table = _shown(rows, caption, f"tab:{op}ladder") if has else ""
         lines.append(rf"\newcommand{{\{op}laddertable}}{{{table}}}")
     _table.save(arguments.out, "\n".join([*lines, ""]))
 
@@ -39,6 +40,13 @@ def _shown(rows, caption, label):
         for impl, rival in found[found["impl"] != OURS].groupby("impl"):
             lines.append([_table.code(impl), *_measured(rival, None, None)])
     return _table.captioned("@{}lrrrrr@{}", [" & ".join(HEAD)], lines, caption, label)
+
+
+def _taken(rows):
+    """Say on which GPUs and of which commits the rows were taken, as far as they tell."""
+    found = rows[rows["gpu"].fillna("") != ""][["gpu", "commit"]].drop_duplicates()
+    where = (f"{gpu} at commit {commit[:7]}" for gpu, commit in found.itertuples(index=False))
+    return f"Taken on {_table.escape(', '.join(where))}." if len(found) else ""
 
 
 def _forms(ours):

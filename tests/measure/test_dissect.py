@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
+from harness.machine import environment, gpu_lock
+from harness.measure.dissect import __main__ as command
 from harness.measure.dissect import subjects
 from harness.measure.dissect.steps import Steps, attempted
 from network import alone, stack
@@ -118,5 +120,19 @@ def test_the_command_runs_ours_through_the_interpreter(tmp_path):
     assert done.returncode == 0, done.stderr
     found = pd.read_csv(out)
     assert (found["status"] == "ok").all()
+    commit, dirty = environment.revision(ROOT)
+    assert set(found["commit"]) == {commit + "-dirty" * dirty}
+    assert found[["gpu", "board"]].isna().all(axis=None)
     losses = found[found["seed"] == 0].pivot(index="step", columns="stack", values="loss")
     assert losses["ours"].tolist() == pytest.approx(losses["torch_eager"].tolist(), rel=1e-4)
+
+
+def test_rows_of_a_gpu_name_it_and_its_board(driver, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "_rows", lambda options, gpu: [{"op": "matmul", "status": "ok"}])
+    out = tmp_path / "ladder.csv"
+    words = ["dissect", "matmul_ladder", "--cells", "M1-N1-K1.forward", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", words)
+    command.main()
+    (gpu,) = gpu_lock.gpus()
+    row = pd.read_csv(out).iloc[0]
+    assert (row["op"], row["gpu"], row["board"]) == ("matmul", gpu.name, gpu.uuid)

@@ -23,6 +23,9 @@ RATES = {"a plain loop": 100, "loads ahead": 250, "three groups": None, "as ship
 def rows(op):
     for case, pass_ in CELLS[op]:
         about = {"op": op, "case": case, "dtype": "bfloat16", "pass": pass_, "flops": FLOPS}
+        if op == "matmul":
+            # Older rows do not tell it.
+            about |= {"gpu": "NVIDIA H200", "board": "GPU-1", "commit": "0123456789abcdef"}
         forms = [(rate, {"impl": "ours", "rung": n, "adds": adds})
                  for n, (adds, rate) in enumerate(RATES.items())]  # fmt: skip
         for rate, form in [*forms, (400, {"impl": "torch_eager"})]:
@@ -50,6 +53,14 @@ def made(folder, full):
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
     return made(tmp_path_factory.mktemp("shown"), full=True)
+
+
+def test_the_caption_names_the_gpu_and_the_commit(shown):
+    text = (shown / "tables/ladders.tex").read_text()
+    assert text.count("Taken on") == text.count("Taken on NVIDIA H200 at commit 0123456.") == 1
+    assert (
+        text.index("Taken on") < text.index("tab:matmulladder") < text.index("tab:attentionladder")
+    )
 
 
 def test_a_row_has_its_rate_and_what_it_gains(shown):

@@ -15,31 +15,39 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness import cli, files
-from harness.machine import gpu_lock, nvml
+from harness.machine import environment, gpu_lock, nvml
 from harness.results import columns
 
+ROOT = Path(__file__).resolve().parents[3]
 KERNELS = [table.name for table in columns.LADDERS]
 STACKS = ("torch_eager", "torch_compile", "liger", "ours")
 
 
 def main() -> None:
     options = _options()
-    gpu = bool(nvml.gpus())
-    with _place(gpu, options.board):
-        rows = list(_rows(options, gpu))
-    write(options.out, columns.DISSECTED[options.subject], rows)
+    with _place(options.board) as gpu:
+        rows = list(_rows(options, gpu is not None))
+    taken = _taken(gpu)
+    write(options.out, columns.DISSECTED[options.subject], (row | taken for row in rows))
     print(f"dissect {options.subject}: {len(rows)} rows")
 
 
 @contextlib.contextmanager
-def _place(gpu: bool, board: str | None) -> Iterator[None]:
+def _place(board: str | None) -> Iterator[nvml.Gpu | None]:
     """Lock a GPU, or set Triton's interpreter; before torch and Triton are imported."""
-    if not gpu:
+    if not nvml.gpus():
         os.environ["TRITON_INTERPRET"] = "1"
-        yield
+        yield None
         return
-    with gpu_lock.hold(exclusive=True, uuid=board):
-        yield
+    with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
+        yield gpu
+
+
+def _taken(gpu: nvml.Gpu | None) -> dict[str, str]:
+    """Return the columns that tell where and of which code the rows were taken."""
+    commit, dirty = environment.revision(ROOT)
+    name, board = (gpu.name, gpu.uuid) if gpu else ("", "")
+    return {"gpu": name, "board": board, "commit": commit + environment.DIRTY * dirty}
 
 
 def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]:
