@@ -527,7 +527,7 @@ NETWORK = Table(
     ),
 )
 
-# Where and of which code a row was taken.
+# The GPU and the code of a row.
 TAKEN = (
     _text("gpu", "name of the GPU; empty on a CPU"),
     _text("board", "its UUID"),

@@ -287,9 +287,10 @@ class Study:
         return " ".join(f"--{key.replace('_', '-')} {value:g}" for key, value in given.items())
 
     def verify_threads(self, wildcards) -> int:
-        """Return how many processes verify an implementation: several, if kernels are compiled for
-        a GPU in each: ours, those of a library that tunes itself, and those of one that has run
-        out of time in the recorded run. Whole networks do not fit in its memory side by side.
+        """Return how many processes verify an implementation: several, if each compiles for a GPU.
+
+        So do ours, a library that tunes itself, and one that has run out of time in the recorded
+        run. Whole networks do not fit in memory side by side.
         """
         op, impl = wildcards.op, wildcards.impl
         if not self.measures or op in self.networks:

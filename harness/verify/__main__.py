@@ -99,7 +99,9 @@ def _surroundings(
     Inductor's own kernels would break under the variable of the interpreter. chosen: the folder of
     the choices that the library made while it had the GPU alone. It is verified with a copy of
     them. Choices that a compiler or a library makes here are not kept, because other verifications
-    use the GPU meanwhile. board: that of the op, on which this one is in the way of no other op.
+    use the GPU meanwhile.
+
+    board: that of the op, on which this verification is in the way of no other op.
     """
     os.environ.pop("TRITON_INTERPRET", None)
     if mode == "gpu":
