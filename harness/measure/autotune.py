@@ -86,8 +86,10 @@ class Turns:
     """The calls that compile all cells, in turn; false when none is left.
 
     The passes of a case share kernels, which side by side each would compile. So the calls of a
-    pass begin when those of the pass before are done. The first call of a pass compiles one
-    candidate of each tuner, and says how many there are. The others have a call each.
+    pass begin when those of the passes before are done. The first call of a pass compiles the last
+    candidate of each tuner, and says how many there are. The others have a call each. A backward
+    pass begins beside them, after the first call of the forward pass: of that it needs no other
+    candidate (`TuningWorker.compile`).
 
     cells: how many cells there are in all.
     """
@@ -118,7 +120,8 @@ class Turns:
             self._ready.extendleft((cell, other) for other in reversed(others))
             self._open[key] += len(others)
         self._open[key] -= 1
-        if not self._open[key]:
+        follows = self._later[key][0].pass_ if self._later[key] else ""
+        if not self._open[key] or (candidate is None and follows == "backward"):
             self._go_on(key)
 
     def give_up(self) -> None:
@@ -128,7 +131,7 @@ class Turns:
     def _go_on(self, key: tuple[str, str]) -> None:
         if self._later[key]:
             self._ready.append((self._later[key].popleft(), None))
-            self._open[key] = 1
+            self._open[key] += 1
 
 
 def _shared(cell: Cell) -> tuple[str, str]:

@@ -15,10 +15,15 @@ class TuningWorker(MeasureWorker):
     def compile(
         self, case: str, dtype: str, pass_: str, candidate: int | None
     ) -> messages.Compiled:
-        """Call a cell once, with one candidate of each tuner of Triton's."""
-        with candidates.only(candidate) as counts, torch.cuda.stream(self._timer.stream):
-            call, *_ = self._call(drawn.named(self._op, case), dtype, pass_, self._seed)
-            with self._declining():
+        """Call a cell once, with one candidate of each tuner of Triton's.
+
+        The forward pass that a call with gradients needs first has the last candidate, whichever
+        the call has: a compiler takes minutes for some, and the calls of that pass compile them.
+        """
+        with torch.cuda.stream(self._timer.stream):
+            with candidates.only(None):
+                call, *_ = self._call(drawn.named(self._op, case), dtype, pass_, self._seed)
+            with candidates.only(candidate) as counts, self._declining():
                 call()
                 torch.cuda.synchronize()
         return messages.Compiled(max(counts, default=1))
