@@ -8,13 +8,15 @@ free then, adds them (`ensure`).
 """
 
 import argparse
+import contextlib
 import csv
 import io
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from harness import cli, files
@@ -24,7 +26,7 @@ from harness.machine import datasheets, environment, gpu_lock, nvml
 HEADER = ("quantity", "unit", "value", "sm_mhz", "source", "board")
 MEASURED = "measured"
 ROOT = Path(__file__).resolve().parents[2]
-# How much longer than the first of several boards another may take, such as one that is in use.
+# How much longer than the first of several boards another may take. One that is in use is given up.
 LONGER_S, PAUSE_S = 30.0, 0.1
 
 
@@ -36,6 +38,7 @@ def main() -> None:
         "--held", action="store_true", help="the process that starts this one holds the GPU"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     boards = nvml.boards(gpu_lock.gpus())
     if options.held:
         rows = measure(boards[0])
@@ -62,20 +65,20 @@ def measure(gpu: nvml.Gpu) -> list[tuple]:
 def side_by_side(boards: Sequence[str]) -> list[tuple]:
     """Return the rows of several boards, each measured by a process of its own.
 
-    When one is done the others have LONGER_S; a line names those that are left out. Raises
-    UserError if that is all of them.
+    When one is done the others have LONGER_S, and are ended then; a line names those that are left
+    out. Raises UserError if that is all of them.
     """
     with tempfile.TemporaryDirectory() as folder:
         outs = {board: Path(folder, f"{number}.csv") for number, board in enumerate(boards)}
         jobs = {board: _started(out, "--board", board) for board, out in outs.items()}
-        deadline = None
-        while any(job.poll() is None for job in jobs.values()):
-            if deadline is None and any(job.poll() == 0 for job in jobs.values()):
-                deadline = time.monotonic() + LONGER_S
-            if deadline is not None and time.monotonic() > deadline:
-                for job in jobs.values():
-                    job.kill()
-            time.sleep(PAUSE_S)
+        with _ending(jobs.values()):
+            deadline = None
+            while any(job.poll() is None for job in jobs.values()):
+                if deadline is None and any(job.poll() == 0 for job in jobs.values()):
+                    deadline = time.monotonic() + LONGER_S
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+                time.sleep(PAUSE_S)
         rows = [row for board in boards if not jobs[board].wait() for row in read(outs[board])]
     found = {row["board"] for row in rows}
     if boards and not found:
@@ -84,6 +87,17 @@ def side_by_side(boards: Sequence[str]) -> list[tuple]:
         if board not in found:
             print(f"tilewright: board {board} has no ceilings yet, see above", file=sys.stderr)
     return [tuple(row.values()) for row in rows]
+
+
+@contextlib.contextmanager
+def _ending(jobs: Collection[subprocess.Popen]) -> Iterator[None]:
+    """After the body, end the jobs: one that is left would use a GPU that nobody holds."""
+    try:
+        yield
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
 
 
 def _started(out: Path, *options: str) -> subprocess.Popen:
@@ -101,7 +115,10 @@ def ensure(path: Path, board: str) -> list[dict[str, object]]:
         return found
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "ceilings.csv")
-        if _started(out, "--held").wait():
+        job = _started(out, "--held")
+        with _ending([job]):
+            failed = job.wait()
+        if failed:
             raise UserError(f"the ceilings of board {board} could not be measured, see above")
         rows = read(out)
     with files.locked(path):

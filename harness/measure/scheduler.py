@@ -113,6 +113,7 @@ class Scheduler:
         # found some only when no other prepared at the same time.
         self._too_large: set[tuple[str, str, str]] = set()
         self._starving: set[str] = set()
+        self._launched_early = False
 
     def cells(self) -> Iterator[FinishedCell]:
         """Yield each cell as soon as it is done; end the workers when the iterator is closed."""
@@ -170,11 +171,12 @@ class Scheduler:
         started = [impl for impl in impls if impl not in refused]
         early = self._launch_early(started, cell)
         answers = refused | self._ask_to_prepare(started, cell, early)
-        if len(answers) > 1:
-            # Rivals that prepared at the same time may have held the memory: once more, alone.
+        if len(answers) > 1 or early:
+            # Those that prepared or started meanwhile may have held the memory: once more, alone.
             starved = _starved(answers)
             answers = self._once_more(answers, cell, ())
-            self._starving.update(set(starved).difference(_starved(answers)))
+            if not early:
+                self._starving.update(set(starved).difference(_starved(answers)))
         prepared = self._without_failures(self._without_idle(answers, cell))
         self._memory.settle()
         self._memory.ready()
@@ -192,10 +194,11 @@ class Scheduler:
         return ready
 
     def _launch_early(self, impls: Sequence[str], cell: Cell) -> list[str]:
-        """Launch further processes if the cell will want them; return their names.
+        """Launch further processes, once, if the cell may want them; return their names.
 
-        They start while the first ones compile, which takes as long. If memory holds few processes,
-        `_prepare_further` starts them, for then it can tell how many.
+        They start while the first ones compile, which takes as long. The floor of a call says
+        whether it may be short. If memory holds few processes, `_prepare_further` starts them, for
+        then it can tell how many. So it does after they were ended.
         """
         least_us, _ = floor_us(work(self._plan.op, cell), self._plan.ceilings)
         used, free = self._monitor.used_bytes(), self._monitor.free_bytes()
@@ -203,8 +206,9 @@ class Scheduler:
             return []
         names = _further(impls, self._plan.timing.processes - 1)
         alone = used / len(impls)
-        if any(map(_is_further, self._workers.names)) or len(names) * alone > (free or 0) / 2:
+        if self._launched_early or len(names) * alone > (free or 0) / 2:
             return []
+        self._launched_early = True
         self._workers.launch(names)
         return names
 
@@ -212,7 +216,8 @@ class Scheduler:
         """Wait until the launched processes have started, or end them all.
 
         answers: of those that prepared meanwhile. If one of them is to be ended, or if a launched
-        one has failed, memory must come back. How much that is can only be told without the others.
+        one has failed, its memory must come back. A driver that lists no processes tells how much
+        that is only if the launched ones are ended too.
         """
         if not names:
             return
@@ -221,6 +226,8 @@ class Scheduler:
         self._phase_times.add("start", time.monotonic() - began, said)
         lost = [name for name, answer in said.items() if isinstance(answer, Failure)]
         ended = any(isinstance(each, Failure) and each.status in FATAL for each in answers.values())
+        if lost or ended:
+            self._memory.joined()
         for name in names if lost or ended else ():
             self._stop(name)
         if not lost and not ended:

@@ -45,6 +45,8 @@ REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
 # Processes that compile kernels of ours at a time.
 COMPILERS = 8
+# Share of the cells that were not reached in time, from which on a library is verified by several.
+SLOW = 0.05
 # Libraries that tune themselves at a time, for each of several GPUs.
 TRIALS = 2
 # As `harness.results.manifest` has it, which reads more than file names.
@@ -289,8 +291,8 @@ class Study:
     def verify_threads(self, wildcards) -> int:
         """Return how many processes verify an implementation: several, if each compiles for a GPU.
 
-        So do ours, a library that tunes itself, and one that has run out of time in the recorded
-        run. Whole networks do not fit in memory side by side.
+        So do ours, a library that tunes itself, and one that has run out of time for an op of the
+        recorded run. Whole networks do not fit in memory side by side.
         """
         op, impl = wildcards.op, wildcards.impl
         if not self.measures or op in self.networks:
@@ -298,7 +300,8 @@ class Study:
         if impl == OURS:
             return COMPILERS
         recorded = (self.root / self.config["recorded"] / "verify").glob(f"*/{impl}.json")
-        compiles = self_tuned(self.root, op, [impl]) or any(map(_unreached, recorded))
+        slow = any(_unreached(path) >= SLOW for path in recorded)
+        compiles = slow or self_tuned(self.root, op, [impl])
         return COMPILERS // 2 if compiles else 1
 
     def verify_priority(self, wildcards) -> float:
@@ -522,8 +525,12 @@ class Study:
         return self._plan.get(wildcards.op, "")
 
     def place(self, wildcards) -> str:
-        """The board of an op among several; the word for any of them if there is one at most."""
-        return self.board(wildcards) if len(self.boards) > 1 else gpu_lock.ANY
+        """The board on which an op is verified: its own, where it is in the way of no other op.
+
+        It is the word for any board if some of them are no op's, or if there is one at most.
+        """
+        several = 1 < len(self.boards) <= len(self.ops)
+        return self.board(wildcards) if several else gpu_lock.ANY
 
     @functools.cached_property
     def _plan(self) -> dict[str, str]:
@@ -557,8 +564,10 @@ class Study:
         """
 
         def board(wildcards) -> str:
-            if len(self.boards) < 2 or wildcard == "op":
-                return self.place(wildcards)
+            if len(self.boards) < 2:
+                return gpu_lock.ANY
+            if wildcard == "op":
+                return self.board(wildcards)
             return self._plan[f"{wildcard} {wildcards.get(wildcard)}"]
 
         def takes(uuid: str) -> Callable:

@@ -128,7 +128,9 @@ def _held(attempt: str, held: contextlib.ExitStack, board: str | None):
     while True:
         with contextlib.ExitStack() as mine:
             alone = attempt == "alone"
-            gpu = mine.enter_context(gpu_lock.hold(exclusive=alone, rather=board))
+            # One that waits for a turn takes that of any GPU.
+            wanted = None if attempt == "in turn" else board
+            gpu = mine.enter_context(gpu_lock.hold(exclusive=alone, rather=wanted))
             if attempt != "in turn" or mine.enter_context(gpu_lock.turn(gpu)):
                 held.push(mine.pop_all())
                 return gpu
@@ -262,7 +264,9 @@ def _lane(
                     continue
                 began = time.monotonic()
                 answer = _ask(worker, limit_s, CheckUnit(number))
-                queue.spend(_class(blanks[0]), time.monotonic() - began)
+                # Several lanes share the time that the limit of the class allows.
+                spent_s = (time.monotonic() - began) / (1 if spare else max(1, arguments.jobs))
+                queue.spend(_class(blanks[0]), spent_s)
                 if isinstance(answer, Failure):
                     if answer.status == "unsupported":
                         raise UserError(f"{name}: {answer.reason}")

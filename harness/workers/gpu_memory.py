@@ -50,6 +50,10 @@ class Memory:
         self._rest = None if used is None else used - sum(self._held.values())
         self._seen = set(self._users())
 
+    def joined(self) -> None:
+        """Note that more processes may use the GPU, and may be ended before all are ready."""
+        self._seen |= set(self._users())
+
     def lost(self, impl: str, pid: int | None) -> None:
         """Note that a worker was ended: the memory that it held is to come back."""
         self.released(impl)

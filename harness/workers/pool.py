@@ -281,7 +281,6 @@ class WorkerPool:
         Returns the number that its process had.
         """
         worker = self._workers.pop(name)
-        self._launched.discard(name)
         worker.kill()
         if tail := worker.log_tail().strip():
             print(f"{name} printed last:\n{tail}", file=sys.stderr)

@@ -45,8 +45,14 @@ def _shown(rows, caption, label):
 def _taken(rows):
     """Say on which GPUs and of which commits the rows were taken, as far as they tell."""
     found = rows[rows["gpu"].fillna("") != ""][["gpu", "commit"]].drop_duplicates()
-    where = (f"{gpu} at commit {commit[:7]}" for gpu, commit in found.itertuples(index=False))
+    where = (f"{gpu} at commit {_short(commit)}" for gpu, commit in found.itertuples(index=False))
     return f"Taken on {_table.escape(', '.join(where))}." if len(found) else ""
+
+
+def _short(commit):
+    """Return the first digits of a commit, and that files differed from it."""
+    digits, dirty, _ = commit.partition("-dirty")
+    return digits[:7] + dirty
 
 
 def _forms(ours):

@@ -389,6 +389,57 @@ def test_a_gpu_that_is_not_free_or_fails_has_no_ceilings_yet(monkeypatch, capfd)
     assert "GPU-2" not in said
 
 
+@pytest.mark.parametrize("words", [["--board", uuids(4)[2]], ["--held"]])
+def test_the_ceilings_of_one_gpu_are_measured_by_the_process_itself(
+    gpus, monkeypatch, tmp_path, words
+):
+    gpus(4)
+    if "--held" in words:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuids(4)[2])
+    monkeypatch.setattr(ceilings, "_started", probe := probing())
+    monkeypatch.setattr(ceilings, "measure", lambda gpu: [(*ROW, gpu.uuid)])
+    out = tmp_path / "ceilings.csv"
+    monkeypatch.setattr(sys, "argv", ["ceilings", "--out", str(out), *words])
+    ceilings.main()
+    assert [row["board"] for row in ceilings.read(out)] == [uuids(4)[2]] and not probe.calls
+
+
+@pytest.mark.parametrize("what", ["side_by_side", "ensure"])
+def test_no_probe_outlives_the_one_that_asked(monkeypatch, tmp_path, what):
+    """It would use a GPU that nobody holds."""
+    jobs = []
+
+    def started(out, *options):
+        jobs.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return jobs[-1]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ceilings, "_started", started)
+    monkeypatch.setattr(ceilings.time, "sleep", interrupted)
+    ceilings.write(tmp_path / "ceilings.csv", [])
+    if what == "ensure":
+        monkeypatch.setattr(subprocess.Popen, "wait", interrupted_once(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        if what == "ensure":
+            ceilings.ensure(tmp_path / "ceilings.csv", "GPU-1")
+        else:
+            ceilings.side_by_side(["GPU-1", "GPU-2"])
+    assert jobs and all(job.poll() is not None for job in jobs)
+
+
+def interrupted_once(interrupted):
+    """Return a `Popen.wait` that is interrupted the first time."""
+    wait, calls = subprocess.Popen.wait, []
+
+    def waiting(job, *arguments, **options):
+        calls.append(job)
+        return interrupted() if len(calls) == 1 else wait(job, *arguments, **options)
+
+    return waiting
+
+
 def test_without_the_ceilings_of_any_gpu_the_command_fails(monkeypatch):
     monkeypatch.setattr(ceilings, "_started", probing(status=1))
     with pytest.raises(UserError, match="the ceilings of no GPU could be measured"):

@@ -6,6 +6,7 @@ import pytest
 
 from harness.measure.messages import Prepare
 from harness.workers import gpu_memory, pool
+from harness.workers.messages import Failure
 from ops._spec import Tensor
 from tests.support.fake_worker import GIB
 from tests.support.measuring import BLOCKS, CELLS, OP, FakeMonitor, children, of
@@ -131,6 +132,52 @@ def test_the_memory_of_a_failed_first_process_comes_back_beside_early_ones(
     ]
     for case in ("M1", "M2"):
         assert sorted(processes(rows, "ours", case)) == sorted([0, 1, 2] * BLOCKS)
+
+
+def test_processes_are_launched_early_once(timed, events):
+    """In the first cell a process fails, and so they end; the second cell starts its own."""
+    rows = timed(["ours", "exits_at_once"], Roomy(), ceilings=CEILINGS, **SHORT)
+    assert [names for what, names in events if what == "launch"] == [
+        ["ours", "exits_at_once"],
+        ["ours#1", "exits_at_once#1", "ours#2", "exits_at_once#2"],
+    ]
+    assert {row["status"] for row in of(rows, "exits_at_once", "M2")} == {"ok"}
+
+
+def test_memory_is_that_of_the_early_processes_too_when_one_fails_later(timed, monkeypatch):
+    """A library that tunes itself prepares when they have started, and fails."""
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    alone = {"exits_at_once": {}}
+    rows = timed(["ours", *alone], Roomy(), ceilings=CEILINGS, self_tuning=alone, **SHORT)
+    assert [row["status"] for row in of(rows, "exits_at_once")] == ["crashed"]
+    assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
+
+
+def test_an_early_process_that_does_not_start_costs_no_time(timed, monkeypatch, capsys):
+    start = pool.WorkerPool.start
+
+    def fails_once(workers, names):
+        answers = start(workers, names)
+        if "slow#1" in answers and not lost:
+            lost.append("slow#1")
+            answers["slow#1"] = Failure("crashed", "died by SIGKILL")
+        return answers
+
+    lost = []
+    monkeypatch.setattr(pool.WorkerPool, "start", fails_once)
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    rows = timed(["ours", "slow"], Roomy(), ceilings=CEILINGS, **SHORT)
+    assert lost and {row["status"] for row in rows} == {"ok"}
+    for impl in ("ours", "slow"):
+        assert sorted(processes(rows, impl)) == sorted([0, 1, 2] * BLOCKS)
+
+
+def test_memory_that_early_processes_held_is_no_result_of_the_first_one(timed):
+    """It is the only implementation, and finds memory when they have ended."""
+    rows = timed(["crowded_in_other_cells"], Roomy(), ceilings=CEILINGS, **SHORT)
+    assert {row["status"] for row in rows} == {"ok"}
 
 
 class TwoGibEach(FakeMonitor):

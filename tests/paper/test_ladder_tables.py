@@ -25,7 +25,7 @@ def rows(op):
         about = {"op": op, "case": case, "dtype": "bfloat16", "pass": pass_, "flops": FLOPS}
         if op == "matmul":
             # Older rows do not tell it.
-            about |= {"gpu": "NVIDIA H200", "board": "GPU-1", "commit": "0123456789abcdef"}
+            about |= {"gpu": "NVIDIA H200", "board": "GPU-1", "commit": "0123456789abcdef-dirty"}
         forms = [(rate, {"impl": "ours", "rung": n, "adds": adds})
                  for n, (adds, rate) in enumerate(RATES.items())]  # fmt: skip
         for rate, form in [*forms, (400, {"impl": "torch_eager"})]:
@@ -57,7 +57,9 @@ def shown(tmp_path_factory):
 
 def test_the_caption_names_the_gpu_and_the_commit(shown):
     text = (shown / "tables/ladders.tex").read_text()
-    assert text.count("Taken on") == text.count("Taken on NVIDIA H200 at commit 0123456.") == 1
+    assert (
+        text.count("Taken on") == text.count("Taken on NVIDIA H200 at commit 0123456-dirty.") == 1
+    )
     assert (
         text.index("Taken on") < text.index("tab:matmulladder") < text.index("tab:attentionladder")
     )

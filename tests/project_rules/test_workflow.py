@@ -361,7 +361,8 @@ def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     timing, rival = config["timing"], types.SimpleNamespace(impl="torch_compile")
     options = study(tmp_path, timing=timing | {"energy_impls": ["ours", "liger"]}).timing
-    assert "--energy-impls ours,liger" in options and "--min-blocks 10" in options
+    assert f"--energy-impls ours,liger --cell-timeout-s {timing['cell_timeout_s']}" in options
+    assert f"--min-blocks {timing['min_blocks']} " in options
     assert "--energy-impls ''" in study(tmp_path, timing=timing | {"energy_impls": []}).timing
     limited = study(tmp_path, verify={"sweep_s": 60, "ordinary_s": None, "hostile_s": 7.5})
     assert limited.verify_budget(rival) == "--sweep-s 60 --hostile-s 7.5"
@@ -429,15 +430,21 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
         # It ran out of time for another op.
         ("softmax", "slow", True, discover.COMPILERS // 2),
         ("softmax", "quick", True, 1),
+        ("softmax", "hardly_slow", True, 1),
         ("model_forward", "ours", True, 1),
         ("model_forward", "slow", True, 1),
     ],
 )
 def test_what_compiles_long_is_verified_by_several_processes(tmp_path, op, impl, measures, count):
-    for name, status in (("slow", "unreached"), ("quick", "ok")):
-        report = tmp_path / f"recorded/verify/dot/{name}.json"
-        report.parent.mkdir(parents=True, exist_ok=True)
-        report.write_text(json.dumps({"cells": [{"status": "ok"}, {"status": status}]}))
+    reports = tmp_path / "recorded/verify/dot"
+    reports.mkdir(parents=True)
+    for name, status, others in (
+        ("slow", "unreached", 1),
+        ("quick", "ok", 1),
+        ("hardly_slow", "unreached", 20),
+    ):
+        cells = [{"status": status}, *[{"status": "ok"}] * others]
+        (reports / f"{name}.json").write_text(json.dumps({"cells": cells}))
     config = {"recorded": str(tmp_path / "recorded"), "measure": measures}
     mine = dataclasses.replace(study(tmp_path), config=config)
     assert mine.verify_threads(types.SimpleNamespace(op=op, impl=impl)) == count

@@ -158,7 +158,9 @@ def test_an_op_is_verified_rather_on_the_gpu_that_measures_it(study, count):
     """On another it would keep the jobs of another op from having that one alone."""
     mine = study(count)
     placed = {op: mine.place(wildcards(op=op)) for op in mine.ops}
-    assert placed == {op: mine.board(wildcards(op=op)) if count > 1 else "any" for op in mine.ops}
+    # If there are more GPUs than ops, some would be idle.
+    own = 1 < count <= len(mine.ops) == 4
+    assert placed == {op: mine.board(wildcards(op=op)) if own else "any" for op in mine.ops}
     rule = (ROOT / "workflow/rules/verify.smk").read_text()
     # A parameter would make verifications run again with another plan.
     assert rule.index("resources:") < rule.index("board=study.place") < rule.index("params:")

@@ -26,8 +26,9 @@ STACKS = ("torch_eager", "torch_compile", "liger", "ours")
 def main() -> None:
     options = _options()
     with _place(options.board) as gpu:
+        # An edit that is made meanwhile is not in the rows.
+        taken = _taken(gpu)
         rows = list(_rows(options, gpu is not None))
-    taken = _taken(gpu)
     write(options.out, columns.DISSECTED[options.subject], (row | taken for row in rows))
     print(f"dissect {options.subject}: {len(rows)} rows")
 
