@@ -228,9 +228,9 @@ class Scheduler:
         ended = any(isinstance(each, Failure) and each.status in FATAL for each in answers.values())
         if lost or ended:
             self._memory.joined()
-        for name in names if lost or ended else ():
-            self._stop(name)
-        if not lost and not ended:
+            for name in names:
+                self._stop(name)
+        else:
             self._memory.ready()
 
     def _once_more(
