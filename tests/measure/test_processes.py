@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from harness.cli import UserError
 from harness.measure import scheduler
 from harness.measure.messages import Prepare
 from harness.workers import gpu_memory, pool
@@ -148,6 +149,25 @@ def test_processes_are_launched_early_once(timed, monkeypatch):
     rows = timed(["ours", "exits_at_once"], Roomy(), ceilings=CEILINGS, **SHORT)
     assert [len(names) for names in early] == [4, 0]
     assert sorted(processes(rows, "exits_at_once", "M2")) == sorted([0, 1, 2] * BLOCKS)
+
+
+class NeverLess(Roomy):
+    """The same driver, with memory that no end of a process gives back."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = 0
+
+    def used_bytes(self):
+        self.most = max(self.most, super().used_bytes())
+        return self.most
+
+
+def test_memory_that_stays_away_is_seen_beside_early_processes(timed, monkeypatch):
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    with pytest.raises(UserError, match="have not come back"):
+        timed(["ours", "exits_at_once"], NeverLess(), ceilings=CEILINGS, **SHORT)
 
 
 def test_memory_is_that_of_the_early_processes_too_when_one_fails_later(timed, monkeypatch):
