@@ -60,6 +60,31 @@ def test_an_op_that_searches_a_table_runs_in_several_processes_however_long(
     assert {max(processes(rows, impl)) for impl in ("ours", "slow")} == {count - 1}
 
 
+class TwoGibEach(FakeMonitor):
+    """A driver that counts two GiB for each process: one from its start on, and one of its cell."""
+
+    def used_bytes(self):
+        return len(children()) * 2 * GIB
+
+
+class Small(TwoGibEach):
+    """The same driver, of a GPU with so many GiB."""
+
+    def __init__(self, gib):
+        super().__init__()
+        self.gib = gib
+
+    def free_bytes(self):
+        return self.gib * GIB - self.used_bytes()
+
+
+class Roomy(Small):
+    """The same driver, of a large GPU."""
+
+    def __init__(self):
+        super().__init__(1000)
+
+
 # With these a call of the fake op takes at least 2 us.
 CEILINGS = {"read": 1000.0, "write": 1000.0}
 FURTHER = ["ours#1", "slow#1", "ours#2", "slow#2"]
@@ -215,13 +240,6 @@ def test_memory_that_early_processes_held_is_no_result_of_the_first_one(timed, m
     assert {row["status"] for row in rows} == {"ok"}
 
 
-class TwoGibEach(FakeMonitor):
-    """A driver that counts two GiB for each process: one from its start on, and one of its cell."""
-
-    def used_bytes(self):
-        return len(children()) * 2 * GIB
-
-
 def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
     timed, capsys, monkeypatch
 ):
@@ -236,24 +254,6 @@ def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
     assert {row["status"] for row in rows} == {"ok"}
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
     assert "room_for_one#2: left out: oom: OutOfMemoryError" in capsys.readouterr().err
-
-
-class Small(TwoGibEach):
-    """The same driver, of a GPU with so many GiB."""
-
-    def __init__(self, gib):
-        super().__init__()
-        self.gib = gib
-
-    def free_bytes(self):
-        return self.gib * GIB - self.used_bytes()
-
-
-class Roomy(Small):
-    """The same driver, of a large GPU."""
-
-    def __init__(self):
-        super().__init__(1000)
 
 
 @pytest.mark.parametrize(("gib", "count"), [(12, 3), (11, 2), (7, 1)])
