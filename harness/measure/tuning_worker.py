@@ -18,7 +18,7 @@ class TuningWorker(MeasureWorker):
         """Call a cell once, with one candidate of each tuner of Triton's.
 
         The forward pass that a call with gradients needs first has the last candidate, whichever
-        the call has: a compiler takes minutes for some, and the calls of that pass compile them.
+        the call has. The others are compiled by the calls of that pass, some for minutes.
         """
         with torch.cuda.stream(self._timer.stream):
             with candidates.only(None):
