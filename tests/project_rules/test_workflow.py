@@ -435,7 +435,7 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
         ("model_forward", "slow", True, 1),
     ],
 )
-def test_libraries_that_compile_long_are_verified_by_several_processes(tmp_path, op, impl, measures, count):
+def test_libraries_that_compile_long_have_several_processes(tmp_path, op, impl, measures, count):
     reports = tmp_path / "recorded/verify/dot"
     reports.mkdir(parents=True)
     for name, status, others in (
