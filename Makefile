@@ -28,7 +28,7 @@ paper report: setup
 test: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/network.txt \
 		|| echo "tilewright: requirements/network.txt is not installed; its tests are skipped" >&2
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=30
 
 mutants: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/mutants.txt

@@ -10,13 +10,15 @@ import signal
 import sys
 import time
 
+from triton.runtime.errors import OutOfResources
+
 from harness.measure.dissect.form_worker import FormWorker, reached
 from harness.measure.dissect.rungs import LADDERS, SHIPPED
 
 LADDER = "matmul", "forward"
 PLAIN = LADDERS[LADDER][0]
 FAULTS = (
-    "none", "raises", "declines", "dies", "is wrong", "raises later", "dies later", "exits later",
+    "none", "raises", "declines", "does not fit", "dies", "is wrong", "raises later", "dies later", "exits later",
     "hangs later", "is wrong later", "forgets its form",
 )  # fmt: skip
 FORMS = (*(dataclasses.replace(PLAIN, adds=fault) for fault in FAULTS), SHIPPED)
@@ -67,6 +69,8 @@ class FaultyForm(FormWorker):
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
         if self.fault == "declines":
             raise ValueError("only even sizes")
+        if self.fault == "does not fit":
+            raise OutOfResources(400000, 232448, "shared memory")
         if self.fault == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "exits":

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from harness import status
 from harness.build import recorder
@@ -112,9 +113,18 @@ class FormWorker:
         # It is left by the end of the process alone.
         self._in_force.enter_context(forced(self._stem, rung))
         if expected is not None:
-            with reached(self._stem, rung):
+            with reached(self._stem, rung), _fitting():
                 found = problem.run()
             compare(found, expected, "that of the shipped form")
+
+
+@contextlib.contextmanager
+def _fitting() -> Iterator[None]:
+    """Raise Unsupported if a launch in the body asks for more than a multiprocessor has."""
+    try:
+        yield
+    except OutOfResources as error:
+        raise Unsupported(status.reason(error)) from error
 
 
 def _shipped(problem: "Problem") -> Results:
