@@ -85,11 +85,12 @@ def main() -> None:
 class Turns:
     """The calls that compile all cells, in turn; false when none is left.
 
-    The passes of a case share kernels, which side by side each would compile. So the calls of a
-    pass begin when those of the passes before are done. The first call of a pass compiles the last
-    candidate of each tuner, and says how many there are. The others have a call each. A backward
-    pass begins beside them, after the first call of the forward pass: of that it needs no other
-    candidate (`TuningWorker.compile`).
+    The last cells come first. Sweeps go on to larger shapes, whose kernels compile the longest, and
+    at the end these would compile alone. The passes of a case share kernels, which side by side
+    each would compile. So the calls of a pass begin when those of the passes before are done. The
+    first call of a pass compiles the last candidate of each tuner, and says how many there are. The
+    others have a call each. A backward pass begins beside them, after the first call of the forward
+    pass: of that it needs no other candidate (`TuningWorker.compile`).
 
     cells: how many cells there are in all.
     """
@@ -97,7 +98,7 @@ class Turns:
     def __init__(self, cells: Sequence[Cell]):
         self.cells = len(cells)
         self._later: dict[tuple[str, str], deque[Cell]] = defaultdict(deque)
-        for each in sorted(cells, key=lambda each: PASSES.index(each.pass_)):
+        for each in sorted(reversed(cells), key=lambda each: PASSES.index(each.pass_)):
             self._later[_shared(each)].append(each)
         self._open: Counter[tuple[str, str]] = Counter()
         self._ready: deque[tuple[Cell, int | None]] = deque()

@@ -47,8 +47,9 @@ TABLES = "kernels/tuned"
 COMPILERS = 8
 # Share of the cells that were not reached in time, from which on a library is verified by several.
 SLOW = 0.05
-# Libraries that tune themselves at a time, for each of several GPUs.
-TRIALS = 2
+# Libraries that tune themselves at a time, for each of several GPUs: as many as an op has. Else the
+# one that compiles the longest may begin when the others have ended.
+TRIALS = 4
 # As `harness.results.manifest` has it, which reads more than file names.
 MANIFEST = "manifest.json"
 # How each mode of `tuning` tells the kernels, which know nothing of a configuration.
@@ -583,12 +584,13 @@ class Study:
         With several GPUs it takes a place among TRIALS for each of them instead. It compiles most
         of the time, beside others, and the lock gives it its GPU alone for the rest. If it kept a
         GPU from other trials and measurements meanwhile, they would wait for minutes. Then it has
-        two compilers for each of its cores, since they wait for the GPU and for each other's locks.
+        four compilers for each of its cores, since they wait for the GPU and for each other's
+        locks, and the trial that compiles the longest is alone in the end.
         """
         resources = self.one_gpu("op")
         if len(self.boards) < 2:
             return resources | {"compilers": lambda wildcards, threads: threads}
-        compilers = {"compilers": lambda wildcards, threads: 2 * threads}
+        compilers = {"compilers": lambda wildcards, threads: 4 * threads}
         return {"board": resources["board"], "trial": 1} | compilers
 
     @property

@@ -184,6 +184,13 @@ def test_the_passes_of_a_case_are_compiled_one_after_another(monkeypatch, tmp_pa
     assert asked == [pass_ for pass_ in PASSES for _ in cases]
 
 
+def test_the_largest_shapes_are_compiled_first():
+    """As seen on a GPU: the longest call began when the other processes had nothing left to do."""
+    cells = [Cell(SimpleNamespace(name=f"M{n}"), "bfloat16", "forward") for n in range(3)]
+    turns = autotune.Turns(cells)
+    assert [turns.take()[0] for _ in cells] == cells[::-1]
+
+
 def test_compiling_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, tmp_path):
     """Each turn begins some cells, and the next one goes on with those that are left."""
     log = tmp_path / "prepared"
