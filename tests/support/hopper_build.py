@@ -10,9 +10,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 import torch
 import triton
+from triton.backends.nvidia import compiler as nvidia_compiler
 
 from harness.build import compiler
 from harness.build.recorder import Launch, recorded
@@ -133,19 +135,35 @@ def described(launch: Launch) -> dict[str, object]:
     of four kinds in their order: "product", "exp", "wait 0" and "wait 1". The number is that of the
     products that may stay in flight.
     """
-    kernel = compiler.compile(launch, "90")
+    kernel, said = _assembled(launch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        sass = _tool("cuobjdump", "-sass", file.name)
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(kernel.asm["ptx"])
-        file.flush()
-        said = _tool("ptxas", "-v", "--gpu-name=sm_90a", file.name, "-o", "/dev/null")
+        words = [triton.knobs.nvidia.cuobjdump.path, "-sass", file.name]
+        sass = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     return compiler.row(launch, "90") | {
         "loops": _loops(sass),
         "serialized": len(re.findall(r"serialized", said)),
     }
+
+
+def _assembled(launch: Launch):
+    """Return the compiled kernel of a launch, and the remarks of ptxas.
+
+    Triton prints them, but not for a kernel of its cache.
+    """
+    said: list[str] = []
+    knobs = triton.knobs
+    with (
+        knobs.nvidia.scope(),
+        knobs.compilation.scope(),
+        mock.patch.object(nvidia_compiler, "print", said.append, create=True),
+    ):
+        knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
+        kernel = compiler.compile(launch, "90")
+    remarks = "".join(said)
+    assert launch.name in remarks, f"ptxas said nothing of {launch.name}"
+    return kernel, remarks
 
 
 def _loops(sass: str) -> list[list[str]]:
@@ -175,12 +193,6 @@ def _steps(texts: list[str]) -> list[str]:
     }
     found = [next((k for k, p in kinds.items() if re.search(p, text)), "") for text in texts]
     return [kind for kind in found if kind]
-
-
-def _tool(name: str, *arguments: str) -> str:
-    path = getattr(triton.knobs.nvidia, name).path
-    done = subprocess.run([path, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout + done.stderr
 
 
 WINDOWS = ((None, None), (None, 0), (1000, 0))
