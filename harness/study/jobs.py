@@ -525,7 +525,7 @@ class Study:
                     return board
         return self._plan.get(wildcards.op, "")
 
-    def place(self, wildcards) -> str:
+    def verify_board(self, wildcards) -> str:
         """The board on which an op is verified: its own, where it is in the way of no other op.
 
         It is the word for any board if some of them are no op's, or if there is one at most.

@@ -157,13 +157,13 @@ def test_a_trial_takes_no_gpu_of_several_from_other_jobs(study, count):
 def test_an_op_is_verified_rather_on_the_gpu_that_measures_it(study, count):
     """On another it would keep the jobs of another op from having that one alone."""
     mine = study(count)
-    placed = {op: mine.place(wildcards(op=op)) for op in mine.ops}
+    placed = {op: mine.verify_board(wildcards(op=op)) for op in mine.ops}
     # If there are more GPUs than ops, some would be idle.
     own = 1 < count <= len(mine.ops) == 4
     assert placed == {op: mine.board(wildcards(op=op)) if own else "any" for op in mine.ops}
     rule = (ROOT / "workflow/rules/verify.smk").read_text()
     # A parameter would make verifications run again with another plan.
-    assert rule.index("resources:") < rule.index("board=study.place") < rule.index("params:")
+    assert rule.index("resources:") < rule.index("board=study.verify_board") < rule.index("params:")
     assert "--board {resources.board}" in rule
 
 

@@ -12,7 +12,7 @@ rule verify:
     threads: study.verify_threads
     resources:
         # No parameter: another plan repeats no verification.
-        board=study.place,
+        board=study.verify_board,
     params:
         seed=config["seed"],
         dtypes=config["dtypes"],
