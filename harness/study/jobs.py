@@ -584,8 +584,8 @@ class Study:
         With several GPUs it takes a place among TRIALS for each of them instead. It compiles most
         of the time, beside others, and the lock gives it its GPU alone for the rest. If it kept a
         GPU from other trials and measurements meanwhile, they would wait for minutes. Then it has
-        four compilers for each of its cores, since they wait for the GPU and for each other's
-        locks, and the trial that compiles the longest is alone in the end.
+        four compilers for each of its cores. They wait for the GPU and for each other's locks, and
+        the trial that compiles the longest is alone in the end.
         """
         resources = self.one_gpu("op")
         if len(self.boards) < 2:
