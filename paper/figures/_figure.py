@@ -187,6 +187,20 @@ def over_rows(every: pd.DataFrame, name: str, out: Path) -> None:
     )
 
 
+def by_cell(every: pd.DataFrame, rows: pd.DataFrame, out: Path) -> None:
+    """The figure of cases that are on no curve: a line for each cell, by what bounds it."""
+    family(
+        every,
+        rows,
+        out,
+        x=lambda cells: pd.Series(float("nan"), cells.index),
+        label="",
+        rate="",
+        down="pass",
+        across="dtype",
+    )
+
+
 def _offered(rows: pd.DataFrame) -> pd.DataFrame:
     """Without the passes of ops that nobody offers, as where a gradient is but a view."""
     passes = rows.groupby(["op", "pass"])["status"]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import _figure
-import pandas as pd
 from _data import run, summary
 
 
@@ -11,16 +10,7 @@ def main(arguments):
     every = summary(arguments.run)
     drawn = {path.stem for path in Path(__file__).parent.glob("*.py")}
     rows = every[~every["family"].isin(drawn)]
-    _figure.family(
-        every,
-        rows,
-        arguments.out,
-        x=lambda cells: pd.Series(float("nan"), cells.index),
-        label="",
-        rate="",
-        down="pass",
-        across="dtype",
-    )
+    _figure.by_cell(every, rows, arguments.out)
 
 
 if __name__ == "__main__":

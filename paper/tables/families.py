@@ -134,7 +134,9 @@ def _float(figure: str, title: str, first: str, rings: str) -> str:
     return "\n".join(
         (
             r"\begin{figure}[!htbp]\centering",
-            rf"\includegraphics[width=\linewidth]{{figures/{figure}}}",
+            # Below a higher figure its caption would not fit on the page.
+            rf"\includegraphics[width=\linewidth,height=0.85\textheight,keepaspectratio]"
+            rf"{{figures/{figure}}}",
             rf"\caption{{{caption}}}\label{{fig:{figure}}}",
             r"\end{figure}",
         )

@@ -1,0 +1,13 @@
+"""AdamW: GB/s of each list of parameters."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    _figure.by_cell(every, every[every["family"] == "adamw"], arguments.out)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,13 @@
+"""Packed attention: TFLOP/s of each batch, by pass."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    _figure.by_cell(every, every[every["family"] == "attention_varlen"], arguments.out)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,13 @@
+"""Decoding: GB/s of each cache."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    _figure.by_cell(every, every[every["family"] == "decode_attention"], arguments.out)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)

@@ -1,0 +1,13 @@
+"""Embedding: GB/s of each vocabulary, by pass."""
+
+import _figure
+from _data import run, summary
+
+
+def main(arguments):
+    every = summary(arguments.run)
+    _figure.by_cell(every, every[every["family"] == "embedding"], arguments.out)
+
+
+if __name__ == "__main__":
+    run(main, __doc__)
