@@ -126,9 +126,10 @@ def compile_tex(run: Path) -> Path:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no message"]
         raise _data.PaperError(f"latexmk: {last[0]}\n  see {log}")
     for line in lines:
-        if (match := re.match(r"Overfull \\hbox \(([\d.]+)pt", line)) and (
-            float(match[1]) > OVERFULL_PT
-        ):
+        match = re.match(r"Overfull \\hbox \(([\d.]+)pt", line)
+        wide = match and float(match[1]) > OVERFULL_PT
+        # The caption of a float that is higher than its page lies below the page.
+        if wide or line.startswith("LaTeX Warning: Float too large"):
             print(f"{log}: {line}")
     return scratch / "main.pdf"
 

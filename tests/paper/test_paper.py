@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import pyplot
 
 from harness import stats
 from harness.calls import tolerance
@@ -496,6 +497,20 @@ def test_the_paper_compiles_without_overfull_lines(request, tmp_path, which):
     done = call("build.py", run, tmp_path / "paper.pdf")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.latex
+def test_a_figure_that_is_higher_than_a_page_fits_with_its_caption(full, tmp_path):
+    run = shutil.copytree(full, tmp_path / "run")
+    made = (run / "tables" / "families.tex").read_text()
+    assert "{figures/rotary}" in made
+    figure = pyplot.figure(figsize=(6, 20))
+    figure.savefig(run / "figures" / "rotary.pdf")
+    done = call("build.py", run, tmp_path / "paper.pdf")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    (run / "tables" / "families.tex").write_text(re.sub(r",height=[^]]*", "", made))
+    done = call("build.py", run, tmp_path / "paper.pdf")
+    assert done.returncode == 0 and "main.log: LaTeX Warning: Float too large" in done.stdout
 
 
 @pytest.mark.latex
