@@ -18,8 +18,8 @@ from harness.measure.dissect.rungs import LADDERS, SHIPPED
 LADDER = "matmul", "forward"
 PLAIN = LADDERS[LADDER][0]
 FAULTS = (
-    "none", "raises", "declines", "does not fit", "dies", "is wrong",
-    "raises later", "dies later", "exits later", "hangs later", "is wrong later", "forgets its form",
+    "none", "raises", "declines", "does not fit", "dies", "is wrong", "raises later",
+    "dies later", "exits later", "hangs later", "is wrong later", "forgets its form",
 )  # fmt: skip
 FORMS = (*(dataclasses.replace(PLAIN, adds=fault) for fault in FAULTS), SHIPPED)
 PAIR = (PLAIN, SHIPPED)
