@@ -502,15 +502,16 @@ def test_the_paper_compiles_without_overfull_lines(request, tmp_path, which):
 @pytest.mark.latex
 def test_a_figure_that_is_higher_than_a_page_fits_with_its_caption(full, tmp_path):
     run = shutil.copytree(full, tmp_path / "run")
-    made = (run / "tables" / "families.tex").read_text()
-    assert "{figures/rotary}" in made
     figure = pyplot.figure(figsize=(6, 20))
-    figure.savefig(run / "figures" / "rotary.pdf")
+    for name in ("rotary", "vector"):
+        figure.savefig(run / "figures" / f"{name}.pdf")
+    # One of the two loses its limit, and so its caption.
+    families = run / "tables" / "families.tex"
+    limited = r",height=[^]]*(?=\]{figures/vector})"
+    families.write_text(re.sub(limited, "", families.read_text()))
     done = call("build.py", run, tmp_path / "paper.pdf")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    (run / "tables" / "families.tex").write_text(re.sub(r",height=[^]]*", "", made))
-    done = call("build.py", run, tmp_path / "paper.pdf")
-    assert done.returncode == 0 and "main.log: LaTeX Warning: Float too large" in done.stdout
+    assert done.returncode == 0
+    assert done.stdout.count("main.log: LaTeX Warning: Float too large") == 1
 
 
 @pytest.mark.latex
