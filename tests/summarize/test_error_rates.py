@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from numpy.lib.stride_tricks import sliding_window_view
@@ -19,6 +20,7 @@ from harness.results import times
 from harness.stats import Estimate
 from harness.summarize import comparisons, inference, rates
 from harness.summarize import timings as rows_of_cells
+from tests.support.replayed import replayed_once
 
 FAMILY, AS_RUN = rates.FAMILY, rates.AS_RUN
 (SEVERAL,) = set(rates.PROCESSES) - {AS_RUN}
@@ -54,12 +56,14 @@ def material(request):
     return rates.material(gaps, processes, comparisons.members(compared))
 
 
-@pytest.fixture(scope="module")
-def recorded(material):
-    """The rates on that noise, by kind, calls, processes and truth."""
-    found = rates.rows(*material)
-    names = ("kind", "calls", "processes", "truth")
-    return {tuple(row[name] for name in names): row for row in found}
+@pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
+def recorded(request, tmp_path_factory):
+    """The rates on that noise as a summary has them, by kind, calls, processes and truth."""
+    run = replayed_once(tmp_path_factory, request.param.parent)
+    found = pd.read_csv(run / "rates.csv", dtype={"processes": str})
+    number = found["processes"].map(lambda each: int(each) if each.isdigit() else each)
+    keys = zip(found["kind"], found["calls"], number, found["truth"], strict=True)
+    return dict(zip(keys, found.to_dict("records"), strict=True))
 
 
 @pytest.mark.parametrize("kind", ["cell", "claim"])

@@ -1,4 +1,4 @@
-"""Summarize a recorded run as a replay does; it takes half a minute."""
+"""Summarize a recorded run as a replay does; it takes a minute."""
 
 import json
 from pathlib import Path
