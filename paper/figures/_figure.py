@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import matplotlib as mpl
@@ -187,11 +187,11 @@ def over_rows(every: pd.DataFrame, name: str, out: Path) -> None:
     )
 
 
-def by_cell(every: pd.DataFrame, rows: pd.DataFrame, out: Path) -> None:
-    """The figure of cases that are on no curve: a line for each cell, by what bounds it."""
+def by_cell(every: pd.DataFrame, names: Collection[str], out: Path) -> None:
+    """The figure of families whose cases are on no curve: a line for each, by what bounds it."""
     family(
         every,
-        rows,
+        every[every["family"].isin(names)],
         out,
         x=lambda cells: pd.Series(float("nan"), cells.index),
         label="",

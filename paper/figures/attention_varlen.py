@@ -5,8 +5,7 @@ from _data import run, summary
 
 
 def main(arguments):
-    every = summary(arguments.run)
-    _figure.by_cell(every, every[every["family"] == "attention_varlen"], arguments.out)
+    _figure.by_cell(summary(arguments.run), ["attention_varlen"], arguments.out)
 
 
 if __name__ == "__main__":

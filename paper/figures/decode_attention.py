@@ -5,8 +5,7 @@ from _data import run, summary
 
 
 def main(arguments):
-    every = summary(arguments.run)
-    _figure.by_cell(every, every[every["family"] == "decode_attention"], arguments.out)
+    _figure.by_cell(summary(arguments.run), ["decode_attention"], arguments.out)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from _data import run, summary
 def main(arguments):
     every = summary(arguments.run)
     drawn = {path.stem for path in Path(__file__).parent.glob("*.py")}
-    rows = every[~every["family"].isin(drawn)]
-    _figure.by_cell(every, rows, arguments.out)
+    _figure.by_cell(every, {*every["family"]} - drawn, arguments.out)
 
 
 if __name__ == "__main__":
