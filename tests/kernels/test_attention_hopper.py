@@ -176,14 +176,6 @@ def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
             assert row["spill_stores"] == row["spill_loads"] == 0, name
 
 
-@pytest.mark.no_gpu
-def test_exponentials_run_under_the_product_where_the_wait_is_held(built):
-    held = hopper_build.steady(built["forward_hopper_kernel 64 None 0"])
-    free = hopper_build.steady(built["forward_hopper_kernel 128 None 0"])
-    assert all(loop.index("wait 0") > loop.index("exp") for loop in held)
-    assert all(loop.index("wait 0") < loop.index("exp") for loop in free)
-
-
 @pytest.mark.hopper
 @few
 @given(
