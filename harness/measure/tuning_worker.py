@@ -2,8 +2,8 @@
 
 import torch
 
-from harness.calls import drawn
-from harness.measure import candidates, messages
+from harness.calls import candidates, drawn
+from harness.measure import messages
 from harness.measure.worker import MeasureWorker
 
 

@@ -34,6 +34,7 @@ from harness.verify.messages import ChooseUnits, Chosen, UnitChecked
 from harness.workers.messages import Failure, Hello
 from ops._spec import PASSES, Cost, Tensor, make_case
 from tests.support.measuring import ENVIRONMENT, OP, FakeMonitor, plan
+from tests.support.tuners import tuner
 from tests.support.verifying import KERNELS, OPS, verify
 from tests.support.workflows import small, snakemake
 
@@ -430,6 +431,31 @@ def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch)
     names = [[tensor["name"] for tensor in cell["tensors"]] for cell in cells]
     assert names == [["out"], ["out", "dx"], ["out", "dx"]]
     assert {cell["status"] for cell in cells} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "status", "ran"),
+    [
+        ("sweep", {1, 8}, "ok", {1, 4, 8}),
+        ("edge", {8}, "ok", {8}),
+        # Its own choice is the first.
+        ("edge", {1}, "ok", {1, 4, 8}),
+        ("edge", set(), "inaccurate", {1, 4, 8}),
+    ],
+)
+def test_one_candidate_of_a_tuner_suffices_where_nothing_is_timed(kind, right, status, ran):
+    """A library is wrong with its own choice, or it is not wrong."""
+    made, tuned = worker.VerifyWorker("scale", "torch_eager", 1), tuner(1, 4, 8)
+    plain = made.function
+
+    def function(*args, **options):
+        tuned.run(n=len(tuned.fn.ran))
+        return plain(*args, **options) + (tuned.fn.ran[-1] not in right)
+
+    made.function, made.op = function, dataclasses.replace(made.op, sweep=made.op.edge)
+    made.choose(gpu=False, dtypes=["float32"], passes=["forward"], kinds=[kind], most=1)
+    assert made.check(0).cells[0]["status"] == status
+    assert set(tuned.fn.ran) == ran
 
 
 def test_a_dtype_that_is_not_timed_comes_after_those_that_are():
