@@ -25,13 +25,13 @@ from .._runtime.device import sm_count
 from .._triton.arrival_counter import arrival_counter
 from .._triton.math import LOG2E
 from .forward_hopper import (
-    HELD,
     PAIR,
     Q_SLOTS,
     fits,
     key_tiles,
     near_heads,
     suits,
+    tile,
     tile_of,
 )
 from .hopper_tiles import (
@@ -63,14 +63,16 @@ from .sequences_hopper import (
     tile_at,
 )
 
-CONFIGS = (PAIR, HELD)
+# Rings of four tiles, where heads of 64 leave room for them.
+DEEP = tile(128, 2, 4, 4, 0, 0)
+CONFIGS = (PAIR, DEEP)
 # Rows of the tiles of all configurations.
 TILE_ROWS = 128
 
 
 def choose(d, causal):
-    # As in attention, without its three groups.
-    return HELD if d == 64 and causal else PAIR
+    # See the lab book: heads of 64, packed. A diagonal changes nothing.
+    return DEEP if d == 64 else PAIR
 
 
 @gluon.jit
