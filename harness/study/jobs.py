@@ -47,8 +47,8 @@ TABLES = "kernels/tuned"
 COMPILERS = 8
 # Share of the cells that were not reached in time, from which on a library is verified by several.
 SLOW = 0.05
-# Libraries that tune themselves at a time, for each of several GPUs: as many as an op has. Else the
-# one that compiles the longest may begin when the others have ended.
+# Libraries that tune themselves at a time, for each GPU: as many as an op has. Else the one that
+# compiles the longest may begin when the others have ended.
 TRIALS = 4
 # As `harness.results.manifest` has it, which reads more than file names.
 MANIFEST = "manifest.json"
@@ -135,6 +135,7 @@ class Study:
     - digests: of the committed tables of tuned configurations, by family.
     - networks: the selected ops of a whole network.
     - boards: the UUIDs of the GPUs over which the jobs that time are spread.
+    - spread: whether they are spread here. If not, a batch system gives each job its GPU.
     """
 
     root: Path
@@ -144,6 +145,7 @@ class Study:
     digests: Mapping[str, str]
     networks: frozenset[str] = frozenset()
     boards: tuple[str, ...] = ()
+    spread: bool = True
 
     @classmethod
     def load(cls, root: Path, config: Mapping, files: list[str], spread: bool = True) -> "Study":
@@ -193,7 +195,7 @@ class Study:
             study.check_recorded(files)
         if study.measures or config["tuning"] == "tune":
             boards = placement.usable() if spread else [gpu.uuid for gpu in gpus()][:1]
-            return replace(study, boards=tuple(boards))
+            return replace(study, boards=tuple(boards), spread=spread)
         return study
 
     def check_wider(self) -> None:
@@ -538,7 +540,7 @@ class Study:
         """The board of each op, each kernel file that is tuned, and each question on a step."""
         seconds = {op: found for op in self.ops if (found := self._recorded_s(op))}
         others = [f"{kind} {name}" for kind, names in self._others.items() for name in names]
-        return placement.plan([*self.ops, *others], seconds, self.boards)
+        return placement.plan(self.ops, seconds, self.boards, later=others)
 
     @property
     def _others(self) -> dict[str, list[str]]:
@@ -579,16 +581,18 @@ class Study:
 
     @property
     def trial(self) -> dict[str, object]:
-        """The resources of a library that tunes itself: those of `one_gpu`.
+        """The resources of a library that tunes itself: a place among TRIALS for each GPU.
 
-        With several GPUs it takes a place among TRIALS for each of them instead. It compiles most
-        of the time, beside others, and the lock gives it its GPU alone for the rest. If it kept a
-        GPU from other trials and measurements meanwhile, they would wait for minutes. Then it has
-        four compilers for each of its cores. They wait for the GPU and for each other's locks, and
-        the trial that compiles the longest is alone in the end.
+        It compiles most of the time, beside others, and the lock gives it its GPU alone for the
+        rest. If it kept the GPU from other trials, verifications and measurements meanwhile, they
+        would wait for minutes. It has four compilers for each of its cores. They wait for the GPU
+        and for each other's locks, and the trial that compiles the longest is alone in the end.
+
+        A batch system that gives out GPUs gives it one, as `one_gpu` asks, and a compiler for each
+        of its cores.
         """
         resources = self.one_gpu("op")
-        if len(self.boards) < 2:
+        if not self.spread:
             return resources | {"compilers": lambda wildcards, threads: threads}
         compilers = {"compilers": lambda wildcards, threads: 4 * threads}
         return {"board": resources["board"], "trial": 1} | compilers
@@ -603,7 +607,8 @@ class Study:
         """How much there is of each resource of `one_gpu` and `trial` on this machine."""
         count = max(1, len(self.boards))
         lanes = {name: 1 for _, name in self._lanes}
-        return {"gpu": count} | lanes | ({"trial": TRIALS * count} if lanes else {})
+        trials = {"trial": TRIALS * count} if self.spread and self.boards else {}
+        return {"gpu": count} | lanes | trials
 
     def threads(self, cores: int | None) -> int | None:
         """The cores of a job that has a GPU alone: all, if there is one GPU, so that nothing runs
@@ -612,12 +617,12 @@ class Study:
         return cores and max(1, cores // self.at_once["gpu"])
 
     def autotune_threads(self, cores: int | None) -> int | None:
-        """The cores of a library that tunes itself: those of `threads`. With several GPUs all such
-        libraries together have half of the cores, so that verifications go on beside them.
+        """The cores of a library that tunes itself: those of `threads` if a batch system gives them
+        out. Else all such libraries together have half of the cores, so that verifications go on
+        beside them.
         """
         share = self.threads(cores)
-        alone = self.at_once["gpu"] == 1
-        return share and (share if alone else max(1, share // (2 * TRIALS)))
+        return share and (max(1, share // (2 * TRIALS)) if self.spread else share)
 
     def autotuned(self, wildcards) -> list[str]:
         """The reports of the libraries that tune themselves for the op."""

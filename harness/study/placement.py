@@ -40,22 +40,28 @@ def usable() -> list[str]:
 
 
 def plan(
-    jobs: Iterable[str], lengths: Mapping[str, float], boards: Sequence[str]
+    jobs: Iterable[str],
+    lengths: Mapping[str, float],
+    boards: Sequence[str],
+    later: Iterable[str] = (),
 ) -> dict[str, str]:
     """Return the board of each job; {} if there is no board.
 
-    lengths: the seconds that jobs took before. A job of unknown length counts as the longest: one
-    that is placed first can be shorter, and the others still fill up the gap.
+    - lengths: the seconds that jobs took before. A job of unknown length counts as the longest: one
+      that is placed first can be shorter, and the others still fill up the gap.
+    - later: jobs that a run may not ask for. They are placed after all others, and so they keep
+      none of them away from an idle GPU.
     """
     if not boards:
         return {}
     longest = max(lengths.values(), default=1.0)
-    length = {job: lengths.get(job, longest) for job in jobs}
     load = dict.fromkeys(boards, 0.0)
     found = {}
-    for job in sorted(length, key=lambda job: (-length[job], job)):
-        found[job] = min(boards, key=load.__getitem__)
-        load[found[job]] += length[job]
+    for some in (jobs, later):
+        length = {job: lengths.get(job, longest) for job in some}
+        for job in sorted(length, key=lambda job: (-length[job], job)):
+            found[job] = min(boards, key=load.__getitem__)
+            load[found[job]] += length[job]
     return found
 
 

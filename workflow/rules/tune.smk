@@ -39,7 +39,6 @@ if study.measures:
         # Before all verifications, of which each takes one core: one that waits for its turn among
         # them would leave the other cores idle until the longest has ended.
         priority: 2
-        # With one GPU all cores: nothing may run beside a timing.
         threads: study.autotune_threads(workflow.cores)
         resources:
             **study.trial,
