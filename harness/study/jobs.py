@@ -43,7 +43,7 @@ from harness.study import placement
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
 TABLES = "kernels/tuned"
-# Processes that compile kernels of ours at a time.
+# Processes that verify side by side an implementation that compiles each of its cells.
 COMPILERS = 8
 # Share of the cells that were not reached in time, from which on a library is verified by several.
 SLOW = 0.05
@@ -300,12 +300,10 @@ class Study:
         op, impl = wildcards.op, wildcards.impl
         if not self.measures or op in self.networks:
             return 1
-        if impl == OURS:
-            return COMPILERS
         recorded = (self.root / self.config["recorded"] / "verify").glob(f"*/{impl}.json")
         slow = any(_unreached(path) >= SLOW for path in recorded)
-        compiles = slow or self_tuned(self.root, op, [impl])
-        return COMPILERS // 2 if compiles else 1
+        compiles = impl == OURS or slow or self_tuned(self.root, op, [impl])
+        return COMPILERS if compiles else 1
 
     def verify_priority(self, wildcards) -> float:
         """Which verifications begin first: of the recorded run the share that ran out of time.
