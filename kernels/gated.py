@@ -101,7 +101,8 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx, dy):
-        return *gated_bwd(*ctx.saved_tensors, dy, ctx.act), None
+        dgate, dup, _ = gated_bwd(*ctx.saved_tensors, dy, ctx.act, False)
+        return dgate, dup, None
 
 
 def gated_fwd(gate: torch.Tensor, up: torch.Tensor | None, act: str) -> torch.Tensor:
@@ -131,17 +132,22 @@ def gated_fwd(gate: torch.Tensor, up: torch.Tensor | None, act: str) -> torch.Te
 
 
 def gated_bwd(
-    gate: torch.Tensor, up: torch.Tensor | None, dy: torch.Tensor, act: str
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the gradients of gate and up, each contiguous; the second is None if up is."""
+    gate: torch.Tensor, up: torch.Tensor | None, dy: torch.Tensor, act: str, wants_y: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of gate and up, and y, each contiguous.
+
+    The second is None if up is. y, the result of the forward pass, is None if it is not wanted. It
+    has the same bits as there.
+    """
     dgate = torch.empty_like(gate, memory_format=torch.contiguous_format)
     dup = None if up is None else torch.empty_like(up, memory_format=torch.contiguous_format)
-    grads = dgate, dup
+    y = torch.empty_like(dy, memory_format=torch.contiguous_format) if wants_y else None
+    results = dgate, dup, y
     size = n = dy.numel()
     if size == 0:
-        return grads
+        return results
     gate, up = _halves(gate, up)
-    dgate, dup = _halves(*grads)
+    dgate, dup = _halves(dgate, dup)
     stride_gate = stride_up = stride_dy = stride_out = 0
     read = gate.is_contiguous() and up.is_contiguous() and dy.is_contiguous()
     if not (read and dgate.is_contiguous() and dup.is_contiguous()):
@@ -153,11 +159,11 @@ def gated_bwd(
     tiles = (n - 1) // config["BLOCK_N"] + 1
     _backward_kernel[(size // n * tiles,)](
         gate_ptr=gate, up_ptr=up, dy_ptr=dy,
-        dgate_ptr=dgate, dup_ptr=dup, stride_gate=stride_gate, stride_up=stride_up,
+        dgate_ptr=dgate, dup_ptr=dup, y_ptr=y, stride_gate=stride_gate, stride_up=stride_up,
         stride_dy=stride_dy, stride_out=stride_out, N=n, tiles=tiles,
         ACT=act, FLAT=n == size, **config,
     )  # fmt: skip
-    return grads
+    return results
 
 
 def _check(gate, up):
@@ -211,15 +217,16 @@ def _forward_tile(gate_ptrs, up_ptrs, y_ptrs, mask, ACT: tl.constexpr):
 
 @triton.jit
 def _backward_kernel(
-    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr,
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr,
     stride_gate, stride_up, stride_dy, stride_out, N, tiles,
     ACT: tl.constexpr, FLAT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dgate = dy up a'(gate) and dup = dy a(gate), computed in float32.
+    """dgate = dy up a'(gate) and dup = dy a(gate), computed in float32, and y = a(gate) up.
 
     Grid: rows * tiles, tiles = cdiv(N, BLOCK_N). A program owns BLOCK_N columns of one row; it
-    reads gate, up and dy, and writes dgate and dup, which have one stride. ACT: "silu", "gelu_tanh"
-    or "gelu_erf". FLAT: there is one row, and the strides are not used. BLOCK_N: a power of two.
+    reads gate, up and dy, and writes dgate and dup, which have one stride. It writes y, whose rows
+    have N elements, unless y_ptr is None. ACT: "silu", "gelu_tanh" or "gelu_erf". FLAT: there is
+    one row, and the strides are not used. BLOCK_N: a power of two.
     """
     row, start = _tile_coords(tiles, FLAT, BLOCK_N)
     offs = tl.arange(0, BLOCK_N)
@@ -228,22 +235,28 @@ def _backward_kernel(
     dy_ptrs = dy_ptr + (row * stride_dy + start) + offs
     dgate_ptrs = dgate_ptr + (row * stride_out + start) + offs
     dup_ptrs = dup_ptr + (row * stride_out + start) + offs
+    y_ptrs = y_ptr if y_ptr is None else y_ptr + (row * N + start) + offs
     if start + BLOCK_N <= N:
-        _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, None, ACT)
+        _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, y_ptrs, None, ACT)
     else:
         mask = start + offs < N
-        _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT)
+        _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, y_ptrs, mask, ACT)
 
 
 @triton.jit
-def _backward_tile(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT: tl.constexpr):
-    """Compute and store a tile of dgate and dup."""
+def _backward_tile(
+    gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, y_ptrs, mask, ACT: tl.constexpr
+):  # fmt: skip
+    """Compute and store a tile of dgate and dup, and of y unless y_ptrs is None."""
     gate = tl.load(gate_ptrs, mask=mask).to(tl.float32)
     up = tl.load(up_ptrs, mask=mask).to(tl.float32)
     dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
     ratio = _act_ratio(gate, ACT)
     dgate = dy * up * _act_derivative(gate, ratio, ACT)
     dup = dy * (gate * ratio)
+    if y_ptrs is not None:
+        y = gate * ratio * up
+        tl.store(y_ptrs, y.to(y_ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
     tl.store(dgate_ptrs, dgate.to(dgate_ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
     tl.store(dup_ptrs, dup.to(dup_ptrs.dtype.element_ty), mask=mask, cache_modifier=".cs")
 

@@ -107,7 +107,7 @@ class Layer:
         h, residual = normed(self.config, self.parts, self.norm1, x, residual)
         x = self._dropped(self._linear(self._attended(h, context), self.out), context, 2)
         h, residual = normed(self.config, self.parts, self.norm2, x, residual)
-        return self._dropped(self._linear(self._inner(h), self.down), context, 3), residual
+        return self._dropped(self._mlp(h), context, 3), residual
 
     def _attended(self, h, context):
         c, parts, (b, s, _) = self.config, self.parts, h.shape
@@ -128,14 +128,17 @@ class Layer:
             out = parts.decode_attention(q, keys, values, context.lengths)
         return out.transpose(1, 2).reshape(b, s, -1)
 
-    def _inner(self, h):
-        parts = self.parts
+    def _mlp(self, h):
+        parts, down = self.parts, self.down
         if len(self.up) == 2:
-            return parts.swiglu(*(self._linear(h, weights) for weights in self.up))
+            halves = [self._linear(h, weights) for weights in self.up]
+            if parts.swiglu_linear is not None:
+                return parts.swiglu_linear(*halves, down.matrix)
+            return self._linear(parts.swiglu(*halves), down)
         (up,) = self.up
         if parts.linear_gelu is not None:
-            return parts.linear_gelu(h, up.matrix, up.bias)
-        return parts.gelu(self._linear(h, up))
+            return self._linear(parts.linear_gelu(h, up.matrix, up.bias), down)
+        return self._linear(parts.gelu(self._linear(h, up)), down)
 
     def _linear(self, x, weights):
         return self.parts.linear(x, weights.matrix, weights.bias)

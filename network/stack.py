@@ -61,9 +61,10 @@ class Stack:
                     f"stack {other.name}: has no {name} of its own, expected one of {offered}"
                 )
         taken = {name: getattr(other.parts, name) for name in names if name != OPTIMIZER}
-        if "linear" in taken:
-            # A fused part of the former stack must not hide the product that is put in.
-            taken.setdefault("linear_gelu", None)
+        for joined, those in part_names.JOINED.items():
+            # A joined part of the former stack must not hide a part that is put in.
+            if taken.keys() & set(those):
+                taken.setdefault(joined, None)
         return dataclasses.replace(
             self,
             name="+".join([self.name, *(f"{other.name}.{name}" for name in names)]),

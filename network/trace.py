@@ -81,10 +81,10 @@ def reduced(events: Iterable, time: str) -> dict[tuple[str, str], float]:
     for event in events:
         spent = getattr(event, time)
         if spent:
-            part, direction = owners[event.id], "forward"
-            if not part and (number := _number_above(event)) is not None:
-                part, direction = made.get(number), "backward"
-            key = (part or OTHER, direction)
+            number = _number_above(event)
+            # A joined part has the names of others within, in both passes.
+            part = owners[event.id] or made.get(number)
+            key = (part or OTHER, "forward" if number is None else "backward")
             sums[key] = sums.get(key, 0.0) + spent
     return sums
 

@@ -26,6 +26,7 @@ KINDS = {
         lambda gate, up: geglu_reference(gate, up, "none"),
     ),
 }
+ACTS = {"swiglu": "silu", "geglu": "gelu_tanh", "geglu erf": "gelu_erf"}
 kinds = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -52,6 +53,9 @@ def agrees(kind, gate, up):
     assert y.is_contiguous()
     for ours, theirs in zip((y, *grads), (expected, *truth), strict=True):
         close(ours.detach(), theirs.detach(), gate.dtype)
+    *again, result = gated.gated_bwd(*(t.detach() for t in given), dy, ACTS[kind], True)
+    assert result.is_contiguous() and torch.equal(result, y)
+    assert all(torch.equal(one, other) for one, other in zip(again, grads, strict=True))
 
 
 @kinds

@@ -41,7 +41,7 @@ def test_a_stack_takes_pytorchs_parts_for_those_that_it_has_not():
     for name in parts.NAMES:
         assert (getattr(ours.parts, name) is getattr(eager.parts, name)) == (name not in ours.own)
     cublas = stack.load("ours_cublas")
-    assert set(ours.own) - set(cublas.own) == {"linear", "linear_gelu"}
+    assert set(ours.own) - set(cublas.own) == {"linear", "linear_gelu", "swiglu_linear"}
 
 
 def test_one_part_is_put_in():
@@ -61,7 +61,10 @@ def test_one_part_is_put_in():
 def test_the_product_that_is_put_in_is_not_hidden_by_a_fused_one():
     eager, ours = stack.load("torch_eager"), stack.load("ours")
     found = ours.with_parts_of(dataclasses.replace(eager, own=("linear",)), "linear")
-    assert found.parts.linear_gelu is None and found.parts.linear is eager.parts.linear
+    assert found.parts.linear_gelu is found.parts.swiglu_linear is None
+    assert found.parts.linear is eager.parts.linear
+    found = ours.with_parts_of(dataclasses.replace(eager, own=("swiglu",)), "swiglu")
+    assert found.parts.swiglu_linear is None and found.parts.linear_gelu is ours.parts.linear_gelu
 
 
 @kinds
@@ -183,5 +186,6 @@ def test_a_ladder_puts_in_one_part_more_on_each_rung(kind):
         assert (rungs[-1].optimizer is ours.optimizer) == training
         # A fused product comes after the plain one, which would take it out again.
         assert set(rungs[-1].own) == set(stack.able(ours, config, training).own)
-        fused = ours.parts.linear_gelu if "linear_gelu" in rungs[-1].own else None
-        assert rungs[-1].parts.linear_gelu is fused
+        for joined in parts.JOINED:
+            mine = getattr(ours.parts, joined) if joined in rungs[-1].own else None
+            assert getattr(rungs[-1].parts, joined) is mine

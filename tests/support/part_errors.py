@@ -43,7 +43,7 @@ def compared(stack: Stack, config: Config) -> list[tuple[str, ...]]:
     A part that holds two others stands by itself: with it the network does not call those.
     """
     own = [name for name in parts.used(config) if name in stack.own]
-    fused = [name for name in own if name == "linear_gelu"]
+    fused = [name for name in own if name in parts.JOINED]
     return [tuple(name for name in own if name not in fused), *((name,) for name in fused)]
 
 
@@ -69,8 +69,11 @@ def part_errors(
 
 
 def _whole(found: Parts) -> Parts:
-    """Return the same parts with a `linear_gelu` made of two."""
-    return found.with_parts(linear_gelu=lambda x, w, b=None: found.gelu(found.linear(x, w, b)))
+    """Return the same parts with joined ones that are made of two."""
+    return found.with_parts(
+        linear_gelu=lambda x, w, b=None: found.gelu(found.linear(x, w, b)),
+        swiglu_linear=lambda gate, up, w: found.linear(found.swiglu(gate, up), w, None),
+    )
 
 
 EXACT = _whole(_oracle.PARTS)
