@@ -131,10 +131,9 @@ class Layer:
     def _mlp(self, h):
         parts, down = self.parts, self.down
         if len(self.up) == 2:
-            halves = [self._linear(h, weights) for weights in self.up]
-            if parts.swiglu_linear is not None:
-                return parts.swiglu_linear(*halves, down.matrix)
-            return self._linear(parts.swiglu(*halves), down)
+            if parts.swiglu_mlp is not None:
+                return parts.swiglu_mlp(h, *(each.matrix for each in (*self.up, down)))
+            return self._linear(parts.swiglu(*(self._linear(h, each) for each in self.up)), down)
         (up,) = self.up
         if parts.linear_gelu is not None:
             return self._linear(parts.linear_gelu(h, up.matrix, up.bias), down)

@@ -41,8 +41,8 @@ class Parts:
             A scalar. Rows whose target is -100 do not count.
         linear_gelu(x, weight, bias) -> gelu(linear(x, weight, bias))
             None if a stack has no such part.
-        swiglu_linear(gate [B, S, N], up [B, S, N], weight [C, N]) -> [B, S, C]
-            linear(swiglu(gate, up), weight, None), or None.
+        swiglu_mlp(h [B, S, C], gate [N, C], up [N, C], down [C, N]) -> [B, S, C]
+            linear(swiglu(linear(h, gate), linear(h, up)), down), or None.
     """
 
     embedding: Callable
@@ -57,7 +57,7 @@ class Parts:
     dropout: Callable
     loss: Callable
     linear_gelu: Callable | None = None
-    swiglu_linear: Callable | None = None
+    swiglu_mlp: Callable | None = None
 
     def with_parts(self, **others: Callable | None) -> "Parts":
         """Return the same parts with some replaced; ValueError for a name that no part has."""
@@ -68,7 +68,7 @@ class Parts:
 
 NAMES = tuple(field.name for field in dataclasses.fields(Parts))
 # Parts that join others, by name: a network that has one calls none of those in its place.
-JOINED = {"linear_gelu": ("linear", "gelu"), "swiglu_linear": ("swiglu", "linear")}
+JOINED = {"linear_gelu": ("linear", "gelu"), "swiglu_mlp": ("linear", "swiglu")}
 
 
 def used(config: Config, training: bool = True) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def used(config: Config, training: bool = True) -> tuple[str, ...]:
     """
     family = config.family
     unused = {"layer_norm" if family.norm == "rms_norm" else "rms_norm"}
-    unused |= {"gelu", "linear_gelu"} if family.gated else {"swiglu", "swiglu_linear"}
+    unused |= {"gelu", "linear_gelu"} if family.gated else {"swiglu", "swiglu_mlp"}
     if not family.rotary:
         unused.add("rotary")
     if not (training and config.dropout):

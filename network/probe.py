@@ -105,7 +105,7 @@ def _given(name, config, training, dtype, device):
         "gelu": lambda: (rand(b, s, c),),
         "linear": lambda: (rand(b, s, c), weight(c, c), bias),
         "linear_gelu": lambda: (rand(b, s, c), weight(c, c), bias),
-        "swiglu_linear": lambda: (rand(b, s, c), rand(b, s, c), weight(c, c)),
+        "swiglu_mlp": lambda: (rand(b, s, c), weight(c, c), weight(c, c), weight(c, c)),
         "dropout": lambda: (rand(b, s, c), config.dropout, seed),
         "loss": lambda: (rand(b * s, c), rand(c, c), integers(b * s)),
     }[name]()

@@ -18,7 +18,7 @@ WITH = "_with_"
 # The stacks into which ours is put one part at a time, and the parts that are not put in. Two of
 # these join others. The ops drop nothing, and a step decodes nothing.
 ONE_PART_OVER = ("torch_eager", "torch_compile")
-NOT_APART = ("linear_gelu", "swiglu_linear", "dropout", "decode_attention")
+NOT_APART = ("linear_gelu", "swiglu_mlp", "dropout", "decode_attention")
 # With the name of what is in it, as workers are named.
 MODULE_NAME = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w[\w.]*)?")
 

@@ -13,7 +13,7 @@ from kernels.random import dropout
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from network.stacks._norms import with_stream
-from network.stacks._swiglu_linear import swiglu_linear
+from network.stacks._swiglu_mlp import swiglu_mlp
 from network.train import BETAS, EPS, groups
 
 
@@ -49,5 +49,5 @@ PARTS = {
     "dropout": dropout,
     "loss": linear_cross_entropy,
     "linear_gelu": _linear_gelu,
-    "swiglu_linear": swiglu_linear,
+    "swiglu_mlp": swiglu_mlp,
 }

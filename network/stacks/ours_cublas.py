@@ -2,6 +2,6 @@
 
 from network.stacks import ours
 
-PRODUCTS = ("linear", "linear_gelu", "swiglu_linear")
+PRODUCTS = ("linear", "linear_gelu", "swiglu_mlp")
 OPTIMIZER = ours.OPTIMIZER
 PARTS = {name: part for name, part in ours.PARTS.items() if name not in PRODUCTS}

@@ -7,7 +7,7 @@ import _figure
 # The order in which a step calls its parts; the others follow by name.
 PARTS = (
     "embedding", "rms_norm", "layer_norm", "linear", "linear_gelu", "rotary", "attention",
-    "swiglu", "swiglu_linear", "gelu", "loss", "clip", "optimizer", "other",
+    "swiglu", "swiglu_mlp", "gelu", "loss", "clip", "optimizer", "other",
 )  # fmt: skip
 # PyTorch's stacks with one part of ours.
 ONE_PART = re.compile(r"_with_")

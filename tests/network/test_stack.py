@@ -41,7 +41,7 @@ def test_a_stack_takes_pytorchs_parts_for_those_that_it_has_not():
     for name in parts.NAMES:
         assert (getattr(ours.parts, name) is getattr(eager.parts, name)) == (name not in ours.own)
     cublas = stack.load("ours_cublas")
-    assert set(ours.own) - set(cublas.own) == {"linear", "linear_gelu", "swiglu_linear"}
+    assert set(ours.own) - set(cublas.own) == {"linear", "linear_gelu", "swiglu_mlp"}
 
 
 def test_one_part_is_put_in():
@@ -61,10 +61,10 @@ def test_one_part_is_put_in():
 def test_the_product_that_is_put_in_is_not_hidden_by_a_fused_one():
     eager, ours = stack.load("torch_eager"), stack.load("ours")
     found = ours.with_parts_of(dataclasses.replace(eager, own=("linear",)), "linear")
-    assert found.parts.linear_gelu is found.parts.swiglu_linear is None
+    assert found.parts.linear_gelu is found.parts.swiglu_mlp is None
     assert found.parts.linear is eager.parts.linear
     found = ours.with_parts_of(dataclasses.replace(eager, own=("swiglu",)), "swiglu")
-    assert found.parts.swiglu_linear is None and found.parts.linear_gelu is ours.parts.linear_gelu
+    assert found.parts.swiglu_mlp is None and found.parts.linear_gelu is ours.parts.linear_gelu
 
 
 @kinds

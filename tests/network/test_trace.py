@@ -48,9 +48,9 @@ def test_the_backward_pass_of_a_node_belongs_to_the_part_that_made_it():
 
 
 def test_names_within_a_joined_part_count_in_both_passes():
-    outer = event("part.swiglu_linear", 0, 1)
-    made = event("_SwigluLinear", 0, 2, 5, above=outer)
-    node = event("autograd::engine::evaluate_function: _SwigluLinearBackward", 0, 9, 5)
+    outer = event("part.swiglu_mlp", 0, 1)
+    made = event("_SwigluMLP", 0, 2, 5, above=outer)
+    node = event("autograd::engine::evaluate_function: _SwigluMLPBackward", 0, 9, 5)
     events = [outer, made, node]
     for start, above in ((3, made), (10, node)):
         inner = event("part.swiglu", 0, start, above=above)
@@ -59,8 +59,8 @@ def test_names_within_a_joined_part_count_in_both_passes():
     assert trace.reduced(events, "spent") == {
         ("swiglu", "forward"): 3,
         ("swiglu", "backward"): 10,
-        ("swiglu_linear", "forward"): 1,
-        ("swiglu_linear", "backward"): 1,
+        ("swiglu_mlp", "forward"): 1,
+        ("swiglu_mlp", "backward"): 1,
     }
 
 

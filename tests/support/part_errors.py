@@ -72,7 +72,9 @@ def _whole(found: Parts) -> Parts:
     """Return the same parts with joined ones that are made of two."""
     return found.with_parts(
         linear_gelu=lambda x, w, b=None: found.gelu(found.linear(x, w, b)),
-        swiglu_linear=lambda gate, up, w: found.linear(found.swiglu(gate, up), w, None),
+        swiglu_mlp=lambda h, gate, up, down: found.linear(
+            found.swiglu(found.linear(h, gate, None), found.linear(h, up, None)), down, None
+        ),
     )
 
 
