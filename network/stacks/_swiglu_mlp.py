@@ -67,9 +67,12 @@ class _SwigluMLP(torch.autograd.Function):
             dy = matmul(dout, down)
         with record_function(PREFIX + "swiglu"):
             dz, du, y = gated_bwd(z, u, dy, "silu", wants_down)
+        # Each is as large as what is kept.
+        del dy
         with record_function(PREFIX + "linear"):
             if wants_down:
                 ddown = matmul(dout.T, y)
+            del y
             if wants_h:
                 dh = matmul(du, up, residual=matmul(dz, gate)).view(h.shape)
             if wants_gate:
