@@ -61,7 +61,7 @@ def test_without_gradients_it_is_the_same_function(rows):
 
 
 @pytest.mark.parametrize("frozen", range(4))
-def test_what_wants_no_gradient_gets_none(frozen, monkeypatch):
+def test_an_argument_without_a_gradient_gets_none(frozen, monkeypatch):
     leaves, asked = made(), []
     leaves[frozen].requires_grad_(False)
 
