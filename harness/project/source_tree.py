@@ -15,10 +15,10 @@ NETWORK, STACKS = "network/ops", "network/stacks"
 EVERY = "all"
 # Between a stack and the one part of ours in it, as `network.stack` has it.
 WITH = "_with_"
-# The stacks into which ours is put one part at a time, and the parts that are not put in. Two of
-# these join others. The ops drop nothing, and a step decodes nothing.
+# The stacks into which ours is put one part at a time, and the parts that are not put in, beside
+# those that join others. The ops drop nothing, and a step decodes nothing.
 ONE_PART_OVER = ("torch_eager", "torch_compile")
-NOT_APART = ("linear_gelu", "swiglu_mlp", "dropout", "decode_attention")
+NOT_APART = ("dropout", "decode_attention")
 # With the name of what is in it, as workers are named.
 MODULE_NAME = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w[\w.]*)?")
 
@@ -65,7 +65,8 @@ def stacks(root: Path, op: str) -> list[str]:
     path = f"{NETWORK}/{network_ops(root)[op]}.py"
     if op in literal(root, path, "PART_BY_PART", ()):
         ours = f"{STACKS}/ours.py"
-        parts = [name for name in keys(root, ours, "PARTS") if name not in NOT_APART]
+        left_out = {*NOT_APART, *literal(root, "network/parts.py", "JOINED", {})}
+        parts = [name for name in keys(root, ours, "PARTS") if name not in left_out]
         parts += ["optimizer"] * ("OPTIMIZER" in public_names(root, ours))
         bases = [base for base in ONE_PART_OVER if base in found]
         found += [f"{base}{WITH}{part}" for base in bases for part in parts]
