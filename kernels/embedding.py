@@ -1,9 +1,12 @@
 """Embedding: out[i] = weight[ids[i]], and a gradient of the weight that repeats bit for bit.
 
-Memory decides. The forward pass copies rows, some columns of all tokens first: then a row that many
-tokens have is still in the L2. The backward pass writes the whole gradient, most of it zeros, and
-reads each row of dy once. Each row of the gradient has one program. So no row is written twice, no
-zeros are written first, and no two programs add to one number.
+Memory decides. The forward pass copies rows. If there are more tokens than rows, it copies some
+columns of all tokens first: then a row that many tokens have is still in the L2. Else it copies
+whole rows one after the other.
+
+The backward pass writes the whole gradient, most of it zeros, and reads each row of dy once. Each
+row of the gradient has one program. So no row is written twice, no zeros are written first, and no
+two programs add to one number.
 
 A program must find the tokens of a row. So the tokens are sorted by their id, and by their place
 within an id. A key holds both, so all keys differ and every correct sort gives the same order. The
@@ -128,12 +131,16 @@ def embedding_fwd(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if out.numel() == 0:
         return out
     weight = as_rows_2d(weight)
-    config = FORWARD.pick(out.device, c=min(c, WIDE), itemsize=out.element_size())
-    blocks = (m - 1) // config["BLOCK_M"] + 1
-    _forward_kernel[(blocks * ((c - 1) // config["BLOCK_C"] + 1),)](
+    by_columns = m > v
+    config = FORWARD.pick(
+        out.device, c=min(c, WIDE), itemsize=out.element_size(), by_columns=by_columns
+    )
+    blocks, tiles = (m - 1) // config["BLOCK_M"] + 1, (c - 1) // config["BLOCK_C"] + 1
+    _forward_kernel[(blocks * tiles,)](
         ids_ptr=ids.contiguous(), weight_ptr=weight, out_ptr=out,
-        stride_weight=weight.stride(0), M=m, V=v, C=c, blocks=blocks,
-        ITEMS=access_items(out.element_size(), c, weight.stride(0)), **config,
+        stride_weight=weight.stride(0), M=m, V=v, C=c, count=blocks if by_columns else tiles,
+        BY_COLUMNS=by_columns, ITEMS=access_items(out.element_size(), c, weight.stride(0)),
+        **config,
     )  # fmt: skip
     return out
 
@@ -207,19 +214,22 @@ def _check(ids, weight):
 
 @triton.jit
 def _forward_kernel(
-    ids_ptr, weight_ptr, out_ptr, stride_weight, M, V, C, blocks,
-    ITEMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    ids_ptr, weight_ptr, out_ptr, stride_weight, M, V, C, count,
+    BY_COLUMNS: tl.constexpr, ITEMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[i] = weight[ids[i]], NaN for an id below 0 or from V on.
 
-    Grid: blocks * cdiv(C, BLOCK_C), blocks = cdiv(M, BLOCK_M). A program owns BLOCK_C columns of
-    BLOCK_M tokens. It reads their ids and the rows of weight [V, C], and writes out [M, C]. C and
-    the stride are multiples of ITEMS, those of an access.
+    Grid: cdiv(M, BLOCK_M) * cdiv(C, BLOCK_C). A program owns BLOCK_C columns of BLOCK_M tokens. It
+    reads their ids and the rows of weight [V, C], and writes out [M, C]. BY_COLUMNS: whether
+    programs that follow each other have the same columns, and not the same tokens. count: the
+    number of such programs. C and the stride are multiples of ITEMS, those of an access.
     """
     stride_weight, C = stride_weight // ITEMS * ITEMS, C // ITEMS * ITEMS
     pid = tl.program_id(0)
-    rows = (pid % blocks) * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = (pid // blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
+    block = pid % count if BY_COLUMNS else pid // count
+    tile = pid // count if BY_COLUMNS else pid % count
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = rows < M
     ids = tl.load(ids_ptr + rows, mask=inside, other=0).to(tl.int64)
     known = inside & (ids >= 0) & (ids < V)
@@ -448,10 +458,11 @@ def _columns(c, most):
     return min(most, max(16, 1 << (c - 1).bit_length()))
 
 
-def _choose_forward(c, itemsize):
-    # A warp reads 512 bytes of a row; each thread has eight accesses of 16 bytes on the way.
-    columns = _columns(c, 512 // itemsize)
-    return {"BLOCK_M": 32, "BLOCK_C": columns, "num_warps": 4}
+def _choose_forward(c, itemsize, by_columns):
+    # Each of four warps has four accesses of 512 bytes on the way. By columns, a slice of all rows
+    # is to stay in the L2; by rows, the accesses of a row are to lie side by side.
+    columns = _columns(c, (256 if by_columns else 2048) // itemsize)
+    return {"BLOCK_M": min(32, 8192 // (columns * itemsize)), "BLOCK_C": columns, "num_warps": 4}
 
 
 def _choose_sum(c, itemsize):
@@ -460,7 +471,7 @@ def _choose_sum(c, itemsize):
     return {"BLOCK_V": 32, "BLOCK_C": columns, "num_warps": max(1, columns * itemsize // 512)}
 
 
-def _suits(candidate, c, itemsize):
+def _suits(candidate, c, **key):
     return candidate["BLOCK_C"] < 2 * max(c, 128)
 
 

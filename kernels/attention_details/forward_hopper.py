@@ -63,12 +63,16 @@ def tile(block_n, groups, k_slots, v_slots, turns, pinned, q_loaded=0, split=0, 
 
 
 PAIR, TRIPLE = tile(128, 2, 2, 2, 0, 0), tile(128, 3, 4, 4, 0, 0, split=1)
-HELD, IN_TURN = tile(128, 2, 4, 4, 0, 1), tile(128, 2, 4, 4, 1, 0)
+# Rings of four tiles, where heads of 64 leave room for them.
+DEEP, IN_TURN = tile(128, 2, 4, 4, 0, 0), tile(128, 2, 4, 4, 1, 0)
+# Tiles that are cut in half reach less far beyond the diagonal.
+SHORT = tile(64, 2, 4, 4, 0, 0)
 CONFIGS = (
     PAIR,
     TRIPLE,
-    HELD,
+    SHORT,
     IN_TURN,
+    tile(128, 2, 4, 4, 0, 1),
     tile(128, 2, 4, 4, 0, 1, q_loaded=1),
     tile(128, 2, 2, 2, 0, 1, q_loaded=1),
     tile(128, 2, 2, 2, 1, 0),
@@ -76,12 +80,17 @@ CONFIGS = (
 
 
 def choose(s, d, causal):
-    # See the lab book: the tiles' order by a counter.
+    # See the lab book: the tiles' order by a counter; heads of 128 at short sequences.
     if d == 128:
-        return PAIR
+        return choose_wide(s, causal)
     # Three groups with masks have registers that spill. Their tiles of 192 rows reach far beyond
     # the end of a short sequence.
     return IN_TURN if causal else TRIPLE if s >= 2048 else PAIR
+
+
+def choose_wide(s, causal):
+    """Return the configuration for heads of 128 and sequences of at most s keys."""
+    return SHORT if causal and s <= 1024 else PAIR
 
 
 def fits(config, s, d, causal):

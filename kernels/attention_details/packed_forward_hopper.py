@@ -25,18 +25,19 @@ from .._runtime.device import sm_count
 from .._triton.arrival_counter import arrival_counter
 from .._triton.math import LOG2E
 from .forward_hopper import (
+    DEEP,
     PAIR,
     Q_SLOTS,
+    SHORT,
+    choose_wide,
     fits,
     key_tiles,
     near_heads,
     suits,
-    tile,
     tile_of,
 )
 from .hopper_tiles import (
     attend_key_tile,
-    computed,
     described,
     drawn,
     make_barriers,
@@ -63,16 +64,14 @@ from .sequences_hopper import (
     tile_at,
 )
 
-# Rings of four tiles, where heads of 64 leave room for them.
-DEEP = tile(128, 2, 4, 4, 0, 0)
-CONFIGS = (PAIR, DEEP)
+CONFIGS = (PAIR, DEEP, SHORT)
 # Rows of the tiles of all configurations.
 TILE_ROWS = 128
 
 
-def choose(d, causal):
-    # See the lab book: heads of 64, packed. A diagonal changes nothing.
-    return DEEP if d == 64 else PAIR
+def choose(s, d, causal):
+    # See the lab book: heads of 64, packed. A diagonal changes nothing there.
+    return DEEP if d == 64 else choose_wide(s, causal)
 
 
 @gluon.jit
@@ -266,7 +265,6 @@ def consumer(
     GROUPS: gl.constexpr = options[4]
     K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
-    PINNED: gl.constexpr = options[8]
     out_desc, out_ring = descs[3], rings[3]
     q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
     GROUP_ROWS: gl.constexpr = out_desc.block_type.shape[2]
@@ -325,8 +323,6 @@ def consumer(
                 scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT, RIGHT, BLOCK_M,
                 BLOCK_N,
             )  # fmt: skip
-            if PINNED:
-                l_next = computed(l_next)
             acc, p = warpgroup_mma_wait(0, (acc, p))
             p = gl.convert_layout(p_next.to(p.dtype), p.type.layout)
         else:
@@ -381,8 +377,8 @@ def packed_forward_hopper_kernel(
     sequences lie end to end. Writes lse and stats, [H, TOTAL_Q] in float32 or None.
 
     cu_q, cu_k: boundaries [B + 1]. GROUP: query heads of one key head. before, after: sizes of the
-    window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. TURNS, Q_LOADED and SPLIT
-    are zero; other parameters are those of attention's kernel.
+    window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. TURNS, PINNED, Q_LOADED
+    and SPLIT are zero; other parameters are those of attention's kernel.
     """
     shape = (TOTAL_Q, TOTAL_K, H, GROUP, 0, 0, slots, H, near)
     boundaries = cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B
@@ -472,6 +468,6 @@ FORWARD = Configs(
     packed_forward_hopper_kernel,
     CONFIGS,
     choose,
-    lambda config, d, causal: fits(config, 0, d, causal),
+    fits,
     family="attention_varlen",
 )

@@ -21,11 +21,10 @@ from .._runtime.configs import Config, Configs
 from .._runtime.device import sm_count
 from .._triton.arrival_counter import arrival_counter
 from .._triton.math import LOG2E
-from ..attention_details.forward_hopper import HELD, PAIR, Q_SLOTS, fits, near_heads, tile_of
+from ..attention_details.forward_hopper import DEEP, PAIR, Q_SLOTS, fits, near_heads, tile_of
 from ..attention_details.forward_hopper import suits as suits_attention
 from ..attention_details.hopper_tiles import (
     attend_key_tile,
-    computed,
     described,
     drawn,
     make_barriers,
@@ -44,14 +43,14 @@ from ..attention_details.hopper_tiles import (
 )
 from .lists_hopper import entries_below, tile_start
 
-CONFIGS = (PAIR, HELD)
+CONFIGS = (PAIR, DEEP)
 # The tiles of all configurations have so many rows and keys.
 LEAST_BLOCK = 128
 
 
 def choose(d, causal):
-    # As in attention, without its three groups.
-    return HELD if d == 64 and causal else PAIR
+    # See the lab book: heads of 64, by lists. A diagonal changes nothing.
+    return DEEP if d == 64 else PAIR
 
 
 def suits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_size: int) -> bool:
@@ -202,7 +201,6 @@ def consumer(
     GROUPS: gl.constexpr = options[4]
     K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
-    PINNED: gl.constexpr = options[8]
     BLOCK: gl.constexpr = options[9]
     out_desc, out_ring = descs[3], rings[3]
     q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
@@ -255,8 +253,6 @@ def consumer(
                 scores, cut, start, tile * (GROUPS * ROWS) + own, nothing, no_sums, sizes, factor,
                 CAUSAL,
             )  # fmt: skip
-            if PINNED:
-                l_next = computed(l_next)
             acc, p = warpgroup_mma_wait(0, (acc, p))
             p = gl.convert_layout(p_next.to(p.dtype), p.type.layout)
         else:
@@ -295,7 +291,8 @@ def block_sparse_forward_hopper_kernel(
 
     offsets, indices, order: those of rows of a BlockMask, with `blocks` rows a head. stride_lb,
     stride_lh: heads of the mask from a batch, and a head, to the next. The number `right` is
-    SK - SQ. BLOCK: a multiple of GROUPS * ROWS and of BLOCK_N. TURNS, Q_LOADED and SPLIT are zero.
+    SK - SQ. BLOCK: a multiple of GROUPS * ROWS and of BLOCK_N. TURNS, PINNED, Q_LOADED and SPLIT
+    are zero.
 
     counter: one int32, zero, that hands out tiles. Other parameters are those of attention's
     kernel.

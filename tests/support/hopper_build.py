@@ -102,7 +102,15 @@ def packed(d: int, left: int | None, right: int | None, count: int) -> list[tupl
     options = ends, ends, 0.1, left, right
     with recorded() as calls:
         packed_forward_hopper.packed_forward_hopper(
-            q, k, v, out, lse[0], lse[0], *options, len(k), packed_forward_hopper.choose(d, causal)
+            q,
+            k,
+            v,
+            out,
+            lse[0],
+            lse[0],
+            *options,
+            len(k),
+            packed_forward_hopper.choose(len(k), d, causal),
         )
         packed_backward_hopper.packed_backward_hopper(
             q,
