@@ -3,12 +3,14 @@
 `python -m harness.results.record --run results/study --into results/recorded/hopper`; an op is
 replaced whole: CSV, sidecar and reports of all its implementations come from one run. A commit that
 the run was told by its first digits is written out, if the history here knows it. The
-sanitizer's report on a kernel file goes along, and so does what was seen within a training step.
+sanitizer's report on a kernel file goes along, and so does what was seen within a training step or
+of the forms of a kernel. A run may hold that alone.
 `manifest.json` holds the digest of each file; `--seal` writes it for what lies in a recorded
 folder.
 """
 
 import argparse
+import csv
 import re
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from pathlib import Path
 
 from harness import cli, files
 from harness.cli import UserError
+from harness.machine import environment
 from harness.project.implementations import TWIN
 from harness.results import manifest, raw, schema
 
@@ -36,12 +39,12 @@ def main() -> None:
         return
     if not (options.run and options.into):
         parser.error("give --run and --into, or --seal")
-    for op in record(options.run, options.into, options.allow_dirty):
-        print(f"recorded {op}", file=sys.stderr)
+    for name in record(options.run, options.into, options.allow_dirty):
+        print(f"recorded {name}", file=sys.stderr)
 
 
 def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
-    """Copies every op of `run` that has a time, or none; returns their names.
+    """Copies every op of `run` that has a time, or none; returns the names of all it recorded.
 
     An op that the configuration leaves no case, or that failed in all, would take the place of a
     record with times; it is named and left out. Raises UserError where a file is missing or broken,
@@ -49,7 +52,8 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     """
     remedy = "measure it again: python -m harness.measure"
     sources = {path.stem: path for path in sorted((run / "raw").glob("*.csv"))}
-    if not sources:
+    dissected = _dissected(run, allow_dirty)
+    if not (sources or dissected):
         raise UserError(f"{run}/raw: holds no measurement; {remedy}")
     reports, sidecars = {}, {}
     for op, path in list(sources.items()):
@@ -68,7 +72,7 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
         for report in reports[op]:
             again = f"verify it again: python -m harness.verify --op {op}"
             schema.read(report, "verification", again)
-    if not sources:
+    if not (sources or dissected):
         raise UserError(f"{run}/raw: holds no time; {remedy}")
     for op, path in sources.items():
         _replace_folder(into / "verify" / op, reports[op])
@@ -81,12 +85,33 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     sanitized = sorted((run / "sanitize").glob("*.json"))
     for source in sanitized:
         _replace_file(into / "sanitize" / source.name, source)
-    dissected = sorted((run / "dissect").glob("*.csv"))
     for source in dissected:
         _replace_file(into / "dissect" / source.name, source)
     families, others = [p.stem for p in sanitized], [f"dissect/{p.name}" for p in dissected]
     manifest.write(into, sources, families, others)
-    return list(sources)
+    return [*sources, *others]
+
+
+def _dissected(run: Path, allow_dirty: bool) -> list[Path]:
+    """The files of what was seen within a step or of a kernel's forms.
+
+    Each row tells its GPU and its commit. Raises UserError where a file has no row that is right,
+    or one without a GPU, or, unless allowed, one of a tree with changes that no commit holds.
+    """
+    found = sorted((run / "dissect").glob("*.csv"))
+    for path in found:
+        remedy = f"make it again: python -m harness.measure.dissect {path.stem}"
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        if any(row.get("status") is None or not row.get("commit") for row in rows):
+            raise UserError(f"{path}: a row without its status or its commit; {remedy}")
+        if not any(row["status"] == "ok" for row in rows):
+            raise UserError(f"{path}: holds no row that is right; {remedy}")
+        if not all(row.get("gpu") for row in rows):
+            raise UserError(f"{path}: was not made on a GPU; {remedy} on a machine that has one")
+        if not allow_dirty and any(row["commit"].endswith(environment.DIRTY) for row in rows):
+            raise UserError(f"{path}: made of uncommitted code; commit it and {remedy}")
+    return found
 
 
 def _with_whole_commit(sidecar: dict) -> dict | None:
@@ -106,11 +131,11 @@ def _with_whole_commit(sidecar: dict) -> dict | None:
         commit = subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    environment = sidecar["environment"] | {"commit": commit}
-    digest = raw.environment_sha256(environment)
+    surroundings = sidecar["environment"] | {"commit": commit}
+    digest = raw.environment_sha256(surroundings)
     return sidecar | {
         "commit": commit,
-        "environment": environment,
+        "environment": surroundings,
         "environment_sha256": digest,
     }
 

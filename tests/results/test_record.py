@@ -1,5 +1,6 @@
 """Check that whole, measured, committed ops are recorded, and that replays return them."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -95,6 +96,47 @@ def test_reports_of_the_sanitizer_are_recorded_too(run, tmp_path):
     (run / "sanitize/softmax.json").write_text("{}")
     record.record(run, tmp_path / "recorded", allow_dirty=False)
     assert tree(tmp_path / "recorded") == tree(run)
+
+
+SEEN = {"part": "loss", "status": "ok", "gpu": "H100", "commit": "a" * 40}
+
+
+def seen(folder: Path, *rows: dict[str, str]) -> Path:
+    """Write what was seen within a step into a run; return the run."""
+    (folder / "dissect").mkdir(parents=True)
+    with (folder / "dissect/step_parts.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, SEEN)
+        writer.writeheader()
+        writer.writerows(SEEN | row for row in rows)
+    return folder
+
+
+def test_a_run_may_hold_only_what_was_seen_within_a_step(tmp_path, recorded):
+    before, alone = tree(recorded), seen(tmp_path / "alone", {}, {"status": "oom"})
+    assert record.record(alone, recorded, allow_dirty=False) == ["dissect/step_parts.csv"]
+    assert tree(recorded) == before | tree(alone)
+    manifest.check_file(recorded, "dissect/step_parts.csv")
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"commit": "a" * 40 + "-dirty"}, "made of uncommitted code"),
+        ({"commit": ""}, "a row without its status or its commit"),
+        ({"gpu": ""}, "was not made on a GPU"),
+        ({"status": "oom"}, "holds no row that is right"),
+    ],
+)
+def test_a_step_that_must_not_be_recorded_is_refused(run, tmp_path, row, problem):
+    seen(run, row)
+    with pytest.raises(UserError, match=rf"step_parts\.csv: {problem}"):
+        record.record(run, tmp_path / "recorded", allow_dirty=False)
+    assert not (tmp_path / "recorded").exists()
+
+
+def test_uncommitted_code_of_a_step_may_be_allowed(tmp_path):
+    alone = seen(tmp_path / "alone", {"commit": "a" * 40 + "-dirty"})
+    assert record.record(alone, tmp_path / "recorded", allow_dirty=True)
 
 
 def test_a_rival_that_is_gone_leaves_no_report(run, tmp_path):
