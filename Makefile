@@ -12,8 +12,9 @@ ifeq ($(shell test -n "$$HOME" && test -w "$$HOME" && echo yes),)
 export HOME := $(CURDIR)/.home
 endif
 
-.PHONY: study smoke paper report test mutants docs lint image image-test lint-image sbom audit crate \
-	cluster slurm-test record tuned capabilities headline lock setup peers latex clean image-archive
+.PHONY: study smoke paper report test test-all mutants docs lint image image-test lint-image sbom \
+	audit crate cluster slurm-test record tuned capabilities headline lock setup peers latex clean \
+	image-archive
 
 study: setup
 	$(BIN)/snakemake --cores all
@@ -25,10 +26,11 @@ paper report: setup
 	$(BIN)/snakemake --cores all $@
 
 # Without the network the tests against Hugging Face's models are skipped, and the others run.
-test: setup
+test: MARKED = -m 'not slow'
+test test-all: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/network.txt \
 		|| echo "tilewright: requirements/network.txt is not installed; its tests are skipped" >&2
-	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=30
+	$(BIN)/python -m pytest $(MARKED) -n 3 --dist worksteal --durations=30
 
 mutants: setup
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements/mutants.txt

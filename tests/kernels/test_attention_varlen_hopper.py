@@ -304,6 +304,7 @@ def built():
     return hopper_build.built("packed")
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
     assert len(built) == 8

@@ -214,6 +214,7 @@ def built():
     return hopper_build.built("sparse")
 
 
+@pytest.mark.slow
 @pytest.mark.no_gpu
 def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
     assert len(built) == 8

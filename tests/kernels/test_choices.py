@@ -80,6 +80,7 @@ def chosen():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", ["reversed", "others", "none"])
 def test_another_sweep_changes_no_choice(chosen, sweep):
     assert {line[0] for line in chosen["declared"]} == set(source_tree.ops(ROOT))

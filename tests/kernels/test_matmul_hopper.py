@@ -11,6 +11,7 @@ import pytest
 
 from kernels.matmul_details import hopper
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PARTS = [
     ("bias",), ("bias", "leaky_relu"), ("bias", "gelu"), ("bias", "tanh"), ("residual",),

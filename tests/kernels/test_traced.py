@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import triton.language as tl
 
 from harness.study import jobs
@@ -13,6 +14,7 @@ from tests.support import kernel_files
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_each_op_is_one_graph():
     # In this process the kernels are the interpreter's, which cannot be traced.
     command = [sys.executable, str(ROOT / "tests/support/traced.py")]

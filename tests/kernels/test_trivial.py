@@ -16,6 +16,7 @@ MOST = 2**17
 OPS = jobs.ops(Path(__file__).parents[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPS)
 def test_zeros_and_constants_never_pass(name):
     op, _ = registry.op(name)

@@ -16,6 +16,9 @@ from harness.summarize.__main__ import summarize
 from tests.support import synthetic
 from tests.support.paper_scripts import FIGURES, PAPER, call, make, numbers, script
 
+# Most of them draw all figures and tables of a run.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):

@@ -15,6 +15,7 @@ from harness.summarize.__main__ import summarize
 from tests.support import synthetic
 from tests.support.workflows import MEASURE, copied, jobs
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"`([\w/]+\.(?:py|tex))`:\n\n```\w+\n(.*?)```", re.DOTALL)
 

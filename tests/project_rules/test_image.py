@@ -269,6 +269,7 @@ def test_the_wheel_of_flash_attn_is_compiled_from_the_source_that_the_lock_names
     assert "flash-attn==" not in parts["tools"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SUPPLY.exists(), reason="needs the tools of the supply chain: make sbom")
 def test_the_bill_of_materials_names_both_kinds_of_packages_and_is_the_same_twice(tmp_path):
     made = []

@@ -35,6 +35,7 @@ def replayed(tmp_path_factory):
     return replayed_once(tmp_path_factory, RECORDED)
 
 
+@pytest.mark.slow
 def test_the_headline_is_that_of_the_recorded_run(replayed, tmp_path):
     script = ROOT / "paper/figures/headline.py"
     command = [sys.executable, script, "--run", replayed, "--out", tmp_path / "headline.pdf"]
@@ -42,6 +43,7 @@ def test_the_headline_is_that_of_the_recorded_run(replayed, tmp_path):
     assert (tmp_path / "headline.svg").read_bytes() == (ROOT / "docs/headline.svg").read_bytes()
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_recorded_run(replayed, tmp_path):
     copy = shutil.copy(ROOT / "README.md", tmp_path)
     command = [sys.executable, ROOT / "paper/readme.py", "--run", replayed, "--out", copy]
@@ -49,6 +51,7 @@ def test_the_numbers_are_those_of_the_recorded_run(replayed, tmp_path):
     assert Path(copy).read_text() == (ROOT / "README.md").read_text(), "make headline"
 
 
+@pytest.mark.slow
 def test_a_readme_without_markers_is_refused_and_left(replayed, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("# Tilewright\n")

@@ -20,7 +20,7 @@ from harness.results import times
 from harness.stats import Estimate
 from harness.summarize import comparisons, inference, rates
 from harness.summarize import timings as rows_of_cells
-from tests.support.replayed import replayed_once
+from tests.support.replayed import RECORDED, replayed_once
 
 FAMILY, AS_RUN = rates.FAMILY, rates.AS_RUN
 (SEVERAL,) = set(rates.PROCESSES) - {AS_RUN}
@@ -31,7 +31,6 @@ WIDTH = 0.01
 RATE = 1 - stats.CONFIDENCE
 AT_MARGIN = math.expm1(stats.MARGIN)
 ROOT = Path(__file__).parents[2]
-MACHINES = sorted((ROOT / "results/recorded").glob("*/raw"))
 DISTURBED = {
     "calm": {},
     "noisy": {"noise": 0.02},
@@ -43,7 +42,7 @@ DISTURBED = {
 }
 
 
-@pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
+@pytest.fixture(scope="module", params=RECORDED)
 def material(request):
     """The noise of a recorded run, and its claims."""
     counted = {}
@@ -56,7 +55,7 @@ def material(request):
     return rates.material(gaps, processes, comparisons.members(compared))
 
 
-@pytest.fixture(scope="module", params=MACHINES, ids=lambda raw: raw.parent.name)
+@pytest.fixture(scope="module", params=RECORDED)
 def recorded(request, tmp_path_factory):
     """The rates on that noise as a summary has them, by kind, calls, processes and truth."""
     run = replayed_once(tmp_path_factory, request.param.parent)

@@ -21,6 +21,7 @@ from scipy import optimize, stats
 from tests.support import paper_scripts as paper
 from tests.support import replayed, whole_run
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 MACHINES = sorted((ROOT / "results/recorded").glob("*/raw"))
 MADE_UP = "made up"

@@ -3,11 +3,18 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from harness.results import raw
 from harness.summarize.__main__ import summarize
 from tests.support.once import made_once
 
 ROOT = Path(__file__).parents[2]
+# The folders of raw rows of the recorded runs, as parameters of a fixture.
+RECORDED = [
+    pytest.param(raw_rows, id=raw_rows.parent.name, marks=pytest.mark.slow)
+    for raw_rows in sorted((ROOT / "results/recorded").glob("*/raw"))
+]
 
 
 def replayed_once(tmp_path_factory, recorded: Path) -> Path:
