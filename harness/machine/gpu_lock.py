@@ -5,6 +5,11 @@ it alone; verification shares it, and begins on no GPU that a job waits to have 
 binds all Tilewright jobs of a machine, however they were started; programs that know nothing of it
 are found by asking the driver. With the GPU a job holds its share of the host's cores, so that jobs
 on two GPUs do not meet on a core.
+
+A compile phase shares the GPU too, and keeps it to its end, which may take many minutes. No waiting
+job can begin before that end. Verifications therefore go on, and may begin, while a compile phase
+is in progress. No further compile phase begins on a GPU that a job waits to have alone, so the wait
+is bounded. A job marks a GPU as awaited, or as compiling, by a shared lock on a file of its own.
 """
 
 import contextlib
@@ -30,7 +35,9 @@ WAIT_S = 4 * 3600.0
 # The driver lists a process for a moment after its death.
 SETTLE_S = 5.0
 PAUSE_S = (0.02, 0.2)
-# How often a job asks whether a GPU is awaited until it believes so, and the longest pause between.
+# The suffix of the file by whose lock a job marks a GPU.
+AWAITED, COMPILING = ".awaited", ".compiling"
+# How often a job asks whether a GPU is marked until it believes so, and the longest pause between.
 ASKED, ASKING_S = 4, 0.002
 # The word of an option in place of the UUID of a board.
 ANY = "any"
@@ -39,7 +46,11 @@ ELSEWHERE = "start the study again: it goes on with the GPUs that are left"
 
 @contextlib.contextmanager
 def hold(
-    exclusive: bool, wait_s: float = WAIT_S, uuid: str | None = None, rather: str | None = None
+    exclusive: bool,
+    wait_s: float = WAIT_S,
+    uuid: str | None = None,
+    rather: str | None = None,
+    compiles: bool = False,
 ) -> Iterator[Gpu]:
     """Lock a free GPU; meanwhile the processes started from here see that GPU alone, and run on
     its share of the cores.
@@ -49,27 +60,32 @@ def hold(
     - wait_s: the longest wait for other jobs of this project.
     - uuid: the board that it must be, None for any of the first one's model.
     - rather: the board that it should be if it is there and free, None for none.
+    - compiles: True for a compile phase, which shares the GPU and does not give way.
 
     Raises UserError if no GPU or not that board is visible, if another program uses every visible
     GPU (for an exclusive lock), or if the wait was in vain. It is raised too if the GPU is gone at
     the end, because the body has then found nothing that counts.
     """
-    lock, gpu = _acquire(exclusive, wait_s, uuid, rather)
-    share = affinity.share(gpu.uuid, nvml.near(gpus()))
-    wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
-    before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
-    try:
-        with affinity.on(share):
-            yield gpu
-        refuse_vanished(gpu)
-    finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
-        os.close(lock)
+    lock, gpu = _acquire(exclusive, wait_s, uuid, rather, compiles)
+    with contextlib.ExitStack() as held:
+        held.callback(os.close, lock)
+        if compiles:
+            # The stack drops the mark before the lock, so the mark is never beside a job alone.
+            _mark(gpu, COMPILING, held)
+        share = affinity.share(gpu.uuid, nvml.near(gpus()))
+        wanted = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu.uuid}
+        before = {key: os.environ.get(key) for key in wanted}
+        os.environ.update(wanted)
+        try:
+            with affinity.on(share):
+                yield gpu
+            refuse_vanished(gpu)
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
 
 
 def named(text: str) -> str | None:
@@ -177,10 +193,14 @@ def _group(pid: int) -> int | None:
 
 
 def _acquire(
-    exclusive: bool, wait_s: float, uuid: str | None, rather: str | None = None
+    exclusive: bool,
+    wait_s: float,
+    uuid: str | None,
+    rather: str | None = None,
+    compiles: bool = False,
 ) -> tuple[int, Gpu]:
     with contextlib.ExitStack() as announced:
-        return _await(exclusive, wait_s, uuid, rather, announced)
+        return _await(exclusive, wait_s, uuid, rather, compiles, announced)
 
 
 def _await(
@@ -188,11 +208,13 @@ def _await(
     wait_s: float,
     uuid: str | None,
     rather: str | None,
+    compiles: bool,
     announced: contextlib.ExitStack,
 ) -> tuple[int, Gpu]:
     """announced: holds the mark of this job while it waits to have a GPU alone."""
     began, told, free_of_strangers = time.monotonic(), False, time.monotonic()
-    awaited = None
+    # A compile phase beside others would put off a waiting job anew.
+    closed, awaited = _is_announced if compiles else is_awaited, None
     while True:
         # One may vanish while others are waited for.
         devices = _wanted(uuid)
@@ -202,7 +224,7 @@ def _await(
         devices.sort(key=lambda gpu: gpu.uuid != rather)
         used = {}
         for gpu in devices:
-            if not exclusive and is_awaited(gpu):
+            if not exclusive and closed(gpu):
                 continue
             lock = _try_lock(gpu, exclusive)
             if lock is None:
@@ -227,11 +249,13 @@ def _await(
             told = True
         if exclusive and len(used) < len(devices) and awaited not in devices:
             # One of several, and the same for all such jobs: on the others, verifications go on.
-            # Jobs that share a GPU give way soon, and one that has it alone does not.
+            # Verifications give way soon. A compile phase does not, nor a job that is alone.
             free = [gpu for gpu in devices if gpu not in used]
             free = list(filter(_is_shared, free)) or free
-            awaited = next(filter(is_awaited, free), None) or random.choice(free)
-            _announce(awaited, announced)
+            free = [gpu for gpu in free if not _is_marked(gpu, COMPILING)] or free
+            awaited = next(filter(_is_announced, free), None) or random.choice(free)
+            # Jobs that share it and come one after the other would never end.
+            _mark(awaited, AWAITED, announced)
         time.sleep(random.uniform(*PAUSE_S))
 
 
@@ -320,16 +344,28 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
 
-def _announce(gpu: Gpu, announced: contextlib.ExitStack) -> None:
-    """Mark a GPU as awaited: jobs that share it and come one after the other would never end."""
-    descriptor = _open(_mark(gpu))
-    announced.callback(os.close, descriptor)
+def is_awaited(gpu: Gpu) -> bool:
+    """Return whether jobs that share a GPU are to give way to one that waits to have it alone.
+
+    They need not while a compile phase keeps the GPU shared anyway.
+    """
+    return _is_announced(gpu) and not _is_marked(gpu, COMPILING)
+
+
+def _is_announced(gpu: Gpu) -> bool:
+    """Whether a job waits to have a GPU alone."""
+    return _is_marked(gpu, AWAITED)
+
+
+def _mark(gpu: Gpu, suffix: str, held: contextlib.ExitStack) -> None:
+    """Mark a GPU until `held` is closed."""
+    descriptor = _open(_path(gpu).with_suffix(suffix))
+    held.callback(os.close, descriptor)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
-def is_awaited(gpu: Gpu) -> bool:
-    """Return whether a job waits to have a GPU alone."""
-    descriptor = _open(_mark(gpu))
+def _is_marked(gpu: Gpu, suffix: str) -> bool:
+    descriptor = _open(_path(gpu).with_suffix(suffix))
     try:
         for _ in range(ASKED):
             with contextlib.suppress(BlockingIOError):
@@ -340,10 +376,6 @@ def is_awaited(gpu: Gpu) -> bool:
         return True
     finally:
         os.close(descriptor)
-
-
-def _mark(gpu: Gpu) -> Path:
-    return _path(gpu).with_suffix(".awaited")
 
 
 def _holder(gpu: Gpu) -> str:

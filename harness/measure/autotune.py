@@ -4,7 +4,8 @@
 candidates in the first call with a shape and keep the choice on disk. In verification, or beside
 the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
 that are not its own. Here it meets every cell that may be timed, twice. First several processes
-meet them side by side, so that all is compiled; others may use the GPU meanwhile. Each candidate of
+meet them side by side, so that all is compiled; others may use the GPU meanwhile. This compile
+phase keeps the GPU shared to its end, even if a job waits to have the GPU alone. Each candidate of
 Triton's tuners has a call of its own there. The choices that were made there are removed. Then one
 process meets the cells while nothing else runs. It finds no earlier choice: its folder
 (`harness.results.choices`) is emptied before, and compiled kernels are all that the side-by-side
@@ -17,7 +18,6 @@ in `AUTOTUNES`.
 import argparse
 import contextlib
 import datetime
-import functools
 import os
 import time
 from collections import Counter, defaultdict, deque
@@ -65,14 +65,11 @@ def main() -> None:
     # Without its choices the old report says nothing.
     options.out.unlink(missing_ok=True)
     about = options.worker, limit_s, choices.emptied(folder)
-    turns = Turns(cells)
-    while turns:
-        # On another board it would keep the jobs of another op from having that one alone.
-        with gpu_lock.hold(exclusive=False, rather=board) as gpu:
-            waits = functools.partial(gpu_lock.is_awaited, gpu)
-            cores = len(os.sched_getaffinity(0))
-            at_once = min(options.jobs or cores, cores)
-            compile_beforehand(op.name, options.impl, turns, *about, at_once, waits)
+    # On another board it would keep the jobs of another op from having that one alone.
+    with gpu_lock.hold(exclusive=False, rather=board, compiles=True):
+        cores = len(os.sched_getaffinity(0))
+        at_once = min(options.jobs or cores, cores)
+        compile_beforehand(op.name, options.impl, cells, *about, at_once)
     choices.forget(folder)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
         date = cli.utc(datetime.datetime.now(datetime.UTC))
@@ -91,12 +88,9 @@ class Turns:
     first call of a pass compiles the last candidate of each tuner, and says how many there are. The
     others have a call each. A backward pass begins beside them, after the first call of the forward
     pass: of that it needs no other candidate (`TuningWorker.compile`).
-
-    cells: how many cells there are in all.
     """
 
     def __init__(self, cells: Sequence[Cell]):
-        self.cells = len(cells)
         self._later: dict[tuple[str, str], deque[Cell]] = defaultdict(deque)
         for each in sorted(reversed(cells), key=lambda each: PASSES.index(each.pass_)):
             self._later[_shared(each)].append(each)
@@ -125,10 +119,6 @@ class Turns:
         if not self._open[key] or (candidate is None and follows == "backward"):
             self._go_on(key)
 
-    def give_up(self) -> None:
-        """Forget what is left."""
-        self._ready.clear()
-
     def _go_on(self, key: tuple[str, str]) -> None:
         if self._later[key]:
             self._ready.append((self._later[key].popleft(), None))
@@ -143,38 +133,33 @@ def _shared(cell: Cell) -> tuple[str, str]:
 def compile_beforehand(
     op: str,
     impl: str,
-    turns: Turns,
+    cells: Sequence[Cell],
     worker: str,
     limit_s: float,
     variables: Mapping[str, str],
     processes: int,
-    awaited: Callable[[], bool],
 ) -> None:
-    """Have several workers compile the cells of turns side by side.
-
-    Other arguments are as of `tuned`. awaited: whether another job waits to have the GPU alone.
-    Then no further call begins, and those that are left are for another GPU or for later.
+    """Have so many workers compile the cells side by side; other arguments are as of `tuned`.
 
     Compiling takes most of a first call, and it needs no GPU alone. Each worker takes the next turn
     when it has done one, within COMPILING times the limit. No failure ends it: `tuned` meets each
-    cell again. If no worker starts, nothing is left.
+    cell again. If no worker starts, nothing is compiled.
+
+    It does not give way to a job that waits to have the GPU alone. The calls in progress would keep
+    the GPU shared for minutes, and no process would begin another.
     """
     variables, limit_s = {**variables, **ONE_COMPILER}, COMPILING * limit_s
     began: dict[str, float] = {}
     asked: dict[str, tuple[Cell, int | None]] = {}
+    turns = Turns(cells)
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
-        idle = [worker_name(impl, number + 1) for number in range(processes)]
-        # Those at the end have the first turns; the others start if there are more turns at a time.
-        lost = _failed(workers.start(idle[-turns.cells :]))
-        idle = [name for name in idle if name not in lost]
-        at_first = True
+        names = [worker_name(impl, number + 1) for number in range(processes)]
+        # The others start if there are more turns at a time.
+        lost = _failed(workers.start(names[: len(cells)]))
+        # The last one has the next turn.
+        idle = [name for name in reversed(names) if name not in lost]
         while began or (turns and idle):
-            # Some calls are made in any case, or a turn could come to nothing.
-            goes_on = at_first or not awaited()
-            if not (began or goes_on):
-                break
-            at_first = False
-            while turns and idle and goes_on:
+            while turns and idle:
                 name = idle.pop()
                 if not _failed(workers.start([name])):
                     each, candidate = asked[name] = turns.take()
@@ -187,8 +172,6 @@ def compile_beforehand(
                 if fatal or _failed(workers.ask([name], limit_s, Release())):
                     workers.stop(name)
                 idle.append(name)
-        if not idle:
-            turns.give_up()
 
 
 def _failed(answers: Mapping[str, Answer]) -> set[str]:

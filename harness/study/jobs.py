@@ -582,9 +582,9 @@ class Study:
         """The resources of a library that tunes itself: a place among TRIALS for each GPU.
 
         It compiles most of the time, beside others, and the lock gives it its GPU alone for the
-        rest. If it kept the GPU from other trials, verifications and measurements meanwhile, they
-        would wait for minutes. It has four compilers for each of its cores. They wait for the GPU
-        and for each other's locks, and the trial that compiles the longest is alone in the end.
+        rest. If it kept the GPU from other trials and verifications meanwhile, they would wait for
+        minutes. It has four compilers for each of its cores. They wait for the GPU and for each
+        other's locks, and the trial that compiles the longest is alone in the end.
 
         A batch system that gives out GPUs gives it one, as `one_gpu` asks, and a compiler for each
         of its cores.

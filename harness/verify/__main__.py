@@ -66,8 +66,8 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     """Run all cells and return the report.
 
     If memory ran out while other verifications used the GPU, that proves nothing. Such cells run
-    again, one verification after another, and if need be alone on the GPU. If a job waits to have
-    the shared GPU alone, this one ends the cells it has begun and goes on with another GPU.
+    again, one verification after another, and if need be alone on the GPU. If this one has to give
+    way (`gpu_lock.is_awaited`), it ends the cells it has begun and goes on with another GPU.
     """
     units: dict[int, list] = {}
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
@@ -94,7 +94,8 @@ def _surroundings(
 ) -> Iterator[Callable[[], bool] | None]:
     """Lock a GPU, or set Triton's interpreter for our kernels and no others.
 
-    Yields the question whether a job waits to have the GPU alone, None if it is not shared.
+    Yields the question whether to give way to a job that waits to have the GPU alone; None if the
+    GPU is not shared.
 
     Inductor's own kernels would break under the variable of the interpreter. chosen: the folder of
     the choices that the library made while it had the GPU alone. It is verified with a copy of
@@ -142,8 +143,8 @@ class _Queue:
 
     - units: the cells by number of the unit.
     - spent_s: the seconds by class of cell; see `_class`.
-    - awaited: tells whether a job waits to have the GPU alone; None if the GPU is not shared. While
-      one waits, no more units than `least` are handed out.
+    - awaited: tells whether to give way to a job that waits to have the GPU alone; None if the GPU
+      is not shared. If so, no more units than `least` are handed out.
     - paused: whether units are left for that reason.
     - fault: the first one, after which no unit is handed out.
     """

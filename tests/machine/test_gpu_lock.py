@@ -1,5 +1,6 @@
 """Check that one timing job at a time has a GPU, whatever other jobs and programs do."""
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -186,6 +187,132 @@ def test_no_job_that_shares_begins_while_another_waits_to_have_the_gpu_alone(dri
         pass
 
 
+@contextlib.contextmanager
+def awaited(gpu):
+    """Have a job wait for the GPU alone within the body; at the end nothing may hold the GPU."""
+    taken = []
+
+    def wait():
+        taken.append(gpu_lock._acquire(True, PATIENCE_S, gpu.uuid))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    try:
+        wait_until(lambda: gpu_lock._is_announced(gpu))
+        yield taken
+    finally:
+        waiting.join(PATIENCE_S)
+        for lock, _ in taken:
+            os.close(lock)
+
+
+def compiles(gpu):
+    """Return whether a compile phase is in progress on a GPU."""
+    return gpu_lock._is_marked(gpu, gpu_lock.COMPILING)
+
+
+def test_jobs_go_on_and_begin_while_a_compile_phase_keeps_a_gpu_from_one_that_waits(driver):
+    """As seen on GPUs: while one call compiled for minutes, nothing else ran."""
+    (gpu,) = gpu_lock.gpus()
+    with contextlib.ExitStack() as waits, gpu_lock.hold(exclusive=False):
+        with gpu_lock.hold(exclusive=False, compiles=True):
+            alone = waits.enter_context(awaited(gpu))
+            assert not gpu_lock.is_awaited(gpu)
+            with gpu_lock.hold(exclusive=False, wait_s=0):
+                pass
+        assert gpu_lock.is_awaited(gpu)
+        with pytest.raises(UserError, match="still held"), gpu_lock.hold(False, wait_s=0.3):
+            pass
+        assert not alone
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_no_compile_phase_begins_on_a_gpu_that_a_job_waits_for(driver, beside):
+    """Or phases that overlap would keep the job waiting to the end of the last."""
+    (gpu,) = gpu_lock.gpus()
+    with contextlib.ExitStack() as waits, gpu_lock.hold(exclusive=False, compiles=beside):
+        alone = waits.enter_context(awaited(gpu))
+        with (
+            pytest.raises(UserError, match="still held"),
+            gpu_lock.hold(exclusive=False, wait_s=0.3, compiles=True),
+        ):
+            pass
+        assert not alone
+
+
+def test_a_compile_phase_takes_another_gpu_than_one_that_is_awaited(driver, monkeypatch):
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    first, second = gpu_lock.gpus()
+    with contextlib.ExitStack() as held:
+        lock, _ = gpu_lock._acquire(False, PATIENCE_S, first.uuid)
+        held.enter_context(awaited(first))
+        held.callback(os.close, lock)
+        with gpu_lock.hold(False, PATIENCE_S, rather=first.uuid, compiles=True) as gpu:
+            assert gpu == second and compiles(second) and not compiles(first)
+
+
+@pytest.mark.parametrize("ends", ["well", "by an error", "without its GPU"])
+def test_the_mark_of_a_compile_phase_is_gone_at_its_end(driver, monkeypatch, tmp_path, ends):
+    (gpu,) = gpu_lock.gpus()
+    lost = tmp_path / "lost"
+    monkeypatch.setenv("FAKE_LOST", str(lost))
+    errors = {"well": (), "by an error": ZeroDivisionError, "without its GPU": UserError}
+    with contextlib.suppress(errors[ends]), gpu_lock.hold(exclusive=False, compiles=True):
+        assert compiles(gpu)
+        with gpu_lock.hold(exclusive=False, compiles=True):
+            pass
+        # That of another one is still there.
+        assert compiles(gpu)
+        if ends == "without its GPU":
+            lost.write_text(gpu.uuid)
+        _ = 1 / (ends != "by an error")
+    lost.unlink(missing_ok=True)
+    assert not compiles(gpu)
+    with gpu_lock.hold(exclusive=True, wait_s=0):
+        pass
+
+
+def test_a_compile_phase_has_a_gpu_beside_no_job_that_has_it_alone(driver):
+    (gpu,) = gpu_lock.gpus()
+    with gpu_lock.hold(exclusive=False, compiles=True):
+        with pytest.raises(UserError), gpu_lock.hold(exclusive=True, wait_s=0):
+            pass
+        assert compiles(gpu)
+    with gpu_lock.hold(exclusive=True):
+        with pytest.raises(UserError), gpu_lock.hold(exclusive=False, wait_s=0, compiles=True):
+            pass
+        assert not compiles(gpu)
+
+
+def test_the_mark_of_a_compile_phase_lies_within_its_lock(driver, monkeypatch):
+    """Between the two, no job may have the GPU alone."""
+    (gpu,) = gpu_lock.gpus()
+    close, free = os.close, []
+
+    def closing(descriptor):
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        close(descriptor)
+        if name.suffix == gpu_lock.COMPILING:
+            free.append(gpu_lock._try_lock(gpu, exclusive=True))
+
+    monkeypatch.setattr(os, "close", closing)
+    with gpu_lock.hold(exclusive=False, compiles=True):
+        pass
+    assert free == [None]
+
+
+@pytest.mark.parametrize("suffix", [gpu_lock.AWAITED, gpu_lock.COMPILING])
+def test_one_that_asks_for_a_mark_is_not_taken_for_a_mark(driver, monkeypatch, suffix):
+    (gpu,) = gpu_lock.gpus()
+    with contextlib.ExitStack() as asking:
+        other = gpu_lock._open(gpu_lock._path(gpu).with_suffix(suffix))
+        asking.callback(os.close, other)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        # It has its answer while this one pauses.
+        monkeypatch.setattr(gpu_lock.time, "sleep", lambda _: asking.close())
+        assert not gpu_lock._is_marked(gpu, suffix)
+
+
 def test_the_holder_is_named_when_waiting_was_in_vain(driver, capsys):
     with (
         gpu_lock.hold(exclusive=True),
@@ -297,7 +424,8 @@ JOB = """
     import sys, time
     from pathlib import Path
     from harness.machine import gpu_lock
-    with gpu_lock.hold(exclusive=True) as gpu:
+    compiles = "compiles" in sys.argv
+    with gpu_lock.hold(exclusive=not compiles, compiles=compiles) as gpu:
         log = Path(sys.argv[1]) / f"gpu{gpu.index}"
         with log.open("a") as file:
             file.write(f"{time.monotonic()} ")
@@ -307,15 +435,17 @@ JOB = """
 """
 
 
-def _job(folder: Path, seconds: float, gpus: int) -> subprocess.Popen:
-    (folder / "pynvml.py").write_text(FAKE)
+def _job(folder: Path, seconds: float, gpus: int, *words: str) -> subprocess.Popen:
+    # A job that has just started may be reading it.
+    if not (fake := folder / "pynvml.py").exists():
+        fake.write_text(FAKE)
     environment = os.environ | {
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
         gpu_lock.LOCKS: str(folder),
         "FAKE_GPUS": str(gpus),
     }
     environment.pop("CUDA_VISIBLE_DEVICES", None)
-    call = [sys.executable, "-c", textwrap.dedent(JOB), str(folder), str(seconds)]
+    call = [sys.executable, "-c", textwrap.dedent(JOB), str(folder), str(seconds), *words]
     return subprocess.Popen(call, env=environment, stderr=subprocess.PIPE, text=True)
 
 
@@ -341,6 +471,16 @@ def test_a_killed_holder_frees_its_gpu(tmp_path):
     holder.communicate()
     _, words = waiter.communicate(timeout=PATIENCE_S)
     assert waiter.returncode == 0, words
+
+
+def test_the_mark_of_a_killed_compile_phase_is_gone(driver, tmp_path):
+    (gpu,) = gpu_lock.gpus()
+    holder = _job(tmp_path, 2 * PATIENCE_S, 1, "compiles")
+    wait_until((tmp_path / "gpu0").exists)
+    assert compiles(gpu)
+    holder.kill()
+    holder.communicate()
+    assert not compiles(gpu)
 
 
 def test_readings_follow_the_driver(driver, monkeypatch):

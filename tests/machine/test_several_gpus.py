@@ -112,6 +112,62 @@ def test_a_job_that_waits_for_any_gpu_alone_keeps_verifications_from_one(gpus, c
     assert not any(map(gpu_lock.is_awaited, mine))
 
 
+@contextlib.contextmanager
+def compiling(gpu):
+    """Compile on a GPU while all are visible to the next holder, as another process would."""
+    with gpu_lock.hold(exclusive=False, uuid=gpu.uuid, compiles=True):
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        yield
+
+
+def announced(found):
+    return [gpu for gpu in found if gpu_lock._is_announced(gpu)]
+
+
+def test_jobs_for_any_gpu_wait_for_the_same_one_while_libraries_compile_on_all(gpus):
+    gpus(8)
+    mine, alone = gpu_lock.gpus(), []
+    with contextlib.ExitStack() as held:
+        for gpu in mine:
+            held.enter_context(compiling(gpu))
+
+        def wait():
+            alone.append(gpu_lock._acquire(True, PATIENCE_S, None))
+
+        waiting = [threading.Thread(target=wait) for _ in range(3)]
+        for each in waiting:
+            each.start()
+            wait_until(lambda: announced(mine))
+        time.sleep(3 * gpu_lock.PAUSE_S[1])
+        assert len(announced(mine)) == 1 and not alone
+    for each in waiting:
+        each.join(PATIENCE_S)
+    for lock, _ in alone:
+        os.close(lock)
+    assert len(alone) == 3 and not announced(mine)
+
+
+def test_a_job_for_any_gpu_waits_for_one_on_which_no_library_compiles(gpus):
+    gpus(8)
+    *others, last = gpu_lock.gpus()
+    alone = []
+    with contextlib.ExitStack() as held:
+        for gpu in others:
+            held.enter_context(compiling(gpu))
+        shared, _ = gpu_lock._acquire(False, PATIENCE_S, last.uuid)
+        waiting = threading.Thread(
+            target=lambda: alone.append(gpu_lock._acquire(True, PATIENCE_S, None))
+        )
+        waiting.start()
+        wait_until(lambda: announced([*others, last]))
+        assert announced([*others, last]) == [last]
+        os.close(shared)
+        waiting.join(PATIENCE_S)
+    ((lock, gpu),) = alone
+    assert gpu == last
+    os.close(lock)
+
+
 def test_a_job_for_any_gpu_waits_for_one_that_is_shared_and_not_for_a_measurement(gpus):
     gpus(2)
     first, second = gpu_lock.gpus()

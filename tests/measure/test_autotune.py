@@ -1,5 +1,6 @@
 """Check that self-tuning libraries tune alone, and that nothing is measured before they have."""
 
+import contextlib
 import json
 import os
 import re
@@ -88,11 +89,9 @@ def noted(tmp_path):
     return [word for word in words if word in ("chose", "found")]
 
 
-def compiled(impl, turns, processes=2, awaited=False):
-    """Compile the cells of turns in fake workers; return the turns."""
-    about = OP, impl, turns, WORKER, PATIENCE_S, {}, processes, lambda: awaited
-    autotune.compile_beforehand(*about)
-    return turns
+def compiled(impl, cells, processes=2):
+    """Compile cells in fake workers."""
+    autotune.compile_beforehand(OP, impl, cells, WORKER, PATIENCE_S, {}, processes)
 
 
 def prepared(log):
@@ -142,8 +141,6 @@ def test_others_use_the_gpu_while_it_compiles_and_nobody_while_it_chooses(
     def at(name):
         def run(op, impl, cells, *_):
             found[name] = is_free(exclusive=False), is_free(exclusive=True)
-            if isinstance(cells, autotune.Turns):
-                cells.give_up()
             return []
 
         return run
@@ -166,7 +163,7 @@ def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_
     monkeypatch.setenv("FAKE_OTHERS", str(others))
     names = ["M1", *[LAST_CASE] * others]
     cells = [Cell(SimpleNamespace(name=name), "bfloat16", "forward") for name in names]
-    assert not compiled("waits_for_others", autotune.Turns(cells))
+    compiled("waits_for_others", cells)
     asked = prepared(log)
     (slow,) = {words[0] for words in asked if "M1" in words}
     assert len({words[0] for words in asked if LAST_CASE in words} - {slow}) == 1
@@ -179,7 +176,7 @@ def test_the_passes_of_a_case_are_compiled_one_after_another(monkeypatch, tmp_pa
     monkeypatch.setenv("FAKE_LOG", str(log))
     cases = [SimpleNamespace(name=name) for name in ("M1", LAST_CASE)]
     cells = [Cell(case, "bfloat16", pass_) for case in cases for pass_ in PASSES]
-    compiled("fast", autotune.Turns(cells), processes=1)
+    compiled("fast", cells, processes=1)
     asked = [words[-1] for words in prepared(log)]
     assert asked == [pass_ for pass_ in PASSES for _ in cases]
 
@@ -191,23 +188,48 @@ def test_the_largest_shapes_are_compiled_first():
     assert [turns.take()[0] for _ in cells] == cells[::-1]
 
 
-def test_compiling_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, tmp_path):
-    """Each turn begins some cells, and the next one goes on with those that are left."""
+def test_compiling_does_not_give_way_to_a_job_that_waits_for_the_gpu_alone(
+    command, monkeypatch, tmp_path
+):
+    """It compiles all cells on the GPU on which it has begun, and the mark goes with it."""
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    (gpu, _), log, begun = gpu_lock.gpus(), tmp_path / "prepared", []
+    compile_beforehand = autotune.compile_beforehand
+
+    def beforehand(op, impl, cells, *about):
+        *about, _ = about
+        begun.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        with contextlib.ExitStack() as announced:
+            gpu_lock._mark(gpu, gpu_lock.AWAITED, announced)
+            assert not gpu_lock.is_awaited(gpu)
+            compile_beforehand(op, impl, cells, *about, 1)
+        assert [words[-1] for words in prepared(log)] == PASSES
+        log.unlink()
+
+    monkeypatch.setattr(autotune, "compile_beforehand", beforehand)
+    assert [cell["status"] for cell in command("fast")["cells"]] == ["ok"] * len(PASSES)
+    assert begun == [UUID]
+    assert not gpu_lock._is_marked(gpu, gpu_lock.COMPILING)
+
+
+def test_nothing_is_compiled_if_no_worker_starts(monkeypatch, tmp_path):
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
-    cells = [Cell(SimpleNamespace(name=f"M{n}"), "bfloat16", "forward") for n in range(5)]
-    turns, counts = autotune.Turns(cells), []
-    while turns:
-        counts.append(len(turns))
-        compiled("fast", turns, awaited=True)
-    assert counts == [5, 3, 1]
-    asked = [words[3] for words in prepared(log)]
-    assert sorted(asked) == [each.case.name for each in cells]
+    compiled("absent", [Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")])
+    assert not log.exists()
 
 
-def test_compiling_is_over_if_no_worker_starts():
-    cells = [Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")]
-    assert not compiled("absent", autotune.Turns(cells), awaited=True)
+def test_no_worker_starts_if_there_is_nothing_to_compile(monkeypatch):
+    started = []
+    start = autotune.WorkerPool.start
+
+    def starting(pool, names):
+        started.extend(names)
+        return start(pool, names)
+
+    monkeypatch.setattr(autotune.WorkerPool, "start", starting)
+    compiled("fast", [])
+    assert not started
 
 
 def test_each_candidate_is_compiled_in_a_call_of_its_own(monkeypatch, tmp_path):
@@ -216,7 +238,7 @@ def test_each_candidate_is_compiled_in_a_call_of_its_own(monkeypatch, tmp_path):
     monkeypatch.setenv("FAKE_LOG", str(log))
     passes = ("forward", "both")
     cells = [Cell(SimpleNamespace(name="M1"), "bfloat16", pass_) for pass_ in passes]
-    compiled("has_candidates", autotune.Turns(cells))
+    compiled("has_candidates", cells)
     lines = [line.split() for line in log.read_text().splitlines()]
     for pass_ in passes:
         (first, *others), lines = lines[: 2 * CANDIDATES], lines[2 * CANDIDATES :]
@@ -231,7 +253,7 @@ def test_the_candidates_of_one_cell_are_compiled_by_several_processes(monkeypatc
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
     cell = Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")
-    compiled("has_candidates", autotune.Turns([cell]), processes=4)
+    compiled("has_candidates", [cell], processes=4)
     assert len({words[0] for words in prepared(log)[1:]}) == CANDIDATES - 1
 
 

@@ -354,6 +354,26 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
     assert report["spent_s"] == {"sweep": 4}
 
 
+def test_verifying_gives_way_when_no_library_compiles_any_more(driver, monkeypatch):
+    """As seen on GPUs: while one call compiled for minutes, nothing else ran."""
+    for name in (*FOLDERS, *KEEP):
+        monkeypatch.setenv(name, "of the user")
+    # No wait is needed.
+    monkeypatch.setattr(gpu_lock, "hold", partial(gpu_lock.hold, wait_s=0))
+    # Both locks set it, and the first one ends first. The test must not leave it set.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    plan = Chosen("a GPU", [[{"case": f"N{n}"}] for n in range(9)], {})
+    with contextlib.ExitStack() as waits, contextlib.ExitStack() as compiling:
+        gpu = compiling.enter_context(gpu_lock.hold(exclusive=False, compiles=True))
+        gpu_lock._mark(gpu, gpu_lock.AWAITED, waits)
+        # It begins there, and goes on.
+        with verification._surroundings("gpu", "shared", None, None) as awaited:
+            queue = verification._Queue({}, awaited=awaited)
+            assert [queue.take(plan) for _ in range(3)] == [0, 1, 2] and not queue.paused
+            compiling.close()
+            assert queue.take(plan) is None and queue.paused
+
+
 def test_verifying_shares_the_gpu_until_memory_runs_out(monkeypatch):
     held = []
 
