@@ -1,12 +1,13 @@
 """Check that each skipped test says why, in words that a user reads at the end of a run."""
 
 import ast
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.support.marks import MARKS
+from tests.support.marks import MARKS, SLOW
 
 ROOT = Path(__file__).parents[2]
 SKIPS = ("skip", "skipif", "importorskip", "xfail")
@@ -64,8 +65,18 @@ def test_a_skip_without_a_reason_is_found(code, missing):
 def test_each_marker_has_a_reason():
     """A marker that is declared but not in MARKS would skip nothing, and one not declared fails."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert {line.partition(":")[0] for line in options["markers"]} == set(MARKS)
+    assert {line.partition(":")[0] for line in options["markers"]} == {*MARKS, SLOW}
     assert all(len(reason.split()) >= FEWEST_WORDS for _, reason in MARKS.values())
+
+
+def test_ci_runs_the_tests_that_make_test_leaves_out():
+    said = [
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
+        for target in ("test", "test-all")
+    ]
+    fast, whole = (next(x for x in run.stdout.splitlines() if "-m pytest" in x) for run in said)
+    assert f"-m 'not {SLOW}'" in fast and SLOW not in whole
+    assert "make test-all" in (ROOT / ".ci/run").read_text().splitlines()
 
 
 @pytest.mark.parametrize(

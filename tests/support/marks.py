@@ -1,4 +1,6 @@
-"""Markers of tests that need something of the machine, with the reason of a skip."""
+"""Markers of tests: those that need something of the machine, with the reason of a skip, and the
+one by which `make test` leaves tests out.
+"""
 
 import shutil
 
@@ -6,6 +8,8 @@ import torch
 
 from harness.machine import gpu_lock, nvml
 
+# It skips nothing: its tests run wherever they are asked for.
+SLOW = "slow"
 # For each marker: whether its tests can run here, and the reason of the skip if they cannot.
 MARKS = {
     "gpu": (
