@@ -82,15 +82,10 @@ CONFIGS = (
 def choose(s, d, causal):
     # See the lab book: the tiles' order by a counter; heads of 128 at short sequences.
     if d == 128:
-        return choose_wide(s, causal)
+        return SHORT if causal and s <= 1024 else PAIR
     # Three groups with masks have registers that spill. Their tiles of 192 rows reach far beyond
     # the end of a short sequence.
     return IN_TURN if causal else TRIPLE if s >= 2048 else PAIR
-
-
-def choose_wide(s, causal):
-    """Return the configuration for heads of 128 and sequences of at most s keys."""
-    return SHORT if causal and s <= 1024 else PAIR
 
 
 def fits(config, s, d, causal):

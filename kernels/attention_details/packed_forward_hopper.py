@@ -28,8 +28,6 @@ from .forward_hopper import (
     DEEP,
     PAIR,
     Q_SLOTS,
-    SHORT,
-    choose_wide,
     fits,
     key_tiles,
     near_heads,
@@ -64,14 +62,14 @@ from .sequences_hopper import (
     tile_at,
 )
 
-CONFIGS = (PAIR, DEEP, SHORT)
+CONFIGS = (PAIR, DEEP)
 # Rows of the tiles of all configurations.
 TILE_ROWS = 128
 
 
-def choose(s, d, causal):
-    # See the lab book: heads of 64, packed. A diagonal changes nothing there.
-    return DEEP if d == 64 else choose_wide(s, causal)
+def choose(d, causal):
+    # See the lab book: heads of 64, packed. A diagonal changes nothing. Tiles of 64 keys spill.
+    return DEEP if d == 64 else PAIR
 
 
 @gluon.jit
@@ -468,6 +466,6 @@ FORWARD = Configs(
     packed_forward_hopper_kernel,
     CONFIGS,
     choose,
-    fits,
+    lambda config, d, causal: fits(config, 0, d, causal),
     family="attention_varlen",
 )

@@ -55,24 +55,26 @@ def check(name: str, row: dict[str, object]) -> None:
     assert len(steady(row)) >= 2, name
 
 
-def _tensors(d: int) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _tensors(d: int, rows: int = ROWS) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Five tensors of heads of d, and a number for each row."""
-    made = [torch.empty(1, 8, ROWS, d, dtype=torch.bfloat16, device="meta") for _ in range(5)]
-    return made, torch.empty(1, 8, ROWS, device="meta")
+    made = [torch.empty(1, 8, rows, d, dtype=torch.bfloat16, device="meta") for _ in range(5)]
+    return made, torch.empty(1, 8, rows, device="meta")
 
 
-def dense(d: int, left: int | None, right: int | None) -> list[tuple[str, Launch]]:
+def dense(
+    d: int, left: int | None, right: int | None, rows: int = ROWS
+) -> list[tuple[str, Launch]]:
     """Return the launches of both passes for heads of d, each with a name."""
-    (q, k, v, out, dout), lse = _tensors(d)
+    (q, k, v, out, dout), lse = _tensors(d, rows)
     causal = right is not None
     with recorded() as calls:
         forward_hopper.forward_hopper(
-            q, k, v, out, lse, lse, 0.1, left, right, forward_hopper.choose(ROWS, d, causal)
+            q, k, v, out, lse, lse, 0.1, left, right, forward_hopper.choose(rows, d, causal)
         )
         backward_hopper.backward_hopper(
             q, k, v, out, lse, dout, None, 0.1, left, right, backward_hopper.choose(d, causal)
         )
-    return _named(calls, f"{d} {left} {right}")
+    return _named(calls, f"{d} {left} {right} {rows}")
 
 
 def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
@@ -110,7 +112,7 @@ def packed(d: int, left: int | None, right: int | None, count: int) -> list[tupl
             lse[0],
             *options,
             len(k),
-            packed_forward_hopper.choose(len(k), d, causal),
+            packed_forward_hopper.choose(d, causal),
         )
         packed_backward_hopper.packed_backward_hopper(
             q,
@@ -205,7 +207,8 @@ def _steps(texts: list[str]) -> list[str]:
 
 WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
-    "dense": lambda d: [dense(d, *window) for window in WINDOWS],
+    # Short sequences with a diagonal have tiles of their own.
+    "dense": lambda d: [*(dense(d, *window) for window in WINDOWS), dense(d, None, 0, 1024)],
     # Few sequences have an order of their own.
     "packed": lambda d: [packed(d, *WINDOWS[0], 8), packed(d, *WINDOWS[-1], 80)],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
