@@ -1,6 +1,6 @@
 """The time of each part by itself, on the arguments that it has within a network.
 
-A part is faster or slower alone by some factor. `network.cost.predicted` says what that factor
+A part is faster or slower alone by some factor. The paper's ladder of parts says what that factor
 should make of a step.
 """
 

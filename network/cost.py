@@ -45,20 +45,3 @@ def decode_bytes(config: Config, batch: int, held: int, itemsize: int) -> int:
     """
     cached = 2 * config.layers * batch * held * config.kv_heads * config.head_dim
     return itemsize * (product_weights(config) + cached)
-
-
-def predicted(whole: float, parts: dict[str, float], gains: dict[str, float]) -> float:
-    """Return the time of a step after each part became faster by a factor (Amdahl, 1967).
-
-    Args:
-        whole: the time of the step before.
-        parts: the time of each part within it, by name.
-        gains: the time before over the time after, of parts that changed.
-
-    ValueError if a gain is of no part, or the parts take longer than the step.
-    """
-    if unknown := sorted(set(gains) - set(parts)):
-        raise ValueError(f"gains of {unknown}: no such part of the step, which has {sorted(parts)}")
-    if sum(parts.values()) > whole * (1 + 1e-9):
-        raise ValueError(f"parts: {sum(parts.values()):.6g} in all, and the step takes {whole:.6g}")
-    return whole - sum(parts[name] * (1 - 1 / gain) for name, gain in gains.items())

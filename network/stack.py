@@ -162,13 +162,12 @@ def ladder(
 ) -> list[Stack]:
     """Return stacks from `over` to the given one, each with one part more than the one before.
 
-    The parts are put in in the order in which `Parts` names them, those alone that the network
-    calls. A part that cannot do what is asked stands in no rung; `lacks` says why.
+    They are the parts that `able` takes, in the order in which `Parts` names them; the optimizer
+    follows. Those that join others come last: what they gain is over parts of the same stack.
     """
-    lacking, rungs = stack.lacks(config, training, **where), [load(over)]
-    for name in part_names.used(config, training):
-        if name in stack.own and name not in lacking and getattr(stack.parts, name) is not None:
+    taken, rungs = able(stack, config, training, **where).taken, [load(over)]
+    plain = [name for name in part_names.NAMES if name not in part_names.JOINED]
+    for name in (*plain, OPTIMIZER, *part_names.JOINED):
+        if name in taken:
             rungs.append(rungs[-1].with_parts_of(stack, name))
-    if training and stack.optimizer:
-        rungs.append(rungs[-1].with_parts_of(stack, OPTIMIZER))
     return rungs

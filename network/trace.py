@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from network.parts import NAMES
+from network.profile_names import PREFIX, operation
 from network.stack import Stack
 
-PREFIX, OTHER = "part.", "other"
+OTHER = "other"
 
 
 def named(stack: Stack) -> Stack:
@@ -32,7 +33,7 @@ def _under(name, part):
 
     @functools.wraps(part)
     def run(*given):
-        with record_function(PREFIX + name):
+        with operation(name):
             return part(*given)
 
     return run

@@ -8,9 +8,9 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch.profiler import record_function
 
 from network.model import Transformer
+from network.profile_names import operation
 
 RATE, DECAY, CLIP = 3e-4, 0.1, 1.0
 BETAS, EPS = (0.9, 0.95), 1e-8
@@ -76,15 +76,19 @@ class TrainStep:
                 " a weight that is not finite"
             )
         loss.backward()
-        if not self.clips_itself:
-            with record_function("part.clip"):
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        if self.warmup:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.rate * min(1.0, (self.number + 1) / self.warmup)
-        with record_function("part.optimizer"):
-            self.optimizer.step()
+        self.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.dropout_seed.add_(1)
         self.number += 1
         return loss.detach()
+
+    def update(self) -> None:
+        """Clip the gradients and let the optimizer take a step."""
+        if not self.clips_itself:
+            with operation("clip"):
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        if self.warmup:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate * min(1.0, (self.number + 1) / self.warmup)
+        with operation("optimizer"):
+            self.optimizer.step()

@@ -549,7 +549,7 @@ STEP_PARTS = Table(
         *STEP,
         PART_NAME,
         _text("pass", "pass to which the time belongs", ("forward", "backward")),
-        _number("us", "time of the GPU, of the host on a CPU: the mean of three profiles", "µs"),
+        _number("us", "time of the GPU, of the host on a CPU: the median of three profiles", "µs"),
         _number("step_us", "wall time of the step without the profiler: the median", "µs"),
         *(STATUS, REASON, *TAKEN),
     ),

@@ -9,13 +9,12 @@ al., "Training deep nets with sublinear memory cost" (2016), compute again what 
 """
 
 import torch
-from torch.profiler import record_function
 
 from kernels._runtime.autograd import needs_grad, once
 from kernels.gated import gated_bwd, swiglu
 from kernels.linear import linear
 from kernels.matmul import matmul
-from network.trace import PREFIX
+from network.profile_names import operation
 
 # Tokens below which a product is bound by its weights. Then the products stay apart, each with
 # programs of its own.
@@ -50,7 +49,7 @@ class _SwigluMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, gate, up, down):
         # A profile tells products from the activation, as in a network that calls them apart.
-        with record_function(PREFIX + "linear"):
+        with operation("linear"):
             products = {"activation": "silu", "up": up.T, "save_preactivation": True}
             y, z, u = matmul(h.flatten(0, -2), gate.T, **products)
             ctx.save_for_backward(h, gate, up, down, z, u)
@@ -63,13 +62,13 @@ class _SwigluMLP(torch.autograd.Function):
         wants_h, wants_gate, wants_up, wants_down = ctx.needs_input_grad
         dout, rows = dout.flatten(0, -2), h.flatten(0, -2)
         dh = dgate = dup = ddown = None
-        with record_function(PREFIX + "linear"):
+        with operation("linear"):
             dy = matmul(dout, down)
-        with record_function(PREFIX + "swiglu"):
+        with operation("swiglu"):
             dz, du, y = gated_bwd(z, u, dy, "silu", wants_down)
         # Each is as large as what is kept.
         del dy
-        with record_function(PREFIX + "linear"):
+        with operation("linear"):
             if wants_down:
                 ddown = matmul(dout.T, y)
             del y

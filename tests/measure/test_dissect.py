@@ -33,11 +33,32 @@ def test_a_profile_holds_every_part(steps, tmp_path):
     assert (found["us"] > 0).all() and found["step_us"].nunique() == 1
 
 
+def test_a_disturbed_profile_does_not_count():
+    rest, loss = ("rotary", "forward"), ("loss", "backward")
+    profiles = [{rest: 3.0, loss: 1.0}, {rest: 90.0}, {rest: 4.0, loss: 2.0}]
+    assert subjects.typical(profiles) == {rest: 4.0, loss: 1.0}
+
+
+def test_parts_that_take_longer_than_their_step_are_an_error():
+    found = {("rotary", "forward"): 60.0, ("loss", "backward"): 44.0}
+    subjects.within(found, 100.0)
+    with pytest.raises(RuntimeError, match="104 us of parts in a step of 90 us"):
+        subjects.within(found, 90.0)
+
+
+def test_the_optimizer_alone_clips_and_moves_the_weights(steps):
+    update, weights = steps.update(steps.fit("torch_eager")), steps._tensors["weights"]
+    before = weights.clone()
+    update()
+    assert ((weights - before).abs() > 0).all()
+
+
 def test_parts_alone_run_as_often_as_in_a_step(steps, tmp_path):
     rows = subjects.parts_alone(steps, 1, EAGER)
     found = written(tmp_path, "parts_alone", rows).set_index("part")
     # Two layers with two norms each, and the last one; seven products a layer.
     assert found.loc["rms_norm", "calls"] == 5 and found.loc["linear", "calls"] == 14
+    assert found.loc["optimizer", "calls"] == 1
     assert (found["us"] > 0).all() and (found["status"] == "ok").all()
 
 
@@ -55,13 +76,11 @@ def test_a_part_alone_gets_the_arguments_and_gradients_of_the_step(steps):
 
 
 def test_each_rung_of_the_ladder_takes_its_turn(steps, tmp_path, monkeypatch):
-    monkeypatch.setattr(subjects, "OURS", "mine")
     eager = stack.load("torch_eager")
     mine = stack.Stack("mine", eager.parts, ("rms_norm", "swiglu"))
-    fitted = eager.with_parts_of(mine, "rms_norm", "swiglu")
-    known = {"mine": mine}
-    monkeypatch.setattr(subjects.stack, "load", lambda name: known.get(name, eager))
-    monkeypatch.setattr(steps, "fit", lambda name: fitted if name == "mine" else eager)
+    plain = stack.load
+    monkeypatch.setattr(subjects, "OURS", "mine")
+    monkeypatch.setattr(stack, "load", lambda name: mine if name == "mine" else plain(name))
     rows = subjects.step_ladder(steps, "torch_eager", 3, seed=0)
     found = written(tmp_path, "step_ladder", rows)
     assert found.groupby("rung")["block"].apply(list).tolist() == [[0, 1, 2]] * 3
@@ -138,3 +157,19 @@ def test_rows_of_a_gpu_name_it_and_its_board(driver, monkeypatch, tmp_path):
     (gpu,) = gpu_lock.gpus()
     row = pd.read_csv(out).iloc[0]
     assert (row["op"], row["gpu"], row["board"]) == ("matmul", gpu.name, gpu.uuid)
+
+
+def test_the_log_tells_what_is_done_before_the_next_begins(capsys):
+    def rows():
+        for stack_name, length in (("liger", 8), ("liger", 16), ("ours", 8)):
+            for _ in range(2):
+                yield {"stack": stack_name, "length": length, "status": "ok"}
+            assert f"stack {stack_name} length {length}: ok" in capsys.readouterr().out
+
+    assert len(list(command._told("step_memory", rows()))) == 6
+
+
+def test_the_log_tells_a_group_of_rows_once(capsys):
+    rows = [{"stack": "ours", "rung": rung, "status": "oom"} for rung in (0, 1, 0, 1, 0)]
+    assert list(command._told("step_ladder", iter(rows))) == rows
+    assert capsys.readouterr().out.count("\n") == 2

@@ -63,14 +63,3 @@ def test_a_decoded_token_reads_matrices_once_and_each_cache():
     one, two = (cost.decode_bytes(config, batch, 10, 2) for batch in (1, 2))
     assert two - one == 2 * 2 * config.layers * 10 * 2 * 16
     assert one - (two - one) == 2 * cost.product_weights(config)
-
-
-def test_a_prediction_takes_the_time_that_faster_parts_save():
-    parts = {"norm": 20.0, "loss": 40.0}
-    assert cost.predicted(100.0, parts, {}) == 100.0
-    assert cost.predicted(100.0, parts, {"norm": 2.0, "loss": 4.0}) == pytest.approx(60.0)
-    assert cost.predicted(100.0, parts, {"norm": 0.5}) == pytest.approx(120.0)
-    with pytest.raises(ValueError, match=r"gains of \['gate'\]: no such part of the step"):
-        cost.predicted(100.0, parts, {"gate": 2.0})
-    with pytest.raises(ValueError, match="parts: 60 in all, and the step takes 50"):
-        cost.predicted(50.0, parts, {})

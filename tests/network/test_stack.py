@@ -189,3 +189,7 @@ def test_a_ladder_puts_in_one_part_more_on_each_rung(kind):
         for joined in parts.JOINED:
             mine = getattr(ours.parts, joined) if joined in rungs[-1].own else None
             assert getattr(rungs[-1].parts, joined) is mine
+        # A joined part gains over parts of ours, and the optimizer stands for itself.
+        added = [rung.name.rpartition(".")[2] for rung in rungs]
+        first = next((added.index(name) for name in parts.JOINED if name in added), len(added))
+        assert set(added[first:]) <= set(parts.JOINED)

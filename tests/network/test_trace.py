@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import torch
 from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from network import stack, trace
 from network.config import preset
 from network.parts import used
+from network.profile_names import operation
 from network.train import TrainStep
 from tests.support.networks import built, plain, tokens
 
@@ -84,3 +86,20 @@ def test_a_name_changes_no_number():
         for kind in ("tiny", "tiny-gpt2"):
             expected = built(plain(kind), eager)(ids)
             assert torch.equal(built(plain(kind), trace.named(eager))(ids), expected)
+
+
+def test_a_name_is_an_operation_to_which_the_profiler_gives_kernels():
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found, operation("a"):
+        torch.ones(2)
+    (event,) = (event for event in found.events() if event.name == "part.a")
+    # Not that of a user's label, which gets none.
+    assert event.activity_type == "cpu_op"
+
+
+def test_a_compiled_function_has_no_break_at_a_name():
+    def doubled(x):
+        with operation("a"):
+            return 2 * x
+
+    compiled = torch.compile(doubled, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2, 2]

@@ -93,6 +93,23 @@ def test_the_ladder_predicts_by_amdahl(shown):
     assert f"{gap:+.0%}" in text and before > after
 
 
+def test_the_ladder_predicts_up_to_a_part_that_was_not_timed_alone(shown, monkeypatch):
+    monkeypatch.syspath_prepend(PAPER / "figures")
+    monkeypatch.syspath_prepend(PAPER)
+    parts, alone = (pd.read_csv(shown / f"{name}.csv") for name in ("step_parts", "parts_alone"))
+    clip = parts[parts["part"] == "optimizer"].assign(part="clip")
+    both = alone[alone["part"] == "rotary"].assign(part="optimizer")
+    parts, alone = pd.concat([parts, clip]), pd.concat([alone, both])
+    find = runpy.run_path(str(PAPER / "figures/step_ladder.py"))["prediction"]
+    names = pd.Series(["", "optimizer", "swiglu_mlp", "rotary"])
+    found = find(pd.Series([250.0] * 4), names, parts, alone, alone.iloc[0])
+    # The optimizer and clipping take 6 ms each, and the optimizer alone clips too.
+    assert found[1] == pytest.approx(250 - 12 * (1 - 1 / 12))
+    assert pd.isna(found[2:]).all()
+    unknown = pd.Series(["", "swiglu_mlp"])
+    assert find(pd.Series([250.0] * 2), unknown, parts, alone, alone.iloc[0]) is None
+
+
 def test_the_table_names_each_stack_once_for_a_case(shown):
     text = (shown / "tables/network.tex").read_text()
     table = text[text.index(r"\newcommand{\networktable}") :]

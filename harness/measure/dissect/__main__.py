@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import csv
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from harness.results import columns
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = [table.name for table in columns.LADDERS]
+# The columns by which the log tells how far a question is.
+TOLD = ("case", "pass", "impl", "stack", "length", "seed", "rung")
+Row = dict[str, object]
 STACKS = ("torch_eager", "torch_compile", "liger", "ours")
 
 
@@ -28,7 +32,7 @@ def main() -> None:
     with _place(options.board) as gpu:
         # An edit that is made meanwhile is not in the rows.
         taken = _taken(gpu)
-        rows = list(_rows(options, gpu is not None))
+        rows = list(_told(options.subject, _rows(options, gpu is not None)))
     write(options.out, columns.DISSECTED[options.subject], (row | taken for row in rows))
     print(f"dissect {options.subject}: {len(rows)} rows")
 
@@ -51,7 +55,19 @@ def _taken(gpu: nvml.Gpu | None) -> dict[str, str]:
     return {"gpu": name, "board": board, "commit": commit + environment.DIRTY * dirty}
 
 
-def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[dict[str, object]]:
+def _told(subject: str, rows: Iterable[Row]) -> Iterator[Row]:
+    """Pass rows on, and tell the log of each stack, length, seed or part that is done."""
+    began, told = time.monotonic(), set()
+    for row in rows:
+        about = " ".join(f"{key} {row[key]}" for key in TOLD if row.get(key) not in (None, ""))
+        if about not in told:
+            told.add(about)
+            spent = time.monotonic() - began
+            print(f"dissect {subject}: {about}: {row['status']}, {spent:.0f} s", flush=True)
+        yield row
+
+
+def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[Row]:
     from harness.calls import interpreter
     from harness.measure.dissect import subjects
     from harness.measure.dissect.steps import Steps

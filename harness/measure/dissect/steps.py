@@ -10,8 +10,10 @@ import torch
 from harness import status
 from harness.calls import inputs
 from network import calls, stack
+from network.flat import bound
 from network.ops import model as ops
 from network.stack import Stack
+from network.train import TrainStep
 
 Row = dict[str, object]
 
@@ -37,13 +39,31 @@ class Steps:
     def fit(self, name: str | Stack) -> Stack:
         """Return the stack that trains this network; errors as `network.calls.fit`."""
         found = name if isinstance(name, Stack) else stack.load(name)
+        return calls.fit(found, self.config, True, **self._where())
+
+    def ladder(self, name: str, over: str) -> list[Stack]:
+        """Return stacks from `over` to that of a name, part by part; errors as `fit`."""
+        foot = self.fit(over).name
+        return stack.ladder(stack.load(name), self.config, True, foot, **self._where())
+
+    def _where(self):
         weights = self._tensors["weights"]
-        return calls.fit(found, self.config, True, weights.dtype, weights.device)
+        return {"dtype": weights.dtype, "device": weights.device}
 
     def step(self, used: Stack) -> Callable[[], object]:
         """Return a step of a stack; the weights go on from step to step."""
         train = calls.Train(used)
         return lambda: train(**self._tensors, **self._arguments)
+
+    def update(self, used: Stack) -> Callable[[], None]:
+        """Return the end of a step by itself: clipping and the optimizer, on random gradients.
+
+        The optimizer's moments are its own.
+        """
+        model = bound(self.config, used.parts, self._tensors["weights"].detach())
+        for weight in model.parameters():
+            weight.grad = torch.randn_like(weight)
+        return TrainStep(model, check=False, optimizer=used.optimizer).update
 
 
 def seconds(call: Callable[[], object], gpu: bool) -> float:

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import statistics
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -21,6 +22,11 @@ from network.config import undropped
 EAGER, OURS = "torch_eager", "ours"
 # Profiles of a step, and steps in a block of the ladder.
 PROFILES, IN_BLOCK = 3, 2
+# How many times as long as a step its parts may take in a profile. One GPU runs them in turn, so
+# this leaves room for its clock alone.
+ROOM = 1.05
+# µs by part and pass.
+Shares = dict[tuple[str, str], float]
 
 
 def step_parts(steps: Steps, stacks: Sequence[str], times: int) -> Iterator[Row]:
@@ -36,14 +42,26 @@ def _parts(steps, name, times):
     whole = median_us(steps.step(used), steps.gpu, times)
     step = steps.step(trace.named(used))
     step()
-    found: dict[tuple[str, str], list[float]] = {}
-    for _ in range(PROFILES):
-        for key, us in trace.shares(step, steps.gpu).items():
-            found.setdefault(key, []).append(us)
+    found = typical([trace.shares(step, steps.gpu) for _ in range(PROFILES)])
+    if steps.gpu:
+        within(found, whole)
     for (part, pass_), us in sorted(found.items()):
-        # A part that a profile lacks took no time in it.
-        mean = sum(us) / PROFILES
-        yield {"part": part, "pass": pass_, "us": mean, "step_us": whole}
+        yield {"part": part, "pass": pass_, "us": us, "step_us": whole}
+
+
+def typical(profiles: Sequence[Shares]) -> Shares:
+    """Return the median over profiles: one of them may be disturbed."""
+    # A part that a profile lacks took no time in it.
+    return {
+        key: statistics.median(found.get(key, 0.0) for found in profiles)
+        for key in set().union(*profiles)
+    }
+
+
+def within(found: Shares, whole: float) -> None:
+    """Raises RuntimeError if the parts take longer than the step: their profile is wrong."""
+    if (total := sum(found.values())) > ROOM * whole:
+        raise RuntimeError(f"a profile has {total:.0f} us of parts in a step of {whole:.0f} us")
 
 
 def parts_alone(steps: Steps, times: int, names: Sequence[str] = (EAGER, OURS)) -> Iterator[Row]:
@@ -59,6 +77,11 @@ def parts_alone(steps: Steps, times: int, names: Sequence[str] = (EAGER, OURS)) 
                 continue
             each = functools.partial(_alone, getattr(used.parts, part), found, times, steps.gpu)
             yield from attempted(each, about, steps.gpu)
+        if name == EAGER or stack.OPTIMIZER in used.taken:
+            about = steps.about | {"stack": name, "part": stack.OPTIMIZER}
+            each = functools.partial(_updates, steps, used, times)
+            yield from attempted(each, about, steps.gpu)
+            release(steps.gpu)
 
 
 def _alone(part, found, times, gpu):
@@ -66,12 +89,13 @@ def _alone(part, found, times, gpu):
     yield {"calls": sum(use.calls for use in found.values()), "us": us}
 
 
+def _updates(steps, used, times):
+    yield {"calls": 1, "us": median_us(steps.update(used), steps.gpu, times)}
+
+
 def step_ladder(steps: Steps, over: str, blocks: int, seed: int) -> Iterator[Row]:
     """The time of a step as the parts of ours are put in one after the other, in turn."""
-    ours, base = steps.fit(OURS), steps.fit(over)
-    rungs = [base]
-    for part in (part for part in (*alone.NAMES, stack.OPTIMIZER) if part in ours.taken):
-        rungs.append(rungs[-1].with_parts_of(stack.load(OURS), part))
+    rungs = steps.ladder(OURS, over)
     order, ready = random.Random(seed), {}
     for number, rung in enumerate(rungs):
         about = steps.about | {"over": over, "rung": number, "stack": rung.name}
