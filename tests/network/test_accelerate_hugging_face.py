@@ -217,6 +217,83 @@ def test_an_activation_with_hooks_is_called_as_before():
     assert seen == [1]
 
 
+@gated
+def test_an_mlp_of_halves_is_one_part_in_training(name):
+    model = made(name).half()
+    exact, near = results(copy.deepcopy(model).double()), results(model)
+    report = accelerate(model)
+    assert (f"{name}MLP", "swiglu_mlp") in said(report)
+    # Its projections are part of it; four of a layer's attention and the head are not.
+    assert sum(line.kind == "Linear" for line in report.left) == 9
+    for ours, theirs, truth in zip(results(model), near, exact, strict=True):
+        assert apart(ours, truth) <= 2 * apart(theirs, truth) + SLACK
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "training"),
+    [
+        # PyTorch may compute its products in TF32.
+        (torch.float32, {}, True),
+        # It saves memory for gradients alone.
+        (torch.float16, {}, False),
+        (torch.float16, {"mlp_bias": True}, True),
+        (torch.float16, {"hidden_act": "gelu"}, True),
+    ],
+)
+def test_an_mlp_keeps_its_products_apart(dtype, changes, training):
+    mlp = made("Llama", **changes).model.layers[0].mlp.to(dtype)
+    by = "geglu" if changes.get("hidden_act") else "swiglu"
+    assert said(accelerate(mlp, training=training)) == {("LlamaMLP", by)}
+
+
+def hooked(mlp, seen):
+    mlp.up_proj.register_forward_hook(lambda *given: seen.append(1))
+
+
+def adapted(mlp, seen):
+    plain = mlp.down_proj
+    mlp.down_proj = torch.nn.Sequential(plain, torch.nn.Identity())
+    mlp.down_proj[1].register_forward_hook(lambda *given: seen.append(1))
+
+
+def patched(mlp, seen):
+    plain = mlp.gate_proj.forward
+    mlp.gate_proj.forward = lambda x: (seen.append(1), plain(x))[1]
+
+
+@pytest.mark.parametrize("change", [hooked, adapted, patched])
+def test_a_projection_that_is_changed_later_is_called(change):
+    mlp, seen = made("Llama").model.layers[0].mlp.half(), []
+    x = torch.randn(3, 48, generator=torch.Generator().manual_seed(0)).half()
+    assert said(accelerate(mlp)) == {("LlamaMLP", "swiglu_mlp")}
+    expected = mlp(x)
+    change(mlp, seen)
+    assert apart(mlp(x), expected) < 2e-3 and seen == [1]
+
+
+def test_an_mlp_under_autocast_has_the_dtype_of_pytorchs_products():
+    mlp = made("Llama").model.layers[0].mlp.half()
+    accelerate(mlp)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert mlp(torch.zeros(3, 48, dtype=torch.float16)).dtype is torch.bfloat16
+
+
+def test_a_projection_with_hooks_is_called():
+    mlp, seen = made("Llama").model.layers[0].mlp.half(), []
+    hooked(mlp, seen)
+    assert said(accelerate(mlp)) == {("LlamaMLP", "swiglu")}
+    mlp(torch.zeros(3, 48, dtype=torch.float16))
+    assert seen == [1]
+
+
+def test_a_batch_of_an_mlp_without_tokens_is_empty():
+    mlp = made("Llama").model.layers[0].mlp.half()
+    accelerate(mlp)
+    found = mlp(torch.zeros(2, 0, 48, dtype=torch.float16))
+    found.sum().backward()
+    assert found.shape == (2, 0, 48) and not mlp.gate_proj.weight.grad.any()
+
+
 def test_a_class_of_ones_own_is_left():
     class Own(transformers.models.llama.modeling_llama.LlamaMLP):
         def forward(self, x):

@@ -1,5 +1,10 @@
-"""The gated MLPs of Hugging Face's Llama, Mistral and Qwen2: act(gate) times up in one kernel."""
+"""The gated MLPs of Hugging Face's Llama, Mistral and Qwen2.
 
+act(gate) times up is one kernel. In training with SiLU the whole MLP is one part, which keeps less
+for its gradient (`network.stacks._swiglu_mlp`).
+"""
+
+import torch
 from torch import nn
 
 from kernels.gated import geglu, swiglu
@@ -13,9 +18,14 @@ from network.accelerate.setting import (
     forward_of,
     is_of,
     stays,
+    unfit,
 )
+from network.stacks._swiglu_mlp import swiglu_mlp
 
 HALF = (2, 64)
+WHOLE = (2, 64), (96, 64), (96, 64), (64, 96)
+# PyTorch may compute products of float32 in TF32, which the joined part does not.
+HALVES = torch.float16, torch.bfloat16
 
 
 def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
@@ -24,8 +34,12 @@ def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
     name = name_of(module.act_fn)
     if name not in FORWARDS:
         return [Left(f"no gated kernel has its activation, {type(module.act_fn).__name__}")]
-    if module.act_fn._forward_hooks or module.act_fn._forward_pre_hooks:
+    if _hooked(module.act_fn):
         return [Left("its activation has hooks, which the kernel would not call")]
+    joins = name == "silu" and setting.training and _joins(module)
+    if joins and not setting.refusal(module, swiglu_mlp, *WHOLE):
+        absorbed = module.act_fn, *_projections(module)
+        return [Swap("swiglu_mlp", (forward_of(module, _joined),), absorbed)]
     kernel, forward = FORWARDS[name]
     if why := setting.refusal(module, kernel, HALF, HALF):
         return [Left(why)]
@@ -45,8 +59,37 @@ def _with(combine):
     return forward
 
 
+def _joined(self, x):
+    # A projection may have been replaced or hooked since, and an adapter has to be called.
+    if torch.compiler.is_compiling() or not _joins(self) or unfit(x, self.gate_proj.weight):
+        return _apart(self, x)
+    return swiglu_mlp(x, *(each.weight for each in _projections(self)))
+
+
+def _joins(module):
+    """Whether the projections are plain products of halves that nothing watches."""
+    return all(
+        type(each) is nn.Linear
+        and each.bias is None
+        and each.weight.dtype in HALVES
+        and "forward" not in vars(each)
+        and not _hooked(each)
+        for each in _projections(module)
+    )
+
+
+def _projections(module):
+    return module.gate_proj, module.up_proj, module.down_proj
+
+
+def _hooked(module):
+    hooks = module._forward_hooks, module._forward_pre_hooks
+    return any((*hooks, module._backward_hooks, module._backward_pre_hooks))
+
+
+_apart = _with(swiglu)
 FORWARDS = {
-    "silu": (swiglu, _with(swiglu)),
+    "silu": (swiglu, _apart),
     "gelu_tanh": (geglu, _with(geglu)),
     "gelu": (geglu, _with(lambda gate, up: geglu(gate, up, "none"))),
 }
