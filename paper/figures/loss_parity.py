@@ -24,7 +24,7 @@ def main(arguments):
         look = {key: styles[stack][key] for key in ("color", "marker")}
         gaps = found.gaps[stack]
         right.plot(found.steps, gaps, markersize=3, linewidth=0.9, label=stack, **look)
-    right.set(xlabel="step", ylabel="loss less that of torch_eager")
+    right.set(xlabel="step", ylabel="gap to torch_eager")
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
     _figure.save(figure, arguments.out)
