@@ -8,6 +8,7 @@ import torch
 
 from network.accelerate import accelerate
 from network.accelerate.rules import attention as rule_of_attention
+from network.accelerate.rules import gated as rule_of_mlps
 from tests.support.networks import apart, tokens
 
 transformers = pytest.importorskip(
@@ -269,6 +270,17 @@ def test_a_projection_that_is_changed_later_is_called(change):
     expected = mlp(x)
     change(mlp, seen)
     assert apart(mlp(x), expected) < 2e-3 and seen == [1]
+
+
+def test_an_mlp_without_gradients_keeps_its_products_apart(monkeypatch):
+    mlp = made("Llama").model.layers[0].mlp.half()
+    accelerate(mlp)
+    calls = []
+    monkeypatch.setattr(rule_of_mlps, "swiglu_mlp", lambda x, *weights: calls.append(1) or x)
+    mlp(torch.zeros(3, 48, dtype=torch.float16))
+    with torch.no_grad():
+        mlp(torch.zeros(3, 48, dtype=torch.float16))
+    assert calls == [1]
 
 
 def test_an_mlp_under_autocast_has_the_dtype_of_pytorchs_products():

@@ -60,8 +60,10 @@ def _with(combine):
 
 
 def _joined(self, x):
+    # Without gradients nothing is kept, and products alone are PyTorch's.
+    plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
     # A projection may have been replaced or hooked since, and an adapter has to be called.
-    if torch.compiler.is_compiling() or not _joins(self) or unfit(x, self.gate_proj.weight):
+    if plain or not _joins(self) or unfit(x, self.gate_proj.weight):
         return _apart(self, x)
     return swiglu_mlp(x, *(each.weight for each in _projections(self)))
 
