@@ -56,7 +56,7 @@ def _taken(gpu: nvml.Gpu | None) -> dict[str, str]:
 
 
 def _told(subject: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """Pass rows on, and tell the log of each stack, length, seed or part that is done."""
+    """Pass rows on, and tell the log of each group of equal TOLD as its first row comes."""
     began, told = time.monotonic(), set()
     for row in rows:
         about = " ".join(f"{key} {row[key]}" for key in TOLD if row.get(key) not in (None, ""))
