@@ -4,10 +4,16 @@ Each part runs under a name. The profiler keeps the name above every operation o
 and the number of the autograd node that the operation made. The backward pass of that node has the
 same number, so its time goes to the same part. An operation without a part, such as the sum of two
 gradients, is `other`. A compiled network has no parts in its profile: all of it is `other`.
+
+Each kernel counts once, for the operation that launched it. The profiler's own sums by operation
+can count some twice. It finds the operation by a number, which a call of CUDA may share
+(pytorch/pytorch#196282). It also takes a range of kernels under a label for one more kernel.
 """
 
+import collections
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable
 
 import torch
@@ -19,6 +25,8 @@ from network.profile_names import PREFIX, operation
 from network.stack import Stack
 
 OTHER = "other"
+# A call of CUDA's runtime or driver. Its number is no operation's, though both may be the same.
+CUDA_CALL = re.compile(r"cu(da)?[A-Z]")
 
 
 def named(stack: Stack) -> Stack:
@@ -52,8 +60,10 @@ def shares(step: Callable[[], object], on_gpu: bool) -> dict[tuple[str, str], fl
         step()
         if on_gpu:
             torch.cuda.synchronize()
-    time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    return reduced(found.events(), time)
+    events = found.events()
+    if on_gpu:
+        return reduced(events, on_device(found.profiler.kineto_results.events()))
+    return reduced(events, {event.id: event.self_cpu_time_total for event in events})
 
 
 def _activities(on_gpu):
@@ -69,25 +79,43 @@ def _set_up(on_gpu):
             torch.cuda.synchronize()
 
 
-def reduced(events: Iterable, time: str) -> dict[tuple[str, str], float]:
-    """Return the sum of an attribute of a profile's events by part and pass, without zeros."""
-    events = [event for event in events if event.device_type == DeviceType.CPU]
+def on_device(records: Iterable) -> dict[int, float]:
+    """Return µs on the GPU by the number of the operation that launched the work.
+
+    records: those of the profiler, as it got them: kernels, copies, fills, labels and the host's.
+    """
+    spent: dict[int, float] = collections.defaultdict(float)
+    for record in records:
+        if record.device_type() == DeviceType.CUDA and not record.is_user_annotation():
+            spent[record.linked_correlation_id()] += record.duration_ns() / 1e3
+    return spent
+
+
+def reduced(events: Iterable, spent: dict[int, float]) -> dict[tuple[str, str], float]:
+    """Return the time of a profile's events by part and pass, without zeros.
+
+    spent: the time of each operation, by its number. The time of an unknown one is `other`.
+    """
+    events = [
+        event
+        for event in events
+        if event.device_type == DeviceType.CPU and not CUDA_CALL.match(event.name)
+    ]
     owners = {event.id: _part_above(event) for event in events}
     made = {}
     # An operation without a node bears the number of the next node, so the last one counts.
     for event in sorted(events, key=lambda event: event.time_range.start):
         if event.sequence_nr >= 0 and _number_above(event) is None:
             made[event.sequence_nr] = owners[event.id]
-    sums: dict[tuple[str, str], float] = {}
-    for event in events:
-        spent = getattr(event, time)
-        if spent:
-            number = _number_above(event)
+    nodes = {event.id: _number_above(event) for event in events}
+    sums: dict[tuple[str, str], float] = collections.defaultdict(float)
+    for number, us in spent.items():
+        if us:
+            node = nodes.get(number)
             # A joined part has the names of others within, in both passes.
-            part = owners[event.id] or made.get(number)
-            key = (part or OTHER, "forward" if number is None else "backward")
-            sums[key] = sums.get(key, 0.0) + spent
-    return sums
+            part = owners.get(number) or made.get(node)
+            sums[part or OTHER, "forward" if node is None else "backward"] += us
+    return dict(sums)
 
 
 def _above(event):

@@ -53,9 +53,9 @@ def prediction(measured, names, parts, alone, network):
     - names: the part that each rung adds.
     - parts: profiles of a step.
     - alone: times of parts by themselves.
-    - network: a row of the network that the ladder is about.
+    - network: a row of the ladder. Times of another network or on another kind of GPU say nothing.
     """
-    keys = ["preset", "batch", "length", "dtype"]
+    keys = ["preset", "batch", "length", "dtype", "gpu"]
     parts, alone = (
         rows[(rows[keys] == network[keys]).all(axis=1) & (rows["status"] == "ok")]
         for rows in (parts, alone)

@@ -10,8 +10,9 @@ import torch
 
 from harness.machine import environment, gpu_lock
 from harness.measure.dissect import __main__ as command
+from harness.measure.dissect import steps as clock
 from harness.measure.dissect import subjects
-from harness.measure.dissect.steps import Steps, attempted
+from harness.measure.dissect.steps import Steps, attempted, median_us
 from network import alone, stack
 from network.parts import JOINED, used
 from tests.support.dissected import written
@@ -42,8 +43,21 @@ def test_a_disturbed_profile_does_not_count():
 def test_parts_that_take_longer_than_their_step_are_an_error():
     found = {("rotary", "forward"): 60.0, ("loss", "backward"): 44.0}
     subjects.within(found, 100.0)
-    with pytest.raises(RuntimeError, match="104 us of parts in a step of 90 us"):
+    with pytest.raises(RuntimeError, match=r"104 us .* of 90 us.* rotary forward: 60 us"):
         subjects.within(found, 90.0)
+
+
+def test_calls_in_a_row_are_begun_before_the_gpu_is_waited_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(clock, "_wait", lambda gpu: seen.append("wait"))
+    median_us(lambda: seen.append("call"), True, 2, in_a_row=3)
+    row = ["wait", "call", "call", "call", "wait"]
+    assert seen == ["call", *row, *row]
+
+
+def test_the_time_of_a_call_in_a_row_is_the_mean(monkeypatch):
+    monkeypatch.setattr(clock, "seconds", lambda call, gpu: 6.0)
+    assert median_us(lambda: None, False, 3, in_a_row=4) == 1.5e6
 
 
 def test_the_optimizer_alone_clips_and_moves_the_weights(steps):

@@ -21,6 +21,17 @@ def event(name, spent, start, number=-1, above=None, device=DeviceType.CPU):
     )  # fmt: skip
 
 
+def times(events):
+    return {event.id: event.spent for event in events if event.device_type == DeviceType.CPU}
+
+
+def record(us, linked, device=DeviceType.CUDA, label=False):
+    return SimpleNamespace(
+        device_type=lambda: device, duration_ns=lambda: 1e3 * us,
+        linked_correlation_id=lambda: linked, is_user_annotation=lambda: label,
+    )  # fmt: skip
+
+
 def test_the_backward_pass_of_a_node_belongs_to_the_part_that_made_it():
     gate, norm = event("part.swiglu", 0, 1), event("part.rms_norm", 0, 4)
     engine = "autograd::engine::evaluate_function: "
@@ -41,7 +52,7 @@ def test_the_backward_pass_of_a_node_belongs_to_the_part_that_made_it():
         event("aten::add", 13, 10, -1, of_add),
         event("a kernel", 99, 11, device=DeviceType.CUDA),
     ]
-    assert trace.reduced(events[::-1], "spent") == {
+    assert trace.reduced(events[::-1], times(events)) == {
         ("swiglu", "forward"): 8,
         ("swiglu", "backward"): 13,
         ("other", "forward"): 7,
@@ -58,12 +69,32 @@ def test_names_within_a_joined_part_count_in_both_passes():
         inner = event("part.swiglu", 0, start, above=above)
         events += [inner, event("a kernel", start, start + 1, above=inner)]
         events.append(event("a copy", 1, start + 2, above=above))
-    assert trace.reduced(events, "spent") == {
+    assert trace.reduced(events, times(events)) == {
         ("swiglu", "forward"): 3,
         ("swiglu", "backward"): 10,
         ("swiglu_mlp", "forward"): 1,
         ("swiglu_mlp", "backward"): 1,
     }
+
+
+def test_each_kernel_counts_once_for_the_operation_that_launched_it():
+    gate = event("part.swiglu", 0, 1)
+    # A call of CUDA after the part may have the number of an operation within.
+    call = event("cudaDeviceSynchronize", 0, 2)
+    events = [gate, event("aten::mul", 0, 2, above=gate), call]
+    label, host = record(50, 2, label=True), record(60, 2, DeviceType.CPU)
+    found = trace.on_device([record(5, 2), label, record(7, 2), record(3, 1), record(4, 0), host])
+    assert found == {2: 12, 1: 3, 0: 4}
+    assert trace.reduced(events, found) == {("swiglu", "forward"): 15, ("other", "forward"): 4}
+
+
+def test_the_records_of_a_profile_answer_what_is_asked_of_them():
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
+        torch.ones(2)
+    records = found.profiler.kineto_results.events()
+    assert records and trace.on_device(records) == {}
+    assert {found.linked_correlation_id() for found in records} == {0}
+    assert all(found.duration_ns() > 0 for found in records)
 
 
 def test_each_part_of_a_step_has_its_share():

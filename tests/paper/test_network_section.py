@@ -106,6 +106,9 @@ def test_the_ladder_predicts_up_to_a_part_that_was_not_timed_alone(shown, monkey
     # The optimizer and clipping take 6 ms each, and the optimizer alone clips too.
     assert found[1] == pytest.approx(250 - 12 * (1 - 1 / 12))
     assert pd.isna(found[2:]).all()
+    # Shares that another GPU gave say nothing of this one.
+    other = parts.assign(gpu="another")
+    assert find(pd.Series([250.0] * 4), names, other, alone, alone.iloc[0]) is None
     unknown = pd.Series(["", "swiglu_mlp"])
     assert find(pd.Series([250.0] * 2), unknown, parts, alone, alone.iloc[0]) is None
 

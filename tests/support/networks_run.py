@@ -19,7 +19,10 @@ STACKS = {
 }  # fmt: skip
 BLOCKS = 5
 OOM = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 3.00 GiB"}
-STEP = {"preset": "llama-1b", "batch": 4, "length": 4096, "dtype": "bfloat16", "status": "ok"}
+STEP = {
+    "preset": "llama-1b", "batch": 4, "length": 4096, "dtype": "bfloat16", "status": "ok",
+    "gpu": "NVIDIA H200",
+}  # fmt: skip
 PARTS = {"linear": 130.0, "attention": 48.0, "rotary": 20.0, "swiglu": 14.0, "optimizer": 6.0}
 GAINS = {"attention": 1.5, "rotary": 12.0, "swiglu": 2.0}
 

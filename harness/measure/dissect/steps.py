@@ -75,10 +75,18 @@ def seconds(call: Callable[[], object], gpu: bool) -> float:
     return time.perf_counter() - began
 
 
-def median_us(call: Callable[[], object], gpu: bool, times: int) -> float:
-    """Return the median wall time of a call in µs, after one that is not timed."""
+def median_us(call: Callable[[], object], gpu: bool, times: int, in_a_row: int = 1) -> float:
+    """Return the median wall time of a call in µs, after one that is not timed.
+
+    in_a_row: how many calls are begun before the GPU is waited for. Their mean is one of the times.
+    """
+
+    def row() -> None:
+        for _ in range(in_a_row):
+            call()
+
     call()
-    return 1e6 * statistics.median(seconds(call, gpu) for _ in range(times))
+    return 1e6 * statistics.median(seconds(row, gpu) / in_a_row for _ in range(times))
 
 
 def peak_of(call: Callable[[], object], gpu: bool) -> int | None:
