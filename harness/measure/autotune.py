@@ -65,8 +65,9 @@ def main() -> None:
     # Without its choices the old report says nothing.
     options.out.unlink(missing_ok=True)
     about = options.worker, limit_s, choices.emptied(folder)
-    # On another board it would keep the jobs of another op from having that one alone.
-    with gpu_lock.hold(exclusive=False, rather=board, compiles=True):
+    # On the board of another op it would keep the jobs of that one from having it alone.
+    rather = options.compile_board or board
+    with gpu_lock.hold(exclusive=False, rather=rather, compiles=True):
         cores = len(os.sched_getaffinity(0))
         at_once = min(options.jobs or cores, cores)
         compile_beforehand(op.name, options.impl, cells, *about, at_once)
@@ -262,6 +263,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--op", required=True)
     parser.add_argument("--impl", required=True)
     parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
+    parser.add_argument(
+        "--compile-board",
+        type=gpu_lock.named,
+        help="UUID of the GPU on which it rather compiles; any stands for that of --board",
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)

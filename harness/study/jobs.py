@@ -533,6 +533,16 @@ class Study:
         several = 1 < len(self.boards) <= len(self.ops)
         return self.board(wildcards) if several else gpu_lock.ANY
 
+    def compile_board(self, wildcards) -> str:
+        """The board on which the libraries of an op that tune themselves compile.
+
+        It is one that is no op's, if there is any. On its own the op's other libraries would wait
+        for the longest compile phase. The word for any board stands for its own.
+        """
+        mine = {self._plan[op] for op in self.ops} if self._plan else set()
+        spare = [board for board in self.boards if board not in mine]
+        return spare[sorted(self.ops).index(wildcards.op) % len(spare)] if spare else gpu_lock.ANY
+
     @functools.cached_property
     def _plan(self) -> dict[str, str]:
         """The board of each op, each kernel file that is tuned, and each question on a step."""
@@ -589,11 +599,11 @@ class Study:
         A batch system that gives out GPUs gives it one, as `one_gpu` asks, and a compiler for each
         of its cores.
         """
-        resources = self.one_gpu("op")
+        resources = self.one_gpu("op") | {"compile_board": self.compile_board}
         if not self.spread:
             return resources | {"compilers": lambda wildcards, threads: threads}
-        compilers = {"compilers": lambda wildcards, threads: 4 * threads}
-        return {"board": resources["board"], "trial": 1} | compilers
+        boards = {name: resources[name] for name in ("board", "compile_board")}
+        return boards | {"trial": 1, "compilers": lambda wildcards, threads: 4 * threads}
 
     @property
     def _lanes(self) -> list[tuple[int, str]]:

@@ -49,9 +49,9 @@ def command(driver, monkeypatch, tmp_path):
     """
     (tmp_path / "pynvml.py").write_text(FAKE)
 
-    def run(impl) -> dict:
+    def run(impl, *more) -> dict:
         out = tmp_path / "autotune" / OP / f"{impl}.json"
-        monkeypatch.setattr(sys, "argv", ["autotune", *words(out, impl)])
+        monkeypatch.setattr(sys, "argv", ["autotune", *words(out, impl), *more])
         with mock.patch.dict(os.environ, {"FAKE_LOG": str(tmp_path / "prepared")}):
             for name in (*choices.KEEP, *choices.FOLDERS):
                 os.environ.pop(name, None)
@@ -329,6 +329,24 @@ def test_choices_of_another_board_are_refused_in_one_line(command, measure, tmp_
 def test_all_libraries_choose_on_the_first_board(command, monkeypatch):
     monkeypatch.setenv("FAKE_GPUS", "2")
     assert {command("torch_compile")["gpu"]["uuid"] for _ in range(3)} == {UUID}
+
+
+@pytest.mark.parametrize(("asked", "compiles_on"), [("GPU-11-fake", "GPU-11-fake"), ("any", UUID)])
+def test_a_library_compiles_on_the_board_that_is_named_for_it(
+    command, monkeypatch, asked, compiles_on
+):
+    monkeypatch.setenv("FAKE_GPUS", "2")
+    held, plain = [], gpu_lock.hold
+
+    @contextlib.contextmanager
+    def hold(exclusive, **more):
+        with plain(exclusive, **more) as gpu:
+            held.append((exclusive, gpu.uuid))
+            yield gpu
+
+    monkeypatch.setattr(gpu_lock, "hold", hold)
+    found = command("torch_compile", "--compile-board", asked)
+    assert held == [(False, compiles_on), (True, UUID)] and found["gpu"]["uuid"] == UUID
 
 
 def test_a_library_that_falls_while_it_tunes_meets_the_next_cell_nevertheless(command):

@@ -146,7 +146,7 @@ def test_a_trial_takes_no_gpu_from_other_jobs(study, count):
     mine = study(count)
     op, taken = wildcards(op="add"), mine.trial
     assert taken.pop("compilers")(op, threads=4) == 16
-    assert taken.keys() == {"board", "trial"} and taken["trial"] == 1
+    assert taken.keys() == {"board", "compile_board", "trial"} and taken["trial"] == 1
     assert taken["board"](op) == (mine.board(op) if count > 1 else "any")
 
 
@@ -154,6 +154,7 @@ def test_a_trial_has_the_gpu_that_a_batch_system_gives_it(study):
     mine = dataclasses.replace(study(1), spread=False)
     taken = mine.trial
     assert taken.pop("compilers")(wildcards(op="add"), threads=4) == 4
+    assert taken.pop("compile_board")(wildcards(op="add")) == "any"
     assert taken.keys() == mine.one_gpu("op").keys() and taken["gpu"] == 1
     assert mine.at_once == {"gpu": 1} and mine.autotune_threads(64) == 64
 
@@ -170,6 +171,18 @@ def test_an_op_is_verified_rather_on_the_gpu_that_measures_it(study, count):
     # A parameter would make verifications run again with another plan.
     assert rule.index("resources:") < rule.index("board=study.verify_board") < rule.index("params:")
     assert "--board {resources.board}" in rule
+
+
+@pytest.mark.parametrize("count", (0, *COUNTS))
+def test_libraries_compile_on_a_gpu_that_is_no_ops(study, count):
+    """As seen on two GPUs: the trials of two libraries waited for the compile phase of a third."""
+    mine = study(count)
+    found = {op: mine.compile_board(wildcards(op=op)) for op in mine.ops}
+    spare = set(mine.boards) - {mine.board(wildcards(op=op)) for op in mine.ops}
+    assert bool(spare) == (count > len(mine.ops) == 4)
+    assert set(found.values()) == (spare or {"any"})
+    rule = (ROOT / "workflow/rules/tune.smk").read_text()
+    assert "--compile-board {resources.compile_board}" in rule
 
 
 @pytest.mark.parametrize("tuning", ["replay", "heuristic"])

@@ -58,4 +58,5 @@ if study.measures:
             "python -m harness.measure.autotune --op {wildcards.op} --impl {wildcards.impl}"
             " --dtypes {params.dtypes} --passes {params.passes}"
             " {params.limit} {params.drawing} --cell-timeout-s {params.timeout}"
-            " --jobs {resources.compilers} --board {resources.board} --out {output} > {log} 2>&1"
+            " --jobs {resources.compilers} --board {resources.board}"
+            " --compile-board {resources.compile_board} --out {output} > {log} 2>&1"
