@@ -536,8 +536,8 @@ class Study:
     def compile_board(self, wildcards) -> str:
         """The board on which the libraries of an op that tune themselves compile.
 
-        It is one that is no op's, if there is any. On its own the op's other libraries would wait
-        for the longest compile phase. The word for any board stands for its own.
+        It is one on which no op is planned, if there is any. On the op's own board its other
+        libraries would wait for the longest compile phase. The word for any board stands for it.
         """
         mine = {self._plan[op] for op in self.ops} if self._plan else set()
         spare = [board for board in self.boards if board not in mine]
