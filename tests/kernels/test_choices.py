@@ -87,6 +87,7 @@ def test_another_sweep_changes_no_choice(chosen, sweep):
     assert chosen[sweep] == chosen["declared"]
 
 
+@pytest.mark.slow
 def test_a_rule_that_asks_for_the_sweep_is_seen(chosen):
     assert chosen["cheat"] != chosen["cheat, none"]
 

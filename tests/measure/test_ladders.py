@@ -47,6 +47,7 @@ def test_a_ladder_ends_with_the_shipped_form_and_repeats_none(ladder):
     assert all(forms.count(form) == 1 for form in forms)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "op, cells", [("matmul", [PRODUCT]), ("attention", [f"{ROWS}.forward", f"{ROWS}.backward"])]
 )

@@ -68,6 +68,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_every_fault_has_its_status_and_harms_no_other_implementation(timed, monkeypatch):
     # One of them closes its socket and lives on, so the parent waits for so long.
     monkeypatch.setattr(pool, "EXIT_S", 15.0)

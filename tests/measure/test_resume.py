@@ -43,6 +43,7 @@ def finished(journal: Path) -> list[str]:
     return [found[1] for found in cells if found]
 
 
+@pytest.mark.slow
 def test_a_parent_killed_again_and_again_loses_and_repeats_nothing(command, tmp_path):
     journal, log = tmp_path / "raw/.scale.journal", tmp_path / "prepared"
     kills = 0

@@ -230,6 +230,7 @@ def test_snakemake_tells_of_the_clock(recorded):
     assert not (recorded / RAW).exists()
 
 
+@pytest.mark.slow
 def test_outputs_are_the_same_if_commas_are_decimal_points(tmp_path):
     locales = tmp_path / "locales"
     locales.mkdir()

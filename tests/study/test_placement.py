@@ -297,6 +297,7 @@ cli.run(main)
 OPS = ("add", "dot", "maximum", "minimum", "mul", "scale")
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_the_gpus_that_are_left(tmp_path):
     """A job dies, a GPU vanishes during another, and a program uses a third GPU of four."""
     tree, notes = small(tmp_path / "tree"), tmp_path / "notes"

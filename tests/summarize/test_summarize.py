@@ -445,6 +445,7 @@ def test_tuned_keys_say_where_they_leave_the_rule_and_what_binds_no_more():
     assert {row["state"] for row in rows} == {"stale"}
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes(measured, tmp_path):
     again = synthetic.write_run(tmp_path / "again")
     summarize(again, again / "recorded")

@@ -253,6 +253,7 @@ def test_every_key_of_the_sweep_is_tuned(tuned_once):
     assert "tune toy: 2 keys in" in said
 
 
+@pytest.mark.slow
 def test_a_candidate_that_kills_the_compiler_is_told(tmp_path):
     root = make_tree(tmp_path / "tree")
     (root / "dies.py").write_text(

@@ -50,6 +50,7 @@ def test_every_fault_is_named_and_the_others_go_on(tree, impl):
     assert len(done.stderr) < faults.MEGABYTES * 2**20
 
 
+@pytest.mark.slow
 def test_a_hanging_worker_is_given_up_and_the_next_cell_goes_on(tree):
     limit = ("--cell-timeout-s", "20")
     done, report = verify(tree, "stuck", "suspect", "--dtypes", "float32", *limit)
