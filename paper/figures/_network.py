@@ -34,3 +34,9 @@ def about(rows):
     """The network of some rows in words: llama-1b, 4 x 4096 tokens, bfloat16."""
     first = rows.iloc[0]
     return f"{first['preset']}, {first['batch']} x {first['length']} tokens, {first['dtype']}"
+
+
+def about_times(rows):
+    """As `about`, with the GPU whose times they are."""
+    gpus = [name for name in rows["gpu"].unique() if isinstance(name, str)]
+    return ", ".join([about(rows), *gpus])

@@ -39,7 +39,7 @@ def main(arguments):
                               textcoords="offset points", va="center")  # fmt: skip
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
-    axes.set(xlabel="ms for a step", title=_network.about(rows))
+    axes.set(xlabel="ms for a step", title=_network.about_times(rows))
     figure.legend(loc="outside lower center", ncols=2)
     _figure.save(figure, arguments.out)
 

@@ -28,7 +28,7 @@ def main(arguments):
         axes.plot([whole] * 2, [number - 0.38, number + 0.38], marker="",
                   color=_figure.DARK, linewidth=1.4)  # fmt: skip
     axes.set_yticks(range(len(stacks)), stacks)
-    axes.set(xlabel="ms", xlim=(0, None), title=_network.about(rows))
+    axes.set(xlabel="ms", xlim=(0, None), title=_network.about_times(rows))
     handles = [
         _figure.plt.Rectangle((0, 0), 1, 1, color=_network.colour(part), label=part)
         for part in parts

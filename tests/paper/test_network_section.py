@@ -88,6 +88,7 @@ def test_the_ladder_predicts_by_amdahl(shown):
     text = (shown / "figures/step_ladder.svg").read_text()
     # From 250 ms attention saves a third of 48; two more blocks of 100 us make the median.
     assert "predicted from the parts alone" in re.sub(r"<!--|-->", "", text)
+    assert "4 x 4096 tokens, bfloat16, NVIDIA H200" in text
     before, after = 250.1, 250.1 - 48 / 3
     gap = 238.1 / after - 1
     assert f"{gap:+.0%}" in text and before > after
