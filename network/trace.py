@@ -102,12 +102,12 @@ def reduced(events: Iterable, spent: dict[int, float]) -> dict[tuple[str, str], 
         if event.device_type == DeviceType.CPU and not CUDA_CALL.match(event.name)
     ]
     owners = {event.id: _part_above(event) for event in events}
+    nodes = {event.id: _number_above(event) for event in events}
     made = {}
     # An operation without a node bears the number of the next node, so the last one counts.
     for event in sorted(events, key=lambda event: event.time_range.start):
-        if event.sequence_nr >= 0 and _number_above(event) is None:
+        if event.sequence_nr >= 0 and nodes[event.id] is None:
             made[event.sequence_nr] = owners[event.id]
-    nodes = {event.id: _number_above(event) for event in events}
     sums: dict[tuple[str, str], float] = collections.defaultdict(float)
     for number, us in spent.items():
         if us:
