@@ -26,6 +26,9 @@ CHUNK_S, CHUNKS_AHEAD = 5e-3, 3
 # Untimed calls before the timed ones, as a share of these: on a core where a process has not been,
 # the first calls find nothing in its caches.
 SETTLING = 0.1
+# Eager calls are timed for so long, unless all of them take less. The wait for the GPU at the end
+# is some 0.2 % of it. Slow libraries would else spend most of a cell with short calls here.
+EAGER_S = 5e-3
 
 Call = Callable[[], object]
 
@@ -120,17 +123,26 @@ class Timer:
         return statistics.median(times) * 1e3, reading
 
     def eager(self, calls: Sequence[Call], count: int) -> float:
-        """The wall time in µs of one of `count` calls in a row that end in one synchronization."""
+        """The wall time in µs of one of several calls in a row that end in one synchronization.
+
+        They are `count` calls, or as many as `EAGER_S` holds if those would take longer. A tenth of
+        `count` runs before them, is not timed in the result, and says how long a call takes.
+        """
+        settling = int(SETTLING * count)
         with torch.cuda.stream(self.stream):
-            for index in range(int(SETTLING * count)):
-                calls[index % len(calls)]()
-            self.stream.synchronize()
-            began = time.perf_counter()
-            for index in range(count):
-                calls[index % len(calls)]()
-            self.stream.synchronize()
-            seconds = time.perf_counter() - began
-        return seconds / count * 1e6
+            settling_s = self._in_a_row(calls, settling)
+            if settling:
+                held = int(EAGER_S * settling / settling_s)
+                count = min(count, max(settling, held))
+            return self._in_a_row(calls, count) / count * 1e6
+
+    def _in_a_row(self, calls: Sequence[Call], count: int) -> float:
+        """Seconds of so many calls in rotation, until the GPU has done them."""
+        began = time.perf_counter()
+        for index in range(count):
+            calls[index % len(calls)]()
+        self.stream.synchronize()
+        return time.perf_counter() - began
 
     def energy(
         self, calls: Sequence[Call], window_ms: float

@@ -140,6 +140,28 @@ def test_a_call_is_what_a_batch_takes_until_the_gpu_has_done_it(timer, clock):
     assert timer.log == ["wait", "a", "b", "a", "b", "wait"]
 
 
+@pytest.mark.parametrize(
+    ("call_us", "timed"),
+    [(10, 100), (45, 100), (110, 45), (400, 12), (600, 10), (10_000, 10)],
+)
+def test_slow_calls_are_timed_for_five_milliseconds_and_a_tenth_of_them_at_least(
+    timer, clock, call_us, timed
+):
+    called = []
+
+    def call():
+        called.append(clock.seconds)
+        clock.move(call_us / 1e6)
+
+    assert timer.eager([call], 100) == pytest.approx(call_us)
+    assert len(called) == 10 + timed
+
+
+def test_calls_before_the_timed_ones_do_not_count(timer, clock):
+    lasts_us = iter([*[1000] * 10, *[200] * 10])
+    assert timer.eager([lambda: clock.move(next(lasts_us) / 1e6)], 100) == pytest.approx(200)
+
+
 def test_energy_is_power_times_the_time_of_a_call(timer, clock, monkeypatch):
     """Another thread moves the counter while the calls go on."""
 
