@@ -138,13 +138,16 @@ def of_mean(tails: np.ndarray, count: np.ndarray) -> np.ndarray:
     A Student's t with f > 4 degrees of freedom has an excess kurtosis of 6 / (f - 4), and that of a
     mean of n is an n-th of it. So 4 + n (f - 4) degrees fit the mean. Heavier tails have no
     kurtosis, and thin out slowly: one large offset among several moves the mean by less, and is met
-    more often. So their degrees grow by the cube root of n. For f of 3 the quantile of 1 in 4,000
-    is then at least nine tenths of the true one. From 3.5 on it is more (docs/lab/statistics.md).
+    more often. So their degrees grow by the sixth root of n. The cube root would do for a variance
+    that is known. It is learned from few gaps, though, and those may lack the large offsets
+    (docs/lab/statistics.md).
     """
-    tails = np.asarray(tails, dtype=float)
-    found = FOURTH_MOMENT + count * (tails - FOURTH_MOMENT), tails * np.cbrt(count)
+    tails, count = np.asarray(tails, dtype=float), np.asarray(count, dtype=float)
     # A gap between one process and a mean of several is that of fewer than one.
-    return np.where(np.asarray(count) < 1, np.minimum(*found), np.maximum(*found))
+    fewer = count < 1
+    root = np.where(fewer, np.cbrt(count), count ** (1 / 6))
+    found = FOURTH_MOMENT + count * (tails - FOURTH_MOMENT), tails * root
+    return np.where(fewer, np.minimum(*found), np.maximum(*found))
 
 
 def neighbours(places: np.ndarray, among: np.ndarray, others: bool = False) -> np.ndarray:

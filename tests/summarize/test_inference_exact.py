@@ -108,16 +108,19 @@ def test_long_calls_have_heavier_tails_than_short_ones():
 
 
 def test_a_mean_of_several_processes_has_lighter_tails():
-    """By its kurtosis: 6 / (f - 4) becomes a quarter of it. Without one, by a cube root."""
+    """By its kurtosis: 6 / (f - 4) becomes a quarter of it. Without one, by a sixth root."""
     four = inference.averaged(Offset(0.08, 40.0, 10.0), 4, 4)
     assert four == (pytest.approx(0.02), 40.0, pytest.approx(28.0))
     assert inference.averaged(Offset(0.08, 40.0, 10.0), 1, 1) == (0.08, 40.0, 10.0)
-    assert inference.averaged(Offset(0.08, 40.0, 3.0), 8, 8).tails == pytest.approx(6.0)
+    assert inference.averaged(Offset(0.08, 40.0, 3.0), 64, 64).tails == pytest.approx(6.0)
     assert inference.averaged(Offset(0.08, 40.0, 3.0), 1, 1).tails == 3.0
     # Most of such a gap is one process, which has tails heavier than a gap of two.
     uneven = inference.averaged(Offset(0.08, 40.0, 10.0), 1, 4)
     assert uneven.variance == pytest.approx(0.05)
-    assert uneven.tails == pytest.approx(4 + 6 * 1.25**2 / (1 + 1 / 64) / 2)
+    count = 1.25**2 / (1 + 1 / 64) / 2
+    assert uneven.tails == pytest.approx(4 + 6 * count)
+    heavy = inference.averaged(Offset(0.08, 40.0, 3.0), 1, 4)
+    assert heavy.tails == pytest.approx(3 * count ** (1 / 3))
 
 
 def test_offsets_follow_the_length_of_a_call():

@@ -105,7 +105,11 @@ def floor_us(row, limit, spared=0):
     # read.
     read = max(0.0, row["bytes_read"] - spared * (row["pass"] == "both"))
     memory = read / limit["read"] / 1e3 + written / limit["write"] / 1e3
-    compute = row["flops"] / limit.get(row["dtype"], math.inf) / 1e6
+    rate = limit.get(row["dtype"], math.inf)
+    if row["dtype"] == "float32":
+        # Three products of TF32 are as accurate, and TF32 has half the rate of bfloat16.
+        rate = max(rate, limit.get("bfloat16", 0.0) / 6)
+    compute = row["flops"] / rate / 1e6
     return max(memory, compute), compute > memory
 
 
@@ -183,11 +187,13 @@ def windowed_tails(scores, places):
 
 def of_means(tails, ours, theirs):
     """Return the tails of a gap between means of processes: by kurtosis, or if it is more, by the
-    cube root of their number."""
+    sixth root of their number. Those of fewer than one are the heavier of two."""
     one, both = (1 / n**3 for n in (ours, theirs)), (1 / ours + 1 / theirs) ** 2
     count = both / sum(one) / 2
-    found = 4 + (tails - 4) * count, tails * count ** (1 / 3)
-    return min(found) if count < 1 else max(found)
+    by_kurtosis = 4 + (tails - 4) * count
+    if count < 1:
+        return min(by_kurtosis, tails * count ** (1 / 3))
+    return max(by_kurtosis, tails * count ** (1 / 6))
 
 
 def mixed(parts):
