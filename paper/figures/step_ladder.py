@@ -35,7 +35,7 @@ def main(arguments):
                   label="predicted from the parts alone")  # fmt: skip
         for place, (found, said) in enumerate(zip(measured["median"], predicted, strict=True)):
             if place and said == said:
-                axes.annotate(f"{found / said - 1:+.0%}", (max(found, said), place), xytext=(6, 0),
+                axes.annotate(f"{found / said - 1:+.1%}", (max(found, said), place), xytext=(6, 0),
                               textcoords="offset points", va="center")  # fmt: skip
     axes.set_yticks(places, labels)
     axes.invert_yaxis()
