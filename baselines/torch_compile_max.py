@@ -18,8 +18,8 @@ MODE = "max-autotune-no-cudagraphs"
 # The compiler times candidates at the first call with a shape (torch/_inductor/select_algorithm.py
 # and runtime/triton_heuristics.py). Inductor's cache keeps the choices.
 AUTOTUNES = "all"
-# A step of a list has kernels that take all of its tensors. With 148 of them, as GPT-2 has, the four
-# candidates of each kernel compiled for over nine minutes a shape (docs/lab/adamw.md).
+# A step of a list has kernels that take all of its tensors. With the 148 of GPT-2 the candidates of
+# each kernel compiled for over nine minutes a shape (docs/lab/adamw.md).
 MOST_TENSORS = 16
 
 if not torch.cuda.is_available():

@@ -19,7 +19,7 @@ def library(monkeypatch):
 
 
 def test_a_step_of_many_tensors_is_declined_with_their_number(library):
-    with pytest.raises(NotImplementedError, match="^17 tensors"):
+    with pytest.raises(NotImplementedError, match=r"^17 tensors"):
         library.adamw([torch.zeros(4)] * 17, lr=0.1)
 
 
