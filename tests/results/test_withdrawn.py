@@ -83,13 +83,20 @@ def test_an_ok_within_bounds_that_were_too_wide_is_withdrawn(impl, place, versio
 
 
 def test_no_recorded_verdict_rests_on_bounds_that_were_too_wide():
-    """Such bounds let an ordinary result pass that is off by a tenth of its largest entry."""
+    """Such bounds let an ordinary result pass that is off by a tenth of its largest entry.
+
+    If a rectifier's input is zero but for rounding, either slope is right, and a product with it
+    moves some entries that far. The other norm then allows no more than one entry in 10,000 so.
+    """
     blind = [
         (one["op"], one["impl"], each["case"])
         for one in reports.verified(RECORDED.iterdir())
         for each in one["cells"]
         if each["status"] == "ok" and not each["hostile"]
-        if any((tensor["bound_max"] or 0) > 0.1 for tensor in each["tensors"])
+        if any(
+            (tensor["bound_max"] or 0) > 0.1 and tensor["bound_rms"] > 0.003
+            for tensor in each["tensors"]
+        )
     ]
     assert not blind
 
