@@ -2,7 +2,8 @@
 
 Memory decides. The forward pass copies rows. If there are more tokens than rows, it copies some
 columns of all tokens first: then a row that many tokens have is still in the L2. Else it copies
-whole rows one after the other.
+whole rows one after the other. It also does if rows are no whole sectors of memory, since parts of
+a sector that are written long after each other are written twice.
 
 The backward pass writes the whole gradient, most of it zeros, and reads each row of dy once. Each
 row of the gradient has one program. So no row is written twice, no zeros are written first, and no
@@ -44,6 +45,8 @@ from ._runtime.vector_access import access_items
 from ._triton.memory import load_f32, store_as
 
 ACCUMULATES = {"embedding": "float32"}
+# Bytes that memory writes at once.
+SECTOR = 32
 # Keys of a sorted block, and of these those that a program places, and that it compares at a time.
 SORTED, PLACED, SEEN = 1024, 16, 512
 # Below so many ids, an id and a place within a block fit in 31 bits.
@@ -131,7 +134,7 @@ def embedding_fwd(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     if out.numel() == 0:
         return out
     weight = as_rows_2d(weight)
-    by_columns = m > v
+    by_columns = m > v and c * out.element_size() % SECTOR == 0
     config = FORWARD.pick(
         out.device, c=min(c, WIDE), itemsize=out.element_size(), by_columns=by_columns
     )

@@ -352,7 +352,7 @@ def _launch_whole(walk: Walk, epilogue: dict) -> None:
     beside = (walk.operands[name] for name in ("up", "pre", "a_scale", "b_scale"))
     if is_hopper(a.device) and all(x is None for x in beside):
         parts = parts_of(m, n, k, sm_count(a.device))
-        if parts > 1 and (whole := with_copies(walk, added, parts)) is not None:
+        if parts > 1 and (whole := with_copies(walk, added, summed=True)) is not None:
             launch_parts(whole, parts, epilogue, _launch)
             return
     whole = with_copies(walk, added) or walk

@@ -2,9 +2,8 @@
 
 A descriptor wants rows that begin at multiples of 16 bytes. An operand with other rows, as that of
 an odd size has, is copied to a buffer with longer ones. A result with other rows is computed in
-such a buffer and copied out. If K is to be divided into parts, the copies end it with zeros. The
-copies cost bytes, and the product gains TMA and the tensor cores of Hopper, so FLOPs for each
-copied byte decide.
+such a buffer and copied out. The copies cost bytes, and the product gains TMA and the tensor
+cores of Hopper, so FLOPs for each copied byte decide.
 """
 
 import torch
@@ -12,7 +11,6 @@ import triton
 import triton.language as tl
 
 from .batches import Operand, Walk
-from .split import STEP
 
 # A copy pays from so many FLOPs for each of its bytes, and for the start of its kernel
 # (docs/lab/matmul.md).
@@ -25,27 +23,20 @@ LINE_BYTES = 128
 TILE, MOST_COLUMNS = 4096, 512
 
 
-def with_copies(walk: Walk, accumulates: bool, parts: int = 1) -> Walk | None:
+def with_copies(walk: Walk, accumulates: bool, summed: bool = False) -> Walk | None:
     """Return the launch with copies in the place of operands that need one, or None.
 
     It is None if copies would not pay, or cannot be: a result that is added to, or comes with its
     pre-activation, has no other place. Otherwise the operand `out` is a buffer if that of `walk`
     cannot be described, and `write_back` empties it.
 
-    walk: one product of 16 bits. accumulates: whether the result is added to its buffer. parts: K
-    becomes a multiple of so many steps. The sum of several parts goes to any result.
+    walk: one product of 16 bits. accumulates: whether the result is added to its buffer. summed:
+    whether it is the sum of parts of K, which goes to any place.
     """
     a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
     (m, k), n = a.matrix.shape, b.matrix.shape[1]
-    inner = triton.cdiv(k, parts * STEP) * parts * STEP if parts > 1 else k
-    shapes = {"a": (m, inner), "b": (inner, n), "up": (inner, n), "out": (m, n)}
-    given = {"a": a, "b": b, "up": up} | ({"out": out} if parts == 1 else {})
-    poor = {
-        name: x
-        for name, x in given.items()
-        if x is not None
-        and not (_stored(x).describable() and tuple(x.matrix.shape) == shapes[name])
-    }
+    given = {"a": a, "b": b, "up": up} | ({} if summed else {"out": out})
+    poor = {name: x for name, x in given.items() if x is not None and not _stored(x).describable()}
     flops = 2 * m * n * k * (1 if up is None else 2)
     copied = sum(x.matrix.numel() * x.matrix.element_size() for x in poor.values())
     least = copied * FLOPS_OF_BYTE + len(poor) * FLOPS_OF_COPY
@@ -53,9 +44,9 @@ def with_copies(walk: Walk, accumulates: bool, parts: int = 1) -> Walk | None:
         return walk
     if "out" in poor and (accumulates or walk.operands["pre"] is not None):
         return None
-    if (parts == 1 and m * n < LEAST_ENTRIES) or flops < least:
+    if (not summed and m * n < LEAST_ENTRIES) or flops < least:
         return None
-    copies = {name: _longer(x, shapes[name], name == "out") for name, x in poor.items()}
+    copies = {name: _longer(x, name == "out") for name, x in poor.items()}
     return Walk(walk.sizes, {**walk.operands} | copies)
 
 
@@ -71,11 +62,11 @@ def _stored(x: Operand) -> Operand:
     return x.transposed if x.by_columns() else x
 
 
-def _longer(x: Operand, shape: tuple[int, int], empty: bool) -> Operand:
-    """A copy of an operand with rows that TMA can read, ended with zeros; or only its place."""
+def _longer(x: Operand, empty: bool) -> Operand:
+    """A copy of an operand with rows that TMA can read, or only its place."""
     stored = _stored(x).matrix
     line = LINE_BYTES // stored.element_size()
-    rows, columns = reversed(shape) if x.by_columns() else shape
+    rows, columns = stored.shape
     copy = stored.new_empty((rows, triton.cdiv(columns, line) * line)).narrow(1, 0, columns)
     if not empty:
         _copy(stored, copy)
@@ -83,32 +74,32 @@ def _longer(x: Operand, shape: tuple[int, int], empty: bool) -> Operand:
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Write target, whose rows are runs of memory, from source of any strides, and zeros behind."""
+    """Write target, whose rows are runs of memory, from a source of any strides."""
     m, n = target.shape
     block_n = min(MOST_COLUMNS, triton.next_power_of_2(n))
     block_m = TILE // block_n
     _copy_kernel[(triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
         source_ptr=source, target_ptr=target, stride_m=source.stride(0),
-        stride_n=source.stride(1), stride_t=target.stride(0), M=m, N=n, rows=source.shape[0],
-        columns=source.shape[1], BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
+        stride_n=source.stride(1), stride_t=target.stride(0), M=m, N=n, BLOCK_M=block_m,
+        BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _copy_kernel(
-    source_ptr, target_ptr, stride_m, stride_n, stride_t, M, N, rows, columns,
+    source_ptr, target_ptr, stride_m, stride_n, stride_t, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """target = source, and zeros where there is no source.
+    """target = source, both [M, N].
 
-    Grid: one program for each tile [BLOCK_M, BLOCK_N], by rows of tiles. Reads source [rows,
-    columns], its items stride_m and stride_n apart. Writes target [M, N], its rows stride_t apart
-    and its columns side by side. M and N need not be multiples of the blocks.
+    Grid: one program for each tile [BLOCK_M, BLOCK_N], by rows of tiles. Reads source, its items
+    stride_m and stride_n apart. Writes target, its rows stride_t apart and its columns side by
+    side. M and N need not be multiples of the blocks.
     """
     across = tl.cdiv(N, BLOCK_N)
     offs_m = tl.program_id(0) // across * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
     at_m, at_n = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[None, :]
-    given = (at_m < rows) & (at_n < columns)
-    x = tl.load(source_ptr + at_m * stride_m + at_n * stride_n, mask=given, other=0.0)
-    tl.store(target_ptr + at_m * stride_t + at_n, x, mask=(at_m < M) & (at_n < N))
+    mask = (at_m < M) & (at_n < N)
+    x = tl.load(source_ptr + at_m * stride_m + at_n * stride_n, mask=mask)
+    tl.store(target_ptr + at_m * stride_t + at_n, x, mask=mask)

@@ -1,8 +1,9 @@
 """Products with few tiles and a long K: parts of K are batches of one launch, and are added later.
 
 A tile of 128x256 walks all of K alone, so a product with few of them leaves multiprocessors idle.
-Here each part of K is a batch with a float32 result of its own, and a second kernel adds the parts
-in their order and finishes the tile. The parts stay in the L2 cache.
+Here each part of K is a batch with a float32 result of its own. Items of K beyond equal parts are a
+short product by themselves. A last kernel adds all of these in their order and finishes the tile.
+They stay in the L2 cache.
 """
 
 import torch
@@ -17,10 +18,11 @@ from .epilogue import activated, affine
 MOST_PARTS, STEP = 8, 64
 # The tile of the Hopper product.
 ROWS, COLUMNS = 128, 256
-# Nanoseconds of such a tile for each step of K, at three quarters of the rate of a full GPU, and of
-# the second kernel (docs/lab/matmul.md). Tiles of a half would take half of the time each.
-TILE_NS, COMBINE_NS = 12.6, 9000.0
-# Items of a tile of the second kernel.
+# Nanoseconds of such a tile for each item of K, at three quarters of the rate of a full GPU, of the
+# last kernel, and of the product of what is left (docs/lab/matmul.md). Tiles of a half would take
+# half of the time each.
+TILE_NS, COMBINE_NS, LEFT_NS = 12.6, 9000.0, 5000.0
+# Items of a tile of the last kernel.
 BLOCK_M, BLOCK_N = 8, 256
 
 
@@ -32,30 +34,39 @@ def parts_of(m: int, n: int, k: int, sms: int) -> int:
     if parts < 2 or 2 * tiles * parts < sms:
         return 1
     gain = k * TILE_NS * (1 / 2 - 1 / parts)
-    return parts if gain > COMBINE_NS else 1
+    return parts if gain > COMBINE_NS + LEFT_NS * (k % (parts * STEP) > 0) else 1
 
 
 def launch_parts(walk: Walk, parts: int, epilogue: dict, launch) -> None:
-    """Compute a product in parts of K, which is a multiple of `parts` times STEP.
+    """Compute a product in parts of K, each of some times STEP items, and what is left of K.
 
     epilogue: arguments that finish a tile. launch: (walk, epilogue) -> starts a product.
     """
     a, b, out = (walk.operands[name].matrix for name in ("a", "b", "out"))
     (m, k), n = a.shape, b.shape[1]
-    length = k // parts
+    length = k // (parts * STEP) * STEP
+    left = k - parts * length
+    terms = parts + (left > 0)
     partial = torch.empty(
-        (parts, m, triton.cdiv(n, 4) * 4), dtype=torch.float32, device=a.device
+        (terms, m, triton.cdiv(n, 4) * 4), dtype=torch.float32, device=a.device
     ).narrow(2, 0, n)
-    one = dict.fromkeys(walk.operands) | {
-        "a": Operand(a.narrow(1, 0, length), (0, length * a.stride(1))),
-        "b": Operand(b.narrow(0, 0, length), (0, length * b.stride(0))),
-        "out": Operand(partial[0], (0, partial.stride(0))),
-    }
     plain = {
         "bias_ptr": None, "up_bias_ptr": None, "scale": 1.0, "SCALED": False, "ACTIVATION": "none",
         "PRECISE": True, "ACCUMULATE": False,
     }  # fmt: skip
-    launch(Walk((1, parts), one), plain)
+
+    def launch_from(first, count, items, place):
+        """Start `count` products of so many items of K each, the first of them from `first` on."""
+        operands = {
+            "a": Operand(a.narrow(1, first, items), (0, items * a.stride(1))),
+            "b": Operand(b.narrow(0, first, items), (0, items * b.stride(0))),
+            "out": Operand(partial[place], (0, partial.stride(0))),
+        }
+        launch(Walk((1, count), dict.fromkeys(walk.operands) | operands), plain)
+
+    launch_from(0, parts, length, 0)
+    if left:
+        launch_from(parts * length, 1, left, parts)
     residual = walk.operands["residual"]
     residual = residual and residual.matrix
     stride_rm, stride_rn = (0, 0) if residual is None else residual.stride()
@@ -63,7 +74,7 @@ def launch_parts(walk: Walk, parts: int, epilogue: dict, launch) -> None:
         partial_ptr=partial, bias_ptr=epilogue["bias_ptr"], residual_ptr=residual, out_ptr=out,
         scale=epilogue["scale"], stride_p=partial.stride(0), stride_pm=partial.stride(1),
         stride_rm=stride_rm, stride_rn=stride_rn, stride_om=out.stride(0), stride_on=out.stride(1),
-        M=m, N=n, PARTS=parts, SCALED=epilogue["SCALED"], ACTIVATION=epilogue["ACTIVATION"],
+        M=m, N=n, PARTS=terms, SCALED=epilogue["SCALED"], ACTIVATION=epilogue["ACTIVATION"],
         PRECISE=epilogue["PRECISE"], ACCUMULATE=epilogue["ACCUMULATE"], BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N, num_warps=4,
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """Check embedding against PyTorch for any tokens, and that its gradient repeats bit for bit."""
 
+import types
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.machine import nvml
 from kernels import embedding as family
+from kernels._runtime.call_cache import uncached
 from kernels.embedding import embedding
 from tests.support.examples import many
 from tests.support.values import randn
@@ -46,6 +49,33 @@ def test_as_pytorch_for_any_tokens_and_sizes(v, c, data, dtype):
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 5), (2, 0), (2, 3, 4)])
 def test_ids_of_any_shape(shape):
     agrees(torch.arange(24)[: torch.Size(shape).numel()].reshape(shape) % 7, 7, 5)
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize(
+    ("tokens", "v", "c", "dtype", "by_columns"),
+    [
+        (9, 8, 16, torch.bfloat16, True),
+        (9, 8, 8, torch.float32, True),
+        (8, 8, 16, torch.bfloat16, False),
+        (9, 8, 24, torch.bfloat16, False),
+        (9, 8, 17, torch.float32, False),
+    ],
+)
+def test_columns_come_first_for_many_tokens_of_rows_that_are_whole_sectors(
+    tokens, v, c, dtype, by_columns, monkeypatch
+):
+    asked, pick = [], family.FORWARD.pick
+
+    def noted(device, **key):
+        asked.append(key["by_columns"])
+        return pick(device, **key)
+
+    monkeypatch.setattr(family, "FORWARD", types.SimpleNamespace(pick=noted))
+    ids, weight = torch.arange(tokens) % v, randn(v, c, dtype=dtype)
+    with uncached():
+        assert torch.equal(embedding(ids, weight), weight[ids])
+    assert asked == [by_columns]
 
 
 @pytest.mark.parametrize("tokens", [63, 64, 65, 127, 128, 200, 700])
