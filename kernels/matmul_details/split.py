@@ -18,9 +18,9 @@ from .epilogue import activated, affine
 MOST_PARTS, STEP = 8, 64
 # The tile of the Hopper product.
 ROWS, COLUMNS = 128, 256
-# Nanoseconds of such a tile for each item of K, at three quarters of the rate of a full GPU, of the
-# last kernel, and of the product of what is left (docs/lab/matmul.md). Tiles of a half would take
-# half of the time each.
+# Nanoseconds of such a tile for each item of K, at three quarters of the rate of a full GPU. Those
+# of the last kernel, and of the product of what is left (docs/lab/matmul.md). Tiles of a half would
+# take half of the time each.
 TILE_NS, COMBINE_NS, LEFT_NS = 12.6, 9000.0, 5000.0
 # Items of a tile of the last kernel.
 BLOCK_M, BLOCK_N = 8, 256
