@@ -2,8 +2,8 @@
 
 Memory decides. The forward pass copies rows. If there are more tokens than rows, it copies some
 columns of all tokens first: then a row that many tokens have is still in the L2. Else it copies
-whole rows one after the other. It also does if rows are no whole sectors of memory, since parts of
-a sector that are written long after each other are written twice.
+whole rows one after the other. Rows that are no whole sectors of memory are copied so, too: two
+parts of a sector that are written long after each other cost two writes of it.
 
 The backward pass writes the whole gradient, most of it zeros, and reads each row of dy once. Each
 row of the gradient has one program. So no row is written twice, no zeros are written first, and no

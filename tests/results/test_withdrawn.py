@@ -94,7 +94,8 @@ def test_no_recorded_verdict_rests_on_bounds_that_were_too_wide():
         for each in one["cells"]
         if each["status"] == "ok" and not each["hostile"]
         if any(
-            (tensor["bound_max"] or 0) > 0.1 and tensor["bound_rms"] > 0.003
+            (tensor["bound_max"] or 0) > 0.1
+            and not ("relu" in each["case"] and tensor["bound_rms"] < 0.003)
             for tensor in each["tensors"]
         )
     ]
