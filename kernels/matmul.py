@@ -12,9 +12,12 @@ tiles, so the loads of one tile overlap the epilogue of the one before.
 Either takes a and b by rows or by columns (`matmul_details/batches.py` walks batches). An operand
 whose rows begin elsewhere is copied if the product is long enough (`matmul_details/padded.py`). A
 long K is divided among programs if the tiles are few: within the pointer kernel, and as batches for
-the others (`matmul_details/split.py`). The epilogue (`matmul_details/epilogue.py`) works on the
-float32 accumulator, so it costs no memory traffic but for its own operands. A float32 product is
-done as three tf32 products (tf32x3), which keeps float32 accuracy on the tensor cores.
+the others (`matmul_details/split.py`). A model of their times chooses among the kernels with
+descriptors, their tiles and parts of K (`matmul_details/cost.py`).
+
+The epilogue (`matmul_details/epilogue.py`) works on the float32 accumulator, so it costs no memory
+traffic but for its own operands. A float32 product is done as three tf32 products (tf32x3), which
+keeps float32 accuracy on the tensor cores.
 """
 
 import torch
@@ -41,10 +44,12 @@ from ._runtime.configs import Configs
 from ._runtime.device import float32_dot, is_hopper, shared_bytes, sm_count
 from ._runtime.layout import ACCESS_BYTES, as_read
 from ._runtime.traced import present, spread
+from ._runtime.vector_access import access_items
 from ._triton.arrival_counter import MOST_COUNTERS, arrival_counters
 from ._triton.memory import load_f32, store_as
-from .matmul_details import hopper
+from .matmul_details import cost, hopper
 from .matmul_details.batches import Walk, walks
+from .matmul_details.cost import SECTOR_BYTES, hopper_is_faster, parts_of
 from .matmul_details.epilogue import (
     ACTIVATIONS,
     activated,
@@ -52,7 +57,7 @@ from .matmul_details.epilogue import (
     tile_coords,
 )
 from .matmul_details.padded import with_copies, write_back
-from .matmul_details.split import launch_parts, parts_of
+from .matmul_details.split import launch_parts
 
 LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
@@ -351,7 +356,7 @@ def _launch_whole(walk: Walk, epilogue: dict) -> None:
         return
     beside = (walk.operands[name] for name in ("up", "pre", "a_scale", "b_scale"))
     if is_hopper(a.device) and all(x is None for x in beside):
-        parts = parts_of(m, n, k, sm_count(a.device))
+        parts = parts_of(m, n, k, sm_count(a.device), _whole_sectors(walk))
         if parts > 1 and (whole := with_copies(walk, added, summed=True)) is not None:
             launch_parts(whole, parts, epilogue, _launch)
             return
@@ -383,11 +388,13 @@ def _launch(walk: Walk, epilogue: dict) -> None:
         stored["up"] = up.transposed if b_turned else up
     size = a.matrix.element_size()
     key = {
-        "m": m, "n": n, "k": k, "batches": walk.count, "transposed": b_turned,
+        "m": m, "n": n, "k": triton.cdiv(k, walk.count) if walk.parted else k,
+        "batches": walk.count, "transposed": b_turned,
         "shared": shared_bytes(device), "sms": sm_count(device),
         "activation": epilogue["ACTIVATION"], "gated": up is not None, "itemsize": size,
         "staged": out.matrix.element_size() * (1 + epilogue["ACCUMULATE"])
         + (0 if residual is None else residual.matrix.element_size()),
+        "whole_sectors": _whole_sectors(walk),
     }  # fmt: skip
     # Tensor cores of Hopper take 8 bits only in runs along K.
     runs = size == 2 or (size == 1 and not a_turned and b_turned)
@@ -395,7 +402,9 @@ def _launch(walk: Walk, epilogue: dict) -> None:
     few = m <= FEW_ROWS and walk.count == 1
     sms = key["sms"]
     described = described and not few and (up is None or _moving(up) == _moving(b))
-    if described and hopper.suits(walk, config := HOPPER.pick(device, **key)):
+    sizes = ("m", "n", "k", "batches", "sms", "itemsize", "gated", "whole_sectors")
+    faster = described and hopper_is_faster(**{name: key[name] for name in sizes})
+    if faster and hopper.suits(walk, config := HOPPER.pick(device, **key)):
         hopper.launch_product(walk, epilogue | factors, config, sms)
     elif described:
         config = DESCRIPTOR.pick(device, **key)
@@ -413,7 +422,7 @@ def _launch(walk: Walk, epilogue: dict) -> None:
         }
         _descriptor_kernel[(min(sms, tiles),)](
             **descs, A_TRANSPOSED=a_turned, B_TRANSPOSED=b_turned,
-            A_STEPS=_moving(a), B_STEPS=_moving(b), **common, **config,
+            A_STEPS=_moving(a), B_STEPS=_moving(b), PARTED=walk.parted, **common, **config,
         )  # fmt: skip
     else:
         config = POINTER.pick(device, **key)
@@ -434,7 +443,9 @@ def _launch(walk: Walk, epilogue: dict) -> None:
             # Only float32 has anything to split.
             PRECISION=float32_dot() if size == 4 else "ieee",
             A_WRAPS=not a_turned or m % config["BLOCK_M"] == 0,
-            B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, **common, **config,
+            B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, A_TRANSPOSED=a_turned,
+            B_TRANSPOSED=b_turned, A_ITEMS=_run_items(a), B_ITEMS=_run_items(b),
+            OUT_ITEMS=_run_items(out), **common, **config,
         )  # fmt: skip
 
 
@@ -442,6 +453,20 @@ def _strides(name, operand):
     """Strides of an operand as a kernel takes them: two of batches, of rows, of columns."""
     values = (0, 0, 0, 0) if operand is None else (*operand.steps, *operand.matrix.stride())
     return {f"stride_{name}{d}": value for d, value in zip("01mn", values, strict=True)}
+
+
+def _whole_sectors(walk):
+    """Whether the rows of both factors in memory begin at multiples of a sector of the L2 cache."""
+    factors = (walk.operands[name] for name in ("a", "b"))
+    stored = (x.transposed if x.by_columns() else x for x in factors)
+    rows = (x.matrix.stride(0) * x.matrix.element_size() for x in stored)
+    return all(each % SECTOR_BYTES == 0 for each in rows)
+
+
+def _run_items(operand):
+    """The items of an access to an operand's runs of memory, which begin at their multiples."""
+    x = operand.transposed.matrix if operand.by_columns() else operand.matrix
+    return access_items(x.element_size(), x.shape[1], x.stride(0))
 
 
 def _moving(operand):
@@ -531,6 +556,8 @@ def _pointer_kernel(
     stride_y1, stride_yn, scale, inner_batches, batches, M, N, K,
     BATCHED: tl.constexpr, SCALED: tl.constexpr, ACTIVATION: tl.constexpr, PRECISE: tl.constexpr,
     ACCUMULATE: tl.constexpr, PRECISION: tl.constexpr, A_WRAPS: tl.constexpr, B_WRAPS: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, A_ITEMS: tl.constexpr,
+    B_ITEMS: tl.constexpr, OUT_ITEMS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -545,9 +572,23 @@ def _pointer_kernel(
     not None; they have the strides of out. With ACCUMULATE the result is added to out. Accumulates
     in float32. Strides: of the outer and the inner batch, of rows, of columns. PRECISION: input
     precision of the product. PRECISE: precision of the activation. A_WRAPS, B_WRAPS: rows
-    of a and columns of b past the end are read from the start. GROUP_M: rows of tiles that share
+    of a and columns of b past the end are read from the start. A_TRANSPOSED, B_TRANSPOSED: columns,
+    not rows, are runs of memory. A_ITEMS, B_ITEMS, OUT_ITEMS: the items of an access, of which the
+    length of a run and the distance of runs are multiples. GROUP_M: rows of tiles that share
     columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
     """
+    stride_om, N = stride_om // OUT_ITEMS * OUT_ITEMS, N // OUT_ITEMS * OUT_ITEMS
+    if A_TRANSPOSED:
+        stride_an, M = stride_an // A_ITEMS * A_ITEMS, M // A_ITEMS * A_ITEMS
+    else:
+        stride_am, K = stride_am // A_ITEMS * A_ITEMS, K // A_ITEMS * A_ITEMS
+    if not B_TRANSPOSED:
+        MOST_N: tl.constexpr = max(B_ITEMS, OUT_ITEMS)
+        stride_bm, N = stride_bm // B_ITEMS * B_ITEMS, N // MOST_N * MOST_N
+    elif A_TRANSPOSED or B_ITEMS > A_ITEMS:
+        stride_bn, K = stride_bn // B_ITEMS * B_ITEMS, K // B_ITEMS * B_ITEMS
+    else:
+        stride_bn = stride_bn // B_ITEMS * B_ITEMS
     number = tl.program_id(0) // SPLITS
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
     pid = number
@@ -669,8 +710,8 @@ def _descriptor_kernel(
     a_scale_ptr, b_scale_ptr, stride_r0, stride_r1, stride_rm, stride_rn, stride_x0, stride_x1,
     stride_xm, stride_y0, stride_y1, stride_yn, scale, inner_batches, batches, M, N, K,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, A_STEPS: tl.constexpr,
-    B_STEPS: tl.constexpr, BATCHED: tl.constexpr, SCALED: tl.constexpr, ACTIVATION: tl.constexpr,
-    PRECISE: tl.constexpr, ACCUMULATE: tl.constexpr,
+    B_STEPS: tl.constexpr, BATCHED: tl.constexpr, PARTED: tl.constexpr, SCALED: tl.constexpr,
+    ACTIVATION: tl.constexpr, PRECISE: tl.constexpr, ACCUMULATE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip
     """out = activation(scale a b + bias) (scale a up + up_bias) + residual, for what TMA can read.
@@ -682,8 +723,9 @@ def _descriptor_kernel(
     A_TRANSPOSED: a_desc describes a transposed, blocks [BLOCK_K, BLOCK_M]. B_TRANSPOSED: b_desc and
     up_desc describe blocks [BLOCK_N, BLOCK_K]. BATCHED: descriptors have two dimensions of batches
     before these, with blocks of one. A_STEPS, B_STEPS: 2 if the outer batch moves an operand, plus
-    1 if the inner one does; up moves as b does. GROUP_M: rows of tiles that share columns of b in
-    the L2 cache.
+    1 if the inner one does; up moves as b does. PARTED: inner batches are equal parts of K instead,
+    in whole steps; descriptors read zeros past the end. GROUP_M: rows of tiles that share columns
+    of b in the L2 cache.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -701,12 +743,17 @@ def _descriptor_kernel(
         acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
         if up_desc is not None:
             up_acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
-        for start in range(0, K, BLOCK_K):
-            a = _block(a_desc, outer, inner, first_m, start, A_TRANSPOSED, BATCHED, A_STEPS)
-            b = _block(b_desc, outer, inner, start, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
+        first_k, length = 0, K
+        if PARTED:
+            length = tl.cdiv(tl.cdiv(K, BLOCK_K), inner_batches) * BLOCK_K
+            first_k = inner * length
+        for start in range(0, length, BLOCK_K):
+            at_k = first_k + start
+            a = _block(a_desc, outer, inner, first_m, at_k, A_TRANSPOSED, BATCHED, A_STEPS)
+            b = _block(b_desc, outer, inner, at_k, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
             acc = tl.dot(a, b, acc, out_dtype=SUM)
             if up_desc is not None:
-                up = _block(up_desc, outer, inner, start, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
+                up = _block(up_desc, outer, inner, at_k, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
                 up_acc = tl.dot(a, up, up_acc, out_dtype=SUM)
         offs_n = first_n + tl.arange(0, BLOCK_N)
         offs_m = first_m + tl.arange(0, BLOCK_M)
@@ -842,23 +889,23 @@ def _fitting(configs, itemsize, shared, staged, gated):
 
 
 def _choose_descriptor(
-    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
 ):  # fmt: skip
-    def cost(config):
-        """Tile area times waves of tiles: the time of the last program to finish."""
-        area = config["BLOCK_M"] * config["BLOCK_N"]
-        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * batches
-        # A tile of area A loads 1/sqrt(A) items for each product, hence the larger the better. The
-        # factor is that of 64x128 at 1024³ and 128x256 at 2048³ (docs/lab/matmul.md).
-        return triton.cdiv(tiles, sms) * area * (1 + 400 / area**0.5)
-
     # exp needs registers that the widest tile does not leave.
     ranked = DESCRIPTOR_CONFIGS[activation in LONG :]
-    return min(_fitting(ranked, itemsize, shared, staged, gated), key=cost)
+
+    def us(config):
+        # A gated tile has two products.
+        tile, items = (config["BLOCK_M"], config["BLOCK_N"]), k * (1 + gated)
+        return cost.tiles_us(
+            cost.DESCRIPTOR, tile, m, n, items, batches, sms, itemsize, whole_sectors
+        )
+
+    return min(_fitting(ranked, itemsize, shared, staged, gated), key=us)
 
 
 def _choose_pointer(
-    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
 ):  # fmt: skip
     few = m <= FEW_ROWS and itemsize == 2
     if itemsize == 4:

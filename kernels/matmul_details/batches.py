@@ -36,10 +36,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Walk:
-    """One launch: the sizes of its outer and inner batch dimension, and its operands by name."""
+    """One launch: the sizes of its outer and inner batch dimension, and its operands by name.
+
+    parted: inner batches are parts of K, of which each has a result.
+    """
 
     sizes: tuple[int, int]
     operands: Mapping[str, Operand | None]
+    parted: bool = False
 
     @property
     def count(self) -> int:

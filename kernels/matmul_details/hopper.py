@@ -31,12 +31,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._runtime.configs import Configs
-from .._runtime.device import is_hopper, sm_count
+from .._runtime.device import is_hopper
 from .._runtime.layout import ACCESS_BYTES
+from . import cost
 from .epilogue import activated
 
-# The least share of the multiprocessors that tiles of 128x256 occupy.
-FILLED = 0.5
 # Multiplying groups of four warps, and registers of their threads.
 GROUPS = gl.constexpr(2)
 REGISTERS = gl.constexpr(240)
@@ -112,6 +111,7 @@ def copy_loop(descs, rings, barriers, epilogue, sizes, META: gl.constexpr):
     for number in range(gl.program_id(0), tiles, gl.num_programs(0)):
         outer, inner, tile_m, tile_n = _tile(number, sizes, META)
         row, column = tile_m * BLOCK_M, tile_n * COLUMNS
+        first = inner * steps_k if META[12] else 0
         for index in range(steps_k):
             slot = step % SLOTS
             mbarrier.wait(free.index(slot), step // SLOTS & 1 ^ 1)
@@ -122,16 +122,16 @@ def copy_loop(descs, rings, barriers, epilogue, sizes, META: gl.constexpr):
             for group in gl.static_range(GROUPS):
                 _copy(
                     a_desc, a_ring.index(GROUPS * slot + group), full.index(slot), outer, inner,
-                    row + group * ROWS, index * BLOCK_K, TURNED[0], STEPS[0],
+                    row + group * ROWS, (first + index) * BLOCK_K, TURNED[0], STEPS[0],
                 )  # fmt: skip
             _copy(
                 b_desc, b_ring.index(BLOCKS * slot), full.index(slot), outer, inner, column,
-                index * BLOCK_K, TURNED[1], STEPS[1],
+                (first + index) * BLOCK_K, TURNED[1], STEPS[1],
             )  # fmt: skip
             if up_desc is not None:
                 _copy(
                     up_desc, b_ring.index(BLOCKS * slot + 1), full.index(slot), outer, inner,
-                    column, index * BLOCK_K, TURNED[1], STEPS[1],
+                    column, (first + index) * BLOCK_K, TURNED[1], STEPS[1],
                 )  # fmt: skip
             step += 1
         if residual_desc is not None:
@@ -437,8 +437,8 @@ def matmul_hopper_kernel(
     a_scale_ptr, b_scale_ptr, stride_x0, stride_x1, stride_xm, stride_y0, stride_y1, stride_yn,
     scale, inner_batches, batches, M, N, K,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, A_STEPS: gl.constexpr, B_STEPS: gl.constexpr,
-    R_STEPS: gl.constexpr, BATCHED: gl.constexpr, SCALED: gl.constexpr, ACTIVATION: gl.constexpr,
-    PRECISE: gl.constexpr, ACCUMULATE: gl.constexpr,
+    R_STEPS: gl.constexpr, BATCHED: gl.constexpr, PARTED: gl.constexpr, SCALED: gl.constexpr,
+    ACTIVATION: gl.constexpr, PRECISE: gl.constexpr, ACCUMULATE: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     SLOTS: gl.constexpr, LEAVING_SLOTS: gl.constexpr,
 ):  # fmt: skip
@@ -456,13 +456,17 @@ def matmul_hopper_kernel(
     up_desc: [columns, BLOCK_K] of b transposed, or B_TURNED that of b. The others have blocks of
     BLOCK_M / 2 rows, and as many columns as leave at a time. BATCHED: descriptors have two
     dimensions of batches before these, with blocks of one. A_STEPS, B_STEPS, R_STEPS: 2 if the
-    outer batch moves a, b or the residual, plus 1 if the inner one does. SLOTS: of the ring.
+    outer batch moves a, b or the residual, plus 1 if the inner one does. PARTED: inner batches are
+    equal parts of K instead, in whole steps; copies put zeros past the end. SLOTS: of the ring.
     LEAVING_SLOTS: of a group for columns that leave. GROUP_M: rows of tiles that share columns of b
     in the L2 cache. The rows of a group in a residual fit in the place of b in a slot.
     """
     COLUMNS: gl.constexpr = BLOCK_N if up_desc is None else BLOCK_N // 2
     tiles_m, tiles_n = gl.cdiv(M, BLOCK_M), gl.cdiv(N, COLUMNS)
-    sizes = tiles_m, tiles_n, gl.cdiv(K, BLOCK_K), inner_batches, tiles_m * tiles_n * batches
+    steps_k = gl.cdiv(K, BLOCK_K)
+    if PARTED:
+        steps_k = gl.cdiv(steps_k, inner_batches)
+    sizes = tiles_m, tiles_n, steps_k, inner_batches, tiles_m * tiles_n * batches
     a_ring = _ring(a_desc, GROUPS * SLOTS)
     b_ring = _ring(b_desc, SLOTS if up_desc is None else 2 * SLOTS)
     both = b_ring
@@ -486,7 +490,7 @@ def matmul_hopper_kernel(
     epilogue = bias_ptr, up_bias_ptr, scale, a_scale_ptr, b_scale_ptr, M, N, strides
     META: gl.constexpr = (
         BLOCK_M, BLOCK_N, BLOCK_K, SLOTS, GROUP_M, BATCHED, (A_TURNED, B_TURNED),
-        (A_STEPS, B_STEPS, R_STEPS), SCALED, ACTIVATION, PRECISE, ACCUMULATE,
+        (A_STEPS, B_STEPS, R_STEPS), SCALED, ACTIVATION, PRECISE, ACCUMULATE, PARTED,
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -516,18 +520,19 @@ CONFIGS = (
 
 
 def choose(
-    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
 ):  # fmt: skip
-    """Return the configuration that ends first: waves of tiles times the time of one."""
+    """Return the configuration that ends first."""
 
-    def cost(config):
-        rows, columns = config["BLOCK_M"], config["BLOCK_N"]
-        tiles = -(-m // rows) * -(-n // (columns // (1 + gated))) * batches
-        # A tile of area A copies 1/sqrt(A) items for each product.
-        return -(-tiles // sms) * rows * columns * (1 + 400 / (rows * columns) ** 0.5)
+    def us(config):
+        # In the gated form a tile has half of its columns from either factor.
+        tile, columns = (config["BLOCK_M"], config["BLOCK_N"]), n * (1 + gated)
+        return cost.tiles_us(
+            cost.HOPPER, tile, m, columns, k, batches, sms, itemsize, whole_sectors
+        )
 
     # A slot has as many bytes for items of 8 bits.
-    best = min(CONFIGS, key=cost)
+    best = min(CONFIGS, key=us)
     return best if itemsize == 2 else {**best, "BLOCK_K": 2 * best["BLOCK_K"]}
 
 
@@ -536,12 +541,8 @@ HOPPER = Configs(matmul_hopper_kernel, CONFIGS, choose, family="matmul")
 
 def suits(walk, config) -> bool:
     """Return whether the kernel takes the operands of a launch with a configuration."""
-    a, out, residual = (walk.operands[name] for name in ("a", "out", "residual"))
+    a, residual = (walk.operands[name] for name in ("a", "residual"))
     if not is_hopper(a.matrix.device) or a.matrix.dtype == torch.int8:
-        return False
-    (m, n), sms = out.matrix.shape, sm_count(a.matrix.device)
-    # Fewer tiles are to be measured.
-    if -(-m // 128) * -(-n // 256) * walk.count < FILLED * sms:
         return False
     if residual is None:
         return True
@@ -604,7 +605,7 @@ def launch_product(walk, epilogue, config, sms):
         },
         inner_batches=walk.sizes[1], batches=walk.count, M=m, N=n, K=k, A_TURNED=a_turned,
         B_TURNED=b_turned, A_STEPS=moving["a"], B_STEPS=moving["b"], R_STEPS=moving["residual"],
-        BATCHED=walk.count > 1, **epilogue, **config,
+        BATCHED=walk.count > 1, PARTED=walk.parted, **epilogue, **config,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .._runtime.vector_access import access_items
 from .batches import Operand, Walk
 
 # A copy pays from so many FLOPs for each of its bytes, and for the start of its kernel
@@ -80,22 +81,26 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     block_m = TILE // block_n
     _copy_kernel[(triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
         source_ptr=source, target_ptr=target, stride_m=source.stride(0),
-        stride_n=source.stride(1), stride_t=target.stride(0), M=m, N=n, BLOCK_M=block_m,
-        BLOCK_N=block_n, num_warps=4,
+        stride_n=source.stride(1), stride_t=target.stride(0), M=m, N=n,
+        ITEMS=access_items(source.element_size(), n, source.stride(0), target.stride(0)),
+        BLOCK_M=block_m, BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
 def _copy_kernel(
-    source_ptr, target_ptr, stride_m, stride_n, stride_t, M, N,
+    source_ptr, target_ptr, stride_m, stride_n, stride_t, M, N, ITEMS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """target = source, both [M, N].
 
     Grid: one program for each tile [BLOCK_M, BLOCK_N], by rows of tiles. Reads source, its items
     stride_m and stride_n apart. Writes target, its rows stride_t apart and its columns side by
-    side. M and N need not be multiples of the blocks.
+    side. N and both distances of rows are multiples of ITEMS, those of an access. M and N need not
+    be multiples of the blocks.
     """
+    stride_m, stride_t = stride_m // ITEMS * ITEMS, stride_t // ITEMS * ITEMS
+    N = N // ITEMS * ITEMS
     across = tl.cdiv(N, BLOCK_N)
     offs_m = tl.program_id(0) // across * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.matmul import matmul
-from kernels.matmul_details.split import parts_of
+from kernels.matmul_details.cost import parts_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -245,10 +245,52 @@ def test_eight_bits_are_refused_what_they_cannot_have():
         matmul.matmul(a, b, b_scale=randn(8, 1), out_dtype=torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "turned", "items"),
+    [
+        # By rows K is the run of a and N that of b; by columns M and K.
+        ((24, 40, 8), (False, False), (4, 4, 4)),
+        ((24, 40, 6), (False, False), (2, 4, 4)),
+        ((24, 42, 7), (False, False), (1, 2, 2)),
+        ((6, 40, 7), (True, False), (2, 4, 4)),
+        ((24, 41, 6), (True, True), (4, 2, 1)),
+    ],
+)
+def test_the_pointer_kernel_knows_of_which_accesses_its_runs_are_multiples(
+    launched, sizes, turned, items
+):
+    m, n, k = sizes
+    a, b = shaped(m, k, dtype=torch.float32), shaped(k, n, dtype=torch.float32)
+    a, b = (x.mT.contiguous().mT if t else x for x, t in zip((a, b), turned, strict=True))
+    [(name, arguments)] = launched(a, b)
+    assert name == "_pointer_kernel"
+    assert tuple(arguments[f"{x}_ITEMS"] for x in ("A", "B", "OUT")) == items
+
+
+# M, N and K, and the kernel of the fastest form that an H200 timed.
+FASTER = [
+    ((512, 512, 512), "_descriptor_kernel"),
+    ((1024, 1024, 1024), "_descriptor_kernel"),
+    ((2736, 12256, 384), "matmul_hopper_kernel"),
+    ((8192, 8192, 8192), "matmul_hopper_kernel"),
+    ((3560, 160, 2096), "matmul_hopper_kernel"),
+]
+
+
+@pytest.mark.parametrize(("sizes", "kernel"), FASTER)
+def test_the_faster_kernel_is_launched(launched, sizes, kernel):
+    """docs/lab/matmul.md has the times."""
+    m, n, k = sizes
+    with device.assume_device(hopper=True, sm_count=132):
+        [(name, _)] = launched(shaped(m, k), shaped(k, n))
+    assert name == kernel
+
+
 def test_k_is_split_while_tiles_are_few():
     key = {
         "n": 4096, "k": 4096, "batches": 1, "sms": 132, "shared": 232448, "itemsize": 2,
         "transposed": True, "activation": "none", "gated": False, "staged": 2,
+        "whole_sectors": True,
     }  # fmt: skip
     for m, n, splits in ((1, 4096, 4), (16, 4096, 4), (16, 14336, 1), (16, 64, 8), (17, 4096, 2)):
         assert matmul._choose_pointer(**key | {"m": m, "n": n})["SPLITS"] == splits
@@ -281,6 +323,7 @@ def test_the_rules_take_the_tiles_that_were_measured_to_be_the_fastest(shape):
     key = {
         "m": m, "n": n, "k": k, "batches": 1, "sms": 132, "shared": 232448, "itemsize": itemsize,
         "transposed": False, "activation": activation, "gated": False, "staged": itemsize,
+        "whole_sectors": True,
     }  # fmt: skip
     rules = [matmul._choose_pointer] if itemsize == 4 else [matmul._choose_descriptor]
     if itemsize == 2 and activation == "none" and m > 1024:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = [
     ("bias",), ("bias", "leaky_relu"), ("bias", "gelu"), ("bias", "tanh"), ("residual",),
     ("gated", "silu"), ("bias", "gelu", "kept", "residual"), ("float32",), ("added",), ("batched",),
+    ("batched", "float32", "parted"),
     ("batched", "bias", "gated", "silu", "kept", "residual"),
 ]  # fmt: skip
 FIRST, *OTHERS = (dict(config) for config in hopper.CONFIGS)

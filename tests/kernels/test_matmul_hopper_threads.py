@@ -1,5 +1,6 @@
 """Run each form of the Hopper product on threads against float64, by way of the public function."""
 
+import itertools
 from unittest import mock
 
 import pytest
@@ -22,7 +23,8 @@ CONFIGS = [
 
 def on_threads(config, programs, *form, **broken):
     with (
-        mock.patch.multiple(hopper, FILLED=0, is_hopper=lambda device: True),
+        mock.patch.object(hopper, "is_hopper", lambda device: True),
+        mock.patch.object(matmul, "hopper_is_faster", lambda **_: True),
         mock.patch.object(hopper.Configs, "pick", lambda *_, **__: config),
         mock.patch.object(matmul, "FEW_ROWS", 0), assume_device(sm_count=programs),
         product_on_threads(**broken) as launches, uncached(),
@@ -48,6 +50,20 @@ def test_each_form_of_float8_is_that_of_float64(form):
     config = CONFIGS[FLOAT8_FORMS.index(form) % len(CONFIGS)]
     config = {**config, "BLOCK_K": 2 * config["BLOCK_K"]}
     compare(*on_threads(config, 2, *form, (13, 200, 80), (False, True), FLOAT8))
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("turned", list(itertools.product((False, True), repeat=2)))
+@pytest.mark.parametrize(("k", "parts"), [(88, 3), (88, 2), (40, 5), (16, 3)])
+def test_a_sum_of_parts_of_k_is_that_of_float64(k, parts, turned):
+    """Also if the last part has fewer steps than the others, or none."""
+    index = (k + parts + turned[0]) % len(CONFIGS)
+    form = ("same", False, True, False, False, (13, 200, k), turned)
+    with (
+        mock.patch.object(matmul, "is_hopper", lambda device: True),
+        mock.patch.object(matmul, "parts_of", lambda *_: parts),
+    ):
+        compare(*on_threads(CONFIGS[index], (2, 20)[k % 3 % 2], *form))
 
 
 BROKEN = {

@@ -5,13 +5,16 @@ from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernels import matmul
 from kernels._runtime.call_cache import uncached
-from kernels.matmul_details import padded, split
+from kernels.matmul_details import cost, padded, split
 from kernels.matmul_details.batches import Operand, Walk
 from tests.support.values import randn
 
+SIZES = st.integers(1, 20000)
 ALWAYS = {"FLOPS_OF_BYTE": 0, "FLOPS_OF_COPY": 0, "LEAST_ENTRIES": 0}
 
 
@@ -113,22 +116,29 @@ def test_a_product_in_parts_of_k_is_that_of_its_operands(m, n, k, turned, given)
     assert (found.double() - truth).abs().max() <= bound * truth.abs().max()
 
 
-@pytest.mark.parametrize(
-    ("sizes", "parts"),
-    [
-        ((512, 2048, 16384), 4),  # the gradient of a weight for keys
-        ((786, 1426, 10762), 3),
-        ((512, 2048, 2048), 1),  # short
-        ((8192, 8192, 8192), 1),  # many tiles
-        ((2048, 2048, 16384), 1),
-        ((100, 200, 65536), 1),  # too few tiles for eight parts each
-        ((512, 512, 64), 1),
-        ((896, 1408, 4608), 3),
-        ((896, 1408, 4640), 1),  # what is left of K takes as long as three parts gain
-    ],
-)
-def test_k_is_divided_for_few_tiles_and_a_long_k(sizes, parts):
-    assert split.parts_of(*sizes, 132) == parts
+# Sizes, and the parts of K of the fastest form of those that an H200 timed (docs/lab/matmul.md).
+FASTEST = [
+    ((768, 3072, 16384), 3),
+    ((784, 1424, 10768), 3),
+    ((240, 560, 8000), 12),
+    ((352, 112, 5696), 8),
+    ((2048, 2048, 2048), 1),
+    ((11504, 928, 6752), 1),
+    ((512, 176, 80), 1),
+]
+
+
+@pytest.mark.parametrize(("sizes", "parts"), FASTEST)
+def test_k_is_divided_as_measured_to_be_the_fastest(sizes, parts):
+    assert cost.parts_of(*sizes, 132) == parts
+
+
+@given(m=SIZES, n=SIZES, k=SIZES, whole=st.booleans())
+def test_a_part_keeps_items_of_k_and_pays(m, n, k, whole):
+    parts = cost.parts_of(m, n, k, 132, whole)
+    assert parts == 1 or k >= parts * cost.LEAST_ITEMS
+    # Tiles that fill the GPU several times gain nothing.
+    assert parts == 1 or m * n < 6 * 132 * 128 * 256
 
 
 def test_copies_pay_for_long_products_alone():

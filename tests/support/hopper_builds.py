@@ -4,6 +4,7 @@ A process of its own: the tests run in one whose kernels are interpreted. A case
 are stored by columns, the parts of the epilogue, and a configuration.
 """
 
+import dataclasses
 import json
 import re
 import sys
@@ -56,6 +57,7 @@ def row(a_turned, b_turned, parts, config):
     }  # fmt: skip
     with recorder.recorded() as calls:
         for walk in batches.walks(tuple(whole), **made):
+            walk = dataclasses.replace(walk, parted="parted" in parts)
             hopper.launch_product(walk, epilogue, config, 132)
     [(kernel, arguments, grid)] = calls
     launch = recorder.Launch(kernel, arguments, None, None, str(dtype), grid=grid)

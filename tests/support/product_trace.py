@@ -119,7 +119,9 @@ def _group(which, tiles, steps_k, programs, residual, slots):
     bars = _Bars("x full"), _Bars("x free")
     epilogue = None, None, 1.0, None, None, 128, 256, (0,) * 6
     sizes = tiles, 1, steps_k, 1, tiles
-    meta = 128, 256, 64, slots, 8, False, (False, True), (0, 0, 0), False, "none", False, False
+    meta = (
+        128, 256, 64, slots, 8, False, (False, True), (0, 0, 0), False, "none", False, False, False,
+    )  # fmt: skip
     made = {name: value.fn for name, value in vars(hopper).items() if hasattr(value, "fn")}
     stands = {
         "gl": language, "mbarrier": barrier, "tma": mock.Mock(), "warpgroup_mma": multiply,
