@@ -1,4 +1,4 @@
-"""Lists of tensors that max-autotune declines, and those that it takes."""
+"""Calls that max-autotune declines, and those that it takes."""
 
 import importlib
 import sys
@@ -26,3 +26,8 @@ def test_a_step_of_many_tensors_is_declined_with_their_number(library):
 @pytest.mark.parametrize("params", [[torch.zeros(4)] * 16, torch.zeros(40)])
 def test_a_step_of_few_tensors_is_that_of_the_compiler(library, params):
     assert library.adamw(params, lr=0.1) == {"params": params, "lr": 0.1}
+
+
+def test_packed_sequences_are_declined(library):
+    with pytest.raises(NotImplementedError, match="^packed sequences are tuned"):
+        library.attention_varlen(*[torch.zeros(4)] * 5, causal=True)
