@@ -67,7 +67,7 @@ def adamw(params, **given):
 
 
 def attention_varlen(*given, **options):
-    # One program serves all lengths, and yet its products are tried anew for each kind of mask. On
-    # an H200 the trials had not ended after 390 s (docs/lab/attention.md). With its scores in memory
-    # it would not be among the fastest.
+    # One program serves all lengths, and yet its products are tried anew for each kind of mask.
+    # On an H200 the trials had not ended after 390 s (docs/lab/attention.md). With its scores in
+    # memory it would not be among the fastest.
     raise NotImplementedError("packed sequences are tuned for many minutes in this mode")

@@ -29,5 +29,5 @@ def test_a_step_of_few_tensors_is_that_of_the_compiler(library, params):
 
 
 def test_packed_sequences_are_declined(library):
-    with pytest.raises(NotImplementedError, match="^packed sequences are tuned"):
+    with pytest.raises(NotImplementedError, match=r"^packed sequences are tuned"):
         library.attention_varlen(*[torch.zeros(4)] * 5, causal=True)
