@@ -49,7 +49,7 @@ from ._triton.arrival_counter import MOST_COUNTERS, arrival_counters
 from ._triton.memory import load_f32, store_as
 from .matmul_details import cost, hopper
 from .matmul_details.batches import Walk, walks
-from .matmul_details.cost import SECTOR_BYTES, hopper_is_faster, parts_of
+from .matmul_details.cost import SECTOR_BYTES, parts_of
 from .matmul_details.epilogue import (
     ACTIVATIONS,
     activated,
@@ -402,9 +402,7 @@ def _launch(walk: Walk, epilogue: dict) -> None:
     few = m <= FEW_ROWS and walk.count == 1
     sms = key["sms"]
     described = described and not few and (up is None or _moving(up) == _moving(b))
-    sizes = ("m", "n", "k", "batches", "sms", "itemsize", "gated", "whole_sectors")
-    faster = described and hopper_is_faster(**{name: key[name] for name in sizes})
-    if faster and hopper.suits(walk, config := HOPPER.pick(device, **key)):
+    if described and hopper.suits(walk, config := HOPPER.pick(device, **key)) and _faster(**key):
         hopper.launch_product(walk, epilogue | factors, config, sms)
     elif described:
         config = DESCRIPTOR.pick(device, **key)
@@ -891,9 +889,6 @@ def _fitting(configs, itemsize, shared, staged, gated):
 def _choose_descriptor(
     m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
 ):  # fmt: skip
-    # exp needs registers that the widest tile does not leave.
-    ranked = DESCRIPTOR_CONFIGS[activation in LONG :]
-
     def us(config):
         # A gated tile has two products.
         tile, items = (config["BLOCK_M"], config["BLOCK_N"]), k * (1 + gated)
@@ -901,7 +896,21 @@ def _choose_descriptor(
             cost.DESCRIPTOR, tile, m, n, items, batches, sms, itemsize, whole_sectors
         )
 
-    return min(_fitting(ranked, itemsize, shared, staged, gated), key=us)
+    return min(_described_configs(itemsize, shared, staged, activation, gated), key=us)
+
+
+def _described_configs(itemsize, shared, staged, activation, gated):
+    # exp needs registers that the widest tile does not leave.
+    return _fitting(DESCRIPTOR_CONFIGS[activation in LONG :], itemsize, shared, staged, gated)
+
+
+def _faster(
+    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
+):  # fmt: skip
+    """Whether the Hopper kernel ends before the descriptor kernel."""
+    configs = _described_configs(itemsize, shared, staged, activation, gated)
+    tiles = {(config["BLOCK_M"], config["BLOCK_N"]) for config in configs}
+    return cost.hopper_is_faster(tiles, m, n, k, batches, sms, itemsize, gated, whole_sectors)
 
 
 def _choose_pointer(

@@ -6,7 +6,7 @@ times of 882 products in bfloat16 differ from it by 8 % (docs/lab/matmul.md).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import triton
 
@@ -27,6 +27,7 @@ DESCRIPTOR: Times = {
     (64, 64): (0.172, 0.238, 0.44),
     (128, 256): (0.595, 0.704, 2.30),
 }
+WIDEST = (128, 256)
 STEP_BYTES, SECTOR_BYTES = 128, 32
 # Bytes of both operands that are read in a microsecond.
 READ_BYTES = 3.0e6
@@ -52,22 +53,23 @@ def tiles_us(
 
 
 def hopper_is_faster(
-    m: int, n: int, k: int, batches: int, sms: int, itemsize: int, gated: bool,
-    whole_sectors: bool,
+    described: Collection[tuple[int, int]], m: int, n: int, k: int, batches: int, sms: int,
+    itemsize: int, gated: bool, whole_sectors: bool,
 ) -> bool:  # fmt: skip
     """Return whether the Hopper kernel ends before the descriptor kernel, each with its best tile.
 
-    gated: whether there is a second factor `[K, N]`. Then a tile of the Hopper kernel has half of
-    its columns from either, and one of the descriptor kernel has two products.
+    described: tiles that the descriptor kernel may have. gated: whether there is a second factor
+    `[K, N]`. Then a tile of the Hopper kernel has half of its columns from either, and one of the
+    descriptor kernel has two products.
     """
     own, other = (
         min(
             tiles_us(times, tile, m, columns, items, batches, sms, itemsize, whole_sectors)
-            for tile in times
+            for tile in tiles
         )
-        for times, columns, items in (
-            (HOPPER, n * (1 + gated), k),
-            (DESCRIPTOR, n, k * (1 + gated)),
+        for times, tiles, columns, items in (
+            (HOPPER, HOPPER, n * (1 + gated), k),
+            (DESCRIPTOR, described, n, k * (1 + gated)),
         )
     )
     return own <= other
@@ -77,10 +79,12 @@ def parts_of(m: int, n: int, k: int, sms: int, whole_sectors: bool = True) -> in
     """Return into how many parts to divide K of a product with items of two bytes."""
 
     def total(parts):
+        # Shared memory has no room for the float32 result of the widest tile.
+        described = [tile for tile in DESCRIPTOR if parts == 1 or tile != WIDEST]
         tiles = min(
             tiles_us(times, tile, m, n, triton.cdiv(k, parts), parts, sms, 2, whole_sectors)
-            for times in (HOPPER, DESCRIPTOR)
-            for tile in times
+            for times, tiles in ((HOPPER, HOPPER), (DESCRIPTOR, described))
+            for tile in tiles
         )
         product = math.hypot(tiles, 2 * k * (m + n) / READ_BYTES)
         # A part is written and read in float32.
