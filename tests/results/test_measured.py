@@ -56,6 +56,7 @@ def test_a_replayed_run_is_replayed_again(tree):
     assert "Replay softmax from results/recorded/hopper" in jobs(tree, "--forceall")
 
 
+@pytest.mark.slow
 def test_a_measurement_that_fails_leaves_the_former_times_and_is_made_again(finished):
     measure(finished / "results/study")
     words = (f"{RAW}/softmax.csv", *MEASURE)

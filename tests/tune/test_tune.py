@@ -308,6 +308,7 @@ def tuning(mode):
     return (*MEASURE, f"tuning={mode}")
 
 
+@pytest.mark.slow
 def test_only_a_study_that_tunes_has_jobs_for_it(tmp_path):
     tree = small(tmp_path / "tree")
     every = {mode: jobs(tree, *tuning(mode)) for mode in ("replay", "heuristic", "tune")}
@@ -337,6 +338,7 @@ def again(tree, mode):
     return {message for message in jobs(tree, *tuning(mode)) if message.startswith(stages)}
 
 
+@pytest.mark.slow
 def test_another_mode_reruns_ours_and_its_times(finished):
     assert again(finished, "replay") == set()
     assert again(finished, "heuristic") == all_again(finished)

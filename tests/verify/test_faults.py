@@ -33,6 +33,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["suspect", "ours"])
 def test_every_fault_is_named_and_the_others_go_on(tree, impl):
     limit = ("--cell-timeout-s", str(PATIENCE_S))
