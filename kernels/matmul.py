@@ -443,7 +443,7 @@ def _launch(walk: Walk, epilogue: dict) -> None:
             A_WRAPS=not a_turned or m % config["BLOCK_M"] == 0,
             B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, A_TRANSPOSED=a_turned,
             B_TRANSPOSED=b_turned, A_ITEMS=_run_items(a), B_ITEMS=_run_items(b),
-            OUT_ITEMS=_run_items(out), **common, **config,
+            OUT_ITEMS=_row_items(out.matrix), **common, **config,
         )  # fmt: skip
 
 
@@ -463,8 +463,12 @@ def _whole_sectors(walk):
 
 def _run_items(operand):
     """The items of an access to an operand's runs of memory, which begin at their multiples."""
-    x = operand.transposed.matrix if operand.by_columns() else operand.matrix
-    return access_items(x.element_size(), x.shape[1], x.stride(0))
+    return _row_items((operand.transposed if operand.by_columns() else operand).matrix)
+
+
+def _row_items(matrix):
+    """The items of an access of which the length of rows and their distance are multiples."""
+    return access_items(matrix.element_size(), matrix.shape[1], matrix.stride(0))
 
 
 def _moving(operand):
@@ -571,9 +575,9 @@ def _pointer_kernel(
     in float32. Strides: of the outer and the inner batch, of rows, of columns. PRECISION: input
     precision of the product. PRECISE: precision of the activation. A_WRAPS, B_WRAPS: rows
     of a and columns of b past the end are read from the start. A_TRANSPOSED, B_TRANSPOSED: columns,
-    not rows, are runs of memory. A_ITEMS, B_ITEMS, OUT_ITEMS: the items of an access, of which the
-    length of a run and the distance of runs are multiples. GROUP_M: rows of tiles that share
-    columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
+    not rows, are runs of memory. A_ITEMS, B_ITEMS: the items of an access, of which the length of a
+    run and the distance of runs are multiples. OUT_ITEMS: the same of rows of out. GROUP_M: rows of
+    tiles that share columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
     """
     stride_om, N = stride_om // OUT_ITEMS * OUT_ITEMS, N // OUT_ITEMS * OUT_ITEMS
     if A_TRANSPOSED:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kernels import matmul
@@ -89,8 +89,11 @@ def test_any_layout_and_batch_is_the_formula(
 
 @few
 @given(
-    sizes, sizes, sizes, st.booleans(), st.booleans(), dtypes, st.sampled_from(["rows", "padded"])
-)
+    sizes, sizes, sizes, st.booleans(), st.booleans(), dtypes,
+    st.sampled_from(["rows", "padded", "columns", "strided"]),
+)  # fmt: skip
+@example(40, 24, 72, False, False, torch.float32, "columns")
+@example(40, 24, 72, True, True, torch.float16, "strided")
 def test_a_product_is_added_to_a_buffer(m, n, k, turned_a, turned_b, dtype, layout):
     a, b = (
         randn(k, m, dtype=dtype).T if turned_a else randn(m, k, dtype=dtype),
