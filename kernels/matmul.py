@@ -423,6 +423,7 @@ def _launch(walk: Walk, epilogue: dict) -> None:
             A_STEPS=_moving(a), B_STEPS=_moving(b), PARTED=walk.parted, **common, **config,
         )  # fmt: skip
     else:
+        assert not walk.parted, "parts of K are for kernels with descriptors"
         config = POINTER.pick(device, **key)
         tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * walk.count
         partial = counters = None
@@ -454,7 +455,7 @@ def _strides(name, operand):
 
 
 def _whole_sectors(walk):
-    """Whether the rows of both factors in memory begin at multiples of a sector of the L2 cache."""
+    """Whether rows of both factors in memory lie multiples of a sector of the L2 cache apart."""
     factors = (walk.operands[name] for name in ("a", "b"))
     stored = (x.transposed if x.by_columns() else x for x in factors)
     rows = (x.matrix.stride(0) * x.matrix.element_size() for x in stored)

@@ -44,7 +44,7 @@ def tiles_us(
     """Return the microseconds of a product `[M, K] [K, N]` of so many batches by one tile.
 
     itemsize: bytes of an item of the operands. whole_sectors: whether the rows of both in memory
-    begin at multiples of SECTOR_BYTES.
+    lie multiples of SECTOR_BYTES apart.
     """
     whole, odd, rest = times[tile]
     tiles = triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1]) * batches
@@ -76,7 +76,7 @@ def hopper_is_faster(
 
 
 def parts_of(m: int, n: int, k: int, sms: int, whole_sectors: bool = True) -> int:
-    """Return into how many parts to divide K of a product with items of two bytes."""
+    """Return into how many parts to divide K, at least 1, of a product with items of two bytes."""
 
     def total(parts):
         # Shared memory has no room for the float32 result of the widest tile.
@@ -90,4 +90,7 @@ def parts_of(m: int, n: int, k: int, sms: int, whole_sectors: bool = True) -> in
         # A part is written and read in float32.
         return product + (parts > 1) * (SUM_US + m * n * (8 * parts + 2) / SUM_BYTES)
 
-    return min((parts for parts in PARTS if parts == 1 or k >= parts * LEAST_ITEMS), key=total)
+    # Parts have whole steps, so more of them may have no more to do.
+    steps = max(1, triton.cdiv(2 * k, STEP_BYTES))
+    found = [parts for parts in PARTS if parts == 1 or k >= parts * LEAST_ITEMS]
+    return min((triton.cdiv(steps, triton.cdiv(steps, parts)) for parts in found), key=total)

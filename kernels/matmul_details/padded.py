@@ -43,7 +43,9 @@ def with_copies(walk: Walk, accumulates: bool, summed: bool = False) -> Walk | N
     least = copied * FLOPS_OF_BYTE + len(poor) * FLOPS_OF_COPY
     if not poor:
         return walk
-    if "out" in poor and (accumulates or walk.operands["pre"] is not None):
+    # The copy of a result writes rows whose columns lie side by side.
+    one_place = accumulates or walk.operands["pre"] is not None or out.matrix.stride(1) != 1
+    if "out" in poor and one_place:
         return None
     if (not summed and m * n < LEAST_ENTRIES) or flops < least:
         return None

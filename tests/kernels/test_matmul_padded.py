@@ -14,7 +14,7 @@ from kernels.matmul_details import cost, padded, split
 from kernels.matmul_details.batches import Operand, Walk
 from tests.support.values import randn
 
-SIZES = st.integers(1, 20000)
+SIZES = st.integers(1, 600) | st.integers(1, 20000)
 ALWAYS = {"FLOPS_OF_BYTE": 0, "FLOPS_OF_COPY": 0, "LEAST_ENTRIES": 0}
 
 
@@ -133,10 +133,13 @@ def test_k_is_divided_as_measured_to_be_the_fastest(sizes, parts):
     assert cost.parts_of(*sizes, 132) == parts
 
 
-@given(m=SIZES, n=SIZES, k=SIZES, whole=st.booleans())
+@given(m=SIZES, n=SIZES, k=st.just(0) | SIZES, whole=st.booleans())
 def test_a_part_keeps_items_of_k_and_pays(m, n, k, whole):
     parts = cost.parts_of(m, n, k, 132, whole)
     assert parts == 1 or k >= parts * cost.LEAST_ITEMS
+    # No part is empty: the others leave a step for the last one.
+    steps = -(-k // 64)
+    assert parts == 1 or -(-steps // parts) * (parts - 1) < steps
     # Tiles that fill the GPU several times gain nothing.
     assert parts == 1 or m * n < 6 * 132 * 128 * 256
 
@@ -179,13 +182,19 @@ def test_a_result_goes_where_it_is_told(always):
         randn(*shape, dtype=torch.float16, seed=n) for n, shape in enumerate([(40, 24), (24, 33)])
     )
     given = ALWAYS if always else {"LEAST_ENTRIES": 2**30}
-    for stride in (33, 40):
-        place = randn(40, stride, dtype=torch.float16, seed=3)
-        out, beside = place[:, :33], place[:, 33:].clone()
+    wide = randn(40, 80, dtype=torch.float16, seed=3)
+    narrow = randn(40, 33, dtype=torch.float16, seed=3)
+    places = [
+        (narrow, slice(0, 33)), (wide, slice(0, 33)), (wide.clone(), slice(0, 66, 2)),
+        (narrow.T.contiguous().T, slice(0, 33)),
+    ]  # fmt: skip
+    for place, columns in places:
+        out, beside = place[:, columns], place.clone()
         truth = a.double() @ b.double() + out
         with mock.patch.multiple(padded, **given), uncached():
             matmul.product(a, b, residual=out, out=out)
         assert (out.double() - truth).abs().max() <= 2e-3 * truth.abs().max()
-        assert torch.equal(place[:, 33:], beside)
+        beside[:, columns] = out
+        assert torch.equal(place, beside)
     with pytest.raises(ValueError, match="out: shape"):
         matmul.product(a, b, out=torch.empty(40, 32, dtype=torch.float16))
