@@ -105,6 +105,7 @@ def found(tmp_path_factory):
     return faulty("FaultyForm", faulty_forms.FORMS, rivals, folder, LIMIT_S=6.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", LOST)
 def test_a_form_that_fails_is_one_row_without_a_time(found, fault):
     rows, (status, reason) = found[found["adds"] == fault], LOST[fault]
@@ -112,6 +113,7 @@ def test_a_form_that_fails_is_one_row_without_a_time(found, fault):
     assert rows[["device_us", "block"]].isna().all(axis=None) and (rows["flops"] > 0).all()
 
 
+@pytest.mark.slow
 def test_forms_that_fail_leave_the_others_their_times(found):
     assert set(faulty_forms.FAULTS) == {"none", *LOST}
     timed = found[found["status"] == "ok"]
@@ -120,11 +122,13 @@ def test_forms_that_fail_leave_the_others_their_times(found):
         assert timed.loc[which, "block"].tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_rival_that_is_not_installed_is_a_row(found):
     (row,) = found[found["impl"] == "absent"].to_dict("records")
     assert (row["status"], row["reason"]) == ("unavailable", "No module named 'absent'")
 
 
+@pytest.mark.slow
 def test_failures_come_first_in_the_order_in_which_they_are_met(found):
     prepared = ["raises", "declines", "does not fit", "dies", "is wrong", ""]
     later = [fault for fault in LOST if fault not in prepared]

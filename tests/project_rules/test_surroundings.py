@@ -65,6 +65,7 @@ SCRIPTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["summary", "verdicts"])
 def test_all_scripts_report_a_broken_file_by_the_same_line(run, tmp_path, capfd, name):
     """Many jobs fail then, and the end of a study prints each message once."""

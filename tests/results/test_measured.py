@@ -113,6 +113,7 @@ WIDER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "word", "wish"), WIDER)
 def test_a_narrower_measurement_replaces_no_wider_one(tree, more, word, wish):
     path = tree / RAW / "softmax.csv"
