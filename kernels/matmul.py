@@ -383,7 +383,7 @@ def _launch(walk: Walk, epilogue: dict) -> None:
         factors |= {key: strides[key] for key in (f"stride_{letter}{each}" for each in "01" + line)}
     common |= factors
     a_turned, b_turned = a.by_columns(), b.by_columns()
-    stored = {"a": a.transposed if a_turned else a, "b": b.transposed if b_turned else b}
+    stored = {"a": a.stored, "b": b.stored}
     if up is not None:
         stored["up"] = up.transposed if b_turned else up
     size = a.matrix.element_size()
@@ -456,15 +456,14 @@ def _strides(name, operand):
 
 def _whole_sectors(walk):
     """Whether rows of both factors in memory lie multiples of a sector of the L2 cache apart."""
-    factors = (walk.operands[name] for name in ("a", "b"))
-    stored = (x.transposed if x.by_columns() else x for x in factors)
-    rows = (x.matrix.stride(0) * x.matrix.element_size() for x in stored)
+    stored = (walk.operands[name].stored.matrix for name in ("a", "b"))
+    rows = (x.stride(0) * x.element_size() for x in stored)
     return all(each % SECTOR_BYTES == 0 for each in rows)
 
 
 def _run_items(operand):
     """The items of an access to an operand's runs of memory, which begin at their multiples."""
-    return _row_items((operand.transposed if operand.by_columns() else operand).matrix)
+    return _row_items(operand.stored.matrix)
 
 
 def _row_items(matrix):

@@ -27,6 +27,11 @@ class Operand:
         """Return whether columns, and not rows, are runs of memory."""
         return self.matrix.stride(0) == 1 and self.matrix.shape[1] > 1
 
+    @property
+    def stored(self) -> "Operand":
+        """The operand by the rows of its memory."""
+        return self.transposed if self.by_columns() else self
+
     def describable(self) -> bool:
         """Return whether a TMA descriptor can describe the matrices, by rows."""
         size = self.matrix.element_size()

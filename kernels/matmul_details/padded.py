@@ -37,7 +37,7 @@ def with_copies(walk: Walk, accumulates: bool, summed: bool = False) -> Walk | N
     a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
     (m, k), n = a.matrix.shape, b.matrix.shape[1]
     given = {"a": a, "b": b, "up": up} | ({} if summed else {"out": out})
-    poor = {name: x for name, x in given.items() if x is not None and not _stored(x).describable()}
+    poor = {name: x for name, x in given.items() if x is not None and not x.stored.describable()}
     flops = 2 * m * n * k * (1 if up is None else 2)
     copied = sum(x.matrix.numel() * x.matrix.element_size() for x in poor.values())
     least = copied * FLOPS_OF_BYTE + len(poor) * FLOPS_OF_COPY
@@ -60,14 +60,9 @@ def write_back(whole: Walk, walk: Walk) -> None:
         _copy(source, target)
 
 
-def _stored(x: Operand) -> Operand:
-    """The operand by the rows of its memory."""
-    return x.transposed if x.by_columns() else x
-
-
 def _longer(x: Operand, empty: bool) -> Operand:
     """A copy of an operand with rows that TMA can read, or only its place."""
-    stored = _stored(x).matrix
+    stored = x.stored.matrix
     line = LINE_BYTES // stored.element_size()
     rows, columns = stored.shape
     copy = stored.new_empty((rows, triton.cdiv(columns, line) * line)).narrow(1, 0, columns)

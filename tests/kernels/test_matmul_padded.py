@@ -126,9 +126,11 @@ FASTEST = [
     ((11504, 928, 6752), 1),
     ((512, 176, 80), 1),
 ]
+# Products that a division of K cannot help: K is short, or the tiles are many.
+WHOLE = [(512, 2048, 2048), (512, 512, 64), (8192, 8192, 8192), (2048, 2048, 16384)]
 
 
-@pytest.mark.parametrize(("sizes", "parts"), FASTEST)
+@pytest.mark.parametrize(("sizes", "parts"), FASTEST + [(sizes, 1) for sizes in WHOLE])
 def test_k_is_divided_as_measured_to_be_the_fastest(sizes, parts):
     assert cost.parts_of(*sizes, 132) == parts
 
