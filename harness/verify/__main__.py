@@ -70,6 +70,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     way (`gpu_lock.is_awaited`), it ends the cells it has begun and goes on with another GPU.
     """
     units: dict[int, list] = {}
+    taken_s: Counter[str] = Counter()
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
         facts, spent_s = None, Counter()
         while facts is None:
@@ -77,6 +78,7 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
             with _surroundings(mode, attempt, *about) as awaited:
                 queue = _Queue(units, spent_s, awaited, arguments.jobs)
                 facts, units = _run(arguments, mode, queue, spare=attempt != ATTEMPTS[0])
+        taken_s += spent_s
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
         if not crowded:
             break
@@ -85,7 +87,8 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     cells = [cell for number in sorted(units) for cell in units[number]]
     report = {name: vars(arguments)[name] for name in ("op", "impl", "seed")}
     report |= {"mode": mode, "guard": withdrawn.GUARD} | severity.overall(cells)
-    return report | facts | {"cells": cells}
+    spent = {name: round(seconds, 1) for name, seconds in taken_s.items()}
+    return report | facts | {"spent_s": spent, "cells": cells}
 
 
 @contextlib.contextmanager
@@ -273,6 +276,9 @@ def _lane(
                         raise UserError(f"{name}: {answer.reason}")
                     lost = {"status": answer.status, "reason": answer.reason}
                     queue.units[number] = [blank | lost for blank in blanks]
+                    # The report may never come, if this job is ended before.
+                    case = f"{name}: {blanks[0]['case']} {blanks[0]['dtype']}"
+                    print(f"{case}: {answer.status}: {answer.reason}", file=sys.stderr)
                 else:
                     queue.units[number] = answer.cells
                 if any(cell["status"] == "crashed" for cell in queue.units[number]):
@@ -295,8 +301,7 @@ def _facts(
         other.result()
     if queue.paused:
         return {}
-    spent_s = {name: round(s, 1) for name, s in queue.spent_s.items()}
-    facts = {"impl_version": hello.impl_version, "device": plan.device, "spent_s": spent_s}
+    facts = {"impl_version": hello.impl_version, "device": plan.device}
     return facts | {"ledger": ledger.take(queue.units, plan.declared, ask)}
 
 

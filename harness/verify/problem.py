@@ -106,7 +106,7 @@ class Problem:
     @functools.cached_property
     def eager_worst_nearby(self) -> dict[str, Distance]:
         """The worst distance of eager from the oracle, by result: at these inputs, and at inputs of
-        which each is the next number of its dtype, up or down."""
+        which each entry is the next number of its dtype, up or down."""
         worst = dict(self.eager)
         for draw in range(ROUNDINGS if self.rival else 0):
             beside = {
@@ -225,11 +225,16 @@ def _rounded(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _neighbour(tensor: torch.Tensor, seed: int) -> torch.Tensor:
-    """The tensor with each entry one step of its dtype up or down; what has no such step stays."""
+    """The tensor with each entry one step of its dtype up or down; what has no such step stays.
+
+    The share that goes up is drawn too. With a half of them a sum of many entries would hardly
+    move. If eager rounds it without an error by chance, it would do so at each of these inputs.
+    """
     if not tensor.is_floating_point():
         return tensor
     generator = torch.Generator(tensor.device).manual_seed(seed)
-    up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < 0.5
+    share = torch.rand((), generator=generator, device=tensor.device)
+    up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < share
     step = torch.where(up, 1.0, -1.0).double() * torch.finfo(tensor.dtype).eps
     return (tensor.double() * (1 + step)).to(tensor.dtype)
 

@@ -28,6 +28,9 @@ def test_a_step_of_few_tensors_is_that_of_the_compiler(library, params):
     assert library.adamw(params, lr=0.1) == {"params": params, "lr": 0.1}
 
 
-def test_packed_sequences_are_declined(library):
-    with pytest.raises(NotImplementedError, match=r"^packed sequences are tuned"):
-        library.attention_varlen(*[torch.zeros(4)] * 5, causal=True)
+@pytest.mark.parametrize(
+    "op, what", [("attention_varlen", "packed"), ("block_sparse_attention", "masks of blocks")]
+)
+def test_attention_that_keeps_its_scores_is_declined_if_its_mask_is_no_diagonal(library, op, what):
+    with pytest.raises(NotImplementedError, match=rf"^{what} .*are tuned"):
+        getattr(library, op)(*[torch.zeros(4)] * 5, causal=True)

@@ -328,7 +328,7 @@ def study(folder, **changes):
         ({"build": {"archs": [70]}}, "build.archs: 70 does not fit"),
         ({"timing": {"min_blocks": 2, "block_ms": 1}}, "timing.max_blocks is missing"),
         (
-            {"verify": {"sweep_s": 9, "ordinary_s": None, "hostile_s": -1}},
+            {"verify": VERIFY | {"hostile_s": -1}},
             "verify.hostile_s: -1 does not fit; expected null",
         ),
         ({"timing": {"blocks": 2}}, "unknown key timing.blocks; did you mean"),
@@ -364,8 +364,9 @@ def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     assert f"--energy-impls ours,liger --cell-timeout-s {timing['cell_timeout_s']}" in options
     assert f"--min-blocks {timing['min_blocks']} " in options
     assert "--energy-impls ''" in study(tmp_path, timing=timing | {"energy_impls": []}).timing
-    limited = study(tmp_path, verify={"sweep_s": 60, "ordinary_s": None, "hostile_s": 7.5})
-    assert limited.verify_budget(rival) == "--sweep-s 60 --hostile-s 7.5"
+    limits = {"sweep_s": 60, "ordinary_s": None, "hostile_s": 7.5, "cell_timeout_s": 90}
+    limited = study(tmp_path, verify=limits)
+    assert limited.verify_budget(rival) == "--sweep-s 60 --hostile-s 7.5 --cell-timeout-s 90"
     assert limited.verify_budget(types.SimpleNamespace(impl="ours")) == ""
     unlimited = study(tmp_path, verify=dict.fromkeys(limited.config["verify"]))
     assert unlimited.verify_budget(rival) == ""

@@ -58,3 +58,5 @@ def test_a_hanging_worker_is_given_up_and_the_next_cell_goes_on(tree):
     assert done.returncode == 0, done.stderr
     cells = [(cell["status"], cell["reason"]) for cell in report["cells"]]
     assert cells == [("hung", "no answer within 20 s"), ("ok", "")]
+    case = report["cells"][0]["case"]
+    assert f"verify stuck suspect: {case} float32: hung: no answer within 20 s" in done.stderr

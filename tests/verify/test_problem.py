@@ -34,6 +34,30 @@ def test_eager_that_is_exact_here_alone_allows_what_it_is_off_beside():
     assert alone.judge({"out": (1.2 * exact).float()}, strict=False)["out"].ratio > 1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_long_sum_that_eager_rounds_without_an_error_is_allowed_its_error_beside(seed):
+    def coarse(input):
+        """Return the norm as PyTorch gives that of gradients: in the dtype of its terms."""
+        return input.float().square().sum().sqrt().bfloat16().float()
+
+    def norm(input):
+        wide = input if input.dtype == torch.float64 else input.float()
+        return wide.square().sum().sqrt()
+
+    op = Op("norm", norm, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
+    problem = oracle.problem(op, make_case(N=2**16), "bfloat16", seed, "cpu", coarse)
+    # That of ones is 256, which bfloat16 holds.
+    problem.tensors["input"].fill_(1.0)
+    exact = torch.tensor(256.0, dtype=torch.float64)
+    lucky = {"out": tolerance.Distance(0.0, 0.0)}
+    problem = dataclasses.replace(problem, oracle={"out": exact}, eager=lucky)
+    ulp = torch.finfo(torch.bfloat16).eps
+    for off, is_right in ((0.3 * ulp, True), (2 * ulp, False)):
+        result = {"out": (exact * (1 + off)).float()}
+        assert problem.judge(result)["out"].ratio > 1
+        assert (problem.judge(result, strict=False)["out"].ratio <= 1) == is_right
+
+
 def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
     total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
     problem = oracle.problem(total, make_case(N=4000), "float32", 0, "cpu", torch.sum)

@@ -300,6 +300,7 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
         assert spare == (attempts[-1] != "shared")
         fine = {"case": "N1", "dtype": "float32", "pass": "forward", "tensors": []}
         assert set(queue.units) == (set() if attempts[-1] == "shared" else {0})
+        queue.spend("ordinary", 2.0)
         status = "ok" if attempts[-1] == remedy else "oom"
         cells = {1: [fine | {"status": status, "reason": ""}], 0: [fine | {"status": "ok"}]}
         return {"device": "a GPU"}, cells
@@ -311,6 +312,7 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     report = verification.verify(arguments, "gpu")
     assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
     assert report["status"] == ("ok" if remedy else "oom")
+    assert report["spent_s"] == {"ordinary": 2 * len(attempts)}
     assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
     attempts.clear()
     assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
