@@ -72,12 +72,12 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
     units: dict[int, list] = {}
     taken_s: Counter[str] = Counter()
     for attempt in ATTEMPTS if mode == "gpu" else ATTEMPTS[:1]:
-        facts, spent_s = None, Counter()
+        facts, spent_s, spare = None, Counter(), attempt != ATTEMPTS[0]
         while facts is None:
             about = arguments.choices, arguments.board
             with _surroundings(mode, attempt, *about) as awaited:
-                queue = _Queue(units, spent_s, awaited, arguments.jobs)
-                facts, units = _run(arguments, mode, queue, spare=attempt != ATTEMPTS[0])
+                queue = _Queue(units, spent_s, awaited, 1 if spare else arguments.jobs)
+                facts, units = _run(arguments, mode, queue, spare)
         taken_s += spent_s
         crowded = {n for n, cells in units.items() if any(c["status"] == "oom" for c in cells)}
         if not crowded:
@@ -225,7 +225,7 @@ def _run(
             raise queue.closed_for(fault) from None
 
     with futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
-        others = [pool.submit(lane) for _ in range(1, 1 if spare else arguments.jobs)]
+        others = [pool.submit(lane) for _ in range(1, arguments.jobs)]
         facts = lane(lambda *last: _facts(queue, others, *last))
     if queue.fault:
         raise queue.fault

@@ -318,13 +318,24 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
 
 
-def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
-    """Each turn runs a unit, on any GPU; time limits count the seconds of all turns."""
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, jobs):
+    """Each turn runs a unit, on any GPU; time limits count the seconds of all turns.
+
+    So it is where several processes found no memory, and one after the other goes on.
+    """
     units = [[{"kind": "sweep", "case": f"N{n}"}] for n in range(4)]
-    turns, asked = [], []
+    turns, asked, attempts = [], [], []
+    full = jobs > 1
 
     @contextlib.contextmanager
     def surroundings(mode, attempt, *_):
+        attempts.append(attempt)
+        if full and attempt == "shared":
+            turns.append([])
+            yield lambda: False
+            turns.clear()
+            return
         turns.append([])
         yield lambda: len(turns) < 3
 
@@ -332,7 +343,8 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
         if isinstance(request, ChooseUnits):
             return Chosen("a GPU", units, {})
         turns[-1].append(request.unit)
-        return UnitChecked([units[request.unit][0] | {"status": "ok", "tensors": []}], True)
+        found = {"status": "oom" if full and attempts[-1] == "shared" else "ok", "reason": ""}
+        return UnitChecked([units[request.unit][0] | found | {"tensors": []}], True)
 
     def take(done, declared, ask):
         asked.append(sorted(done))
@@ -346,14 +358,16 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(verification.time, "monotonic", lambda: next(clock))
     arguments = argparse.Namespace(
-        op="double", impl="slow", seed=0, choices=None, jobs=1, cell_timeout_s=60.0, drawn=None,
+        op="double", impl="slow", seed=0, choices=None, jobs=jobs, cell_timeout_s=60.0, drawn=None,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, sweep_s=None,
         board=None,
     )  # fmt: skip
     report = verification.verify(arguments, "gpu")
-    assert turns == [[0], [1], [2, 3]] and asked == [[0, 1, 2, 3]]
+    assert turns == [[0], [1], [2, 3]] and asked[-1] == [0, 1, 2, 3]
+    assert attempts == [*["shared"] * full, *["in turn" if full else "shared"] * 3]
     assert [cell["case"] for cell in report["cells"]] == ["N0", "N1", "N2", "N3"]
-    assert report["spent_s"] == {"sweep": 4}
+    # Several processes share a clock here that ticks at each look.
+    assert full or report["spent_s"] == {"sweep": 4}
 
 
 def test_verifying_gives_way_when_no_library_compiles_any_more(driver, monkeypatch):
