@@ -3,7 +3,6 @@
 A file's presence is its registration. Everything here is read by the Snakefile while it parses.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -17,7 +16,6 @@ from pathlib import Path
 
 from harness.cli import UserError
 from harness.files import read_json
-from harness.machine import gpu_lock
 from harness.machine.nvml import gpus
 from harness.project import libraries
 from harness.project.implementations import OURS
@@ -39,6 +37,7 @@ from harness.project.source_tree import (
 from harness.results import columns, measured
 from harness.study import config as settings
 from harness.study import placement
+from harness.study.gpus import Gpus
 
 # Every error is judged by that of PyTorch in the same dtype.
 REFERENCE_IMPL = "baselines/torch_eager.py"
@@ -47,9 +46,6 @@ TABLES = "kernels/tuned"
 COMPILERS = 8
 # Share of the cells that were not reached in time, from which on a library is verified by several.
 SLOW = 0.05
-# Libraries that tune themselves at a time, for each GPU: as many as an op has. Else the one that
-# compiles the longest may begin when the others have ended.
-TRIALS = 4
 # As `harness.results.manifest` has it, which reads more than file names.
 MANIFEST = "manifest.json"
 # How each mode of `tuning` tells the kernels, which know nothing of a configuration.
@@ -507,135 +503,28 @@ class Study:
         tuned = self_tuned(self.root, wildcards.op, impls)
         return "".join(f"--choices {self.run}/autotune/{wildcards.op}/{impl}" for impl in tuned)
 
-    def board(self, wildcards) -> str:
-        """The board on which libraries must tune themselves for an op, and which measures it. On
-        another board they tune themselves again.
-
-        It is the one on which the op was measured. Otherwise it is that on which one of them has
-        tuned itself, if that board is here, and else the planned one.
-        """
-        with contextlib.suppress(UserError):
-            sidecar = read_json(self.root / self.run / f"raw/{wildcards.op}.json", "")
-            if sidecar.get("mode") == "measured":
-                return (sidecar.get("environment", {}).get("gpu") or {}).get("uuid", "")
-        for path in self.autotuned(wildcards):
-            with contextlib.suppress(UserError):
-                board = read_json(self.root / path, "").get("gpu", {}).get("uuid")
-                if board in self.boards:
-                    return board
-        return self._plan.get(wildcards.op, "")
-
-    def verify_board(self, wildcards) -> str:
-        """The board on which an op is verified: its own, where it is in the way of no other op.
-
-        It is the word for any board if some of them are no op's, or if there is one at most.
-        """
-        several = 1 < len(self.boards) <= len(self.ops)
-        return self.board(wildcards) if several else gpu_lock.ANY
-
-    def compile_board(self, wildcards) -> str:
-        """The board on which the libraries of an op that tune themselves compile.
-
-        It is one on which no op is planned, if there is any. On the op's own board its other
-        libraries would wait for the longest compile phase. The word for any board stands for it.
-        """
-        mine = {self._plan[op] for op in self.ops} if self._plan else set()
-        spare = [board for board in self.boards if board not in mine]
-        return spare[sorted(self.ops).index(wildcards.op) % len(spare)] if spare else gpu_lock.ANY
-
     @functools.cached_property
-    def _plan(self) -> dict[str, str]:
-        """The board of each op, each kernel file that is tuned, and each question on a step."""
-        seconds = {op: found for op in self.ops if (found := self._recorded_s(op))}
-        others = [f"{kind} {name}" for kind, names in self._others.items() for name in names]
-        return placement.plan(self.ops, seconds, self.boards, later=others)
-
-    @property
-    def _others(self) -> dict[str, list[str]]:
-        """The jobs besides those of ops that have a GPU alone: by wildcard, its values.
-
-        One that this study does not have would keep an op away from an idle GPU.
-        """
+    def gpus(self) -> Gpus:
+        """Which GPU and how many cores each job has."""
+        # One that this study does not have would keep an op away from an idle GPU.
         tuned = self.families if self.config["tuning"] == "tune" else []
-        return {"family": tuned, "subject": self.dissections}
-
-    def _recorded_s(self, op: str) -> float | None:
-        """The seconds that measuring an op took in the recorded run."""
-        with contextlib.suppress(UserError):
-            sidecar = read_json(self.root / self.config["recorded"] / f"raw/{op}.json", "")
-            return sidecar.get("overhead", {}).get("total_s")
-        return None
-
-    def one_gpu(self, wildcard: str) -> dict[str, object]:
-        """The resources of a job that has a GPU alone: the GPU, and of several boards that one, by
-        name and as an amount. So no job waits for a board while another is idle.
-
-        wildcard: the one that names the job, `op`, `family` or `subject`. No resource makes a
-        finished job run again, and so another plan repeats no measurement.
-        """
-
-        def board(wildcards) -> str:
-            if len(self.boards) < 2:
-                return gpu_lock.ANY
-            if wildcard == "op":
-                return self.board(wildcards)
-            return self._plan[f"{wildcard} {wildcards.get(wildcard)}"]
-
-        def takes(uuid: str) -> Callable:
-            return lambda wildcards: int(board(wildcards) == uuid)
-
-        lanes = {name: takes(self.boards[n]) for n, name in self._lanes}
-        return {"gpu": 1, "board": board, **lanes}
-
-    @property
-    def trial(self) -> dict[str, object]:
-        """The resources of a library that tunes itself: a place among TRIALS for each GPU.
-
-        It compiles most of the time, beside others, and the lock gives it its GPU alone for the
-        rest. If it kept the GPU from other trials and verifications meanwhile, they would wait for
-        minutes. It has four compilers for each of its cores. They wait for the GPU and for each
-        other's locks, and the trial that compiles the longest is alone in the end.
-
-        A batch system that gives out GPUs gives it one, as `one_gpu` asks, and a compiler for each
-        of its cores.
-        """
-        resources = self.one_gpu("op") | {"compile_board": self.compile_board}
-        if not self.spread:
-            return resources | {"compilers": lambda wildcards, threads: threads}
-        boards = {name: resources[name] for name in ("board", "compile_board")}
-        return boards | {"trial": 1, "compilers": lambda wildcards, threads: 4 * threads}
-
-    @property
-    def _lanes(self) -> list[tuple[int, str]]:
-        """The resource of each of several boards, by the board's number."""
-        return [(n, f"board{n}") for n in range(len(self.boards)) if len(self.boards) > 1]
-
-    @property
-    def at_once(self) -> dict[str, int]:
-        """How much there is of each resource of `one_gpu` and `trial` on this machine."""
-        count = max(1, len(self.boards))
-        lanes = {name: 1 for _, name in self._lanes}
-        trials = {"trial": TRIALS * count} if self.spread and self.boards else {}
-        return {"gpu": count} | lanes | trials
-
-    def threads(self, cores: int | None) -> int | None:
-        """The cores of a job that has a GPU alone: all, if there is one GPU, so that nothing runs
-        beside it. None if Snakemake was told of no cores.
-        """
-        return cores and max(1, cores // self.at_once["gpu"])
-
-    def autotune_threads(self, cores: int | None) -> int | None:
-        """The cores of a library that tunes itself: those of `threads` if a batch system gives them
-        out. Else all such libraries together have half of the cores, so that verifications go on
-        beside them.
-        """
-        share = self.threads(cores)
-        return share and (max(1, share // (2 * TRIALS)) if self.spread else share)
+        return Gpus(
+            self.boards,
+            self.spread,
+            folder=self.root / self.run,
+            recorded=self.root / self.config["recorded"],
+            tuned_by={op: self._tuning_impls(op) for op in self.ops},
+            others={"family": tuned, "subject": self.dissections},
+        )
 
     def autotuned(self, wildcards) -> list[str]:
         """The reports of the libraries that tune themselves for the op."""
-        baselines = self_tuned(self.root, wildcards.op, self.rivals[wildcards.op])
-        return [f"{self.run}/autotune/{wildcards.op}/{impl}.json" for impl in baselines]
+        op = wildcards.op
+        return [f"{self.run}/autotune/{op}/{impl}.json" for impl in self._tuning_impls(op)]
+
+    def _tuning_impls(self, op: str) -> list[str]:
+        """The baselines that tune themselves for an op."""
+        return self_tuned(self.root, op, self.rivals[op])
 
     def recorded_inputs(self, wildcards) -> list[str]:
         return self._recorded(f"raw/{wildcards.op}.csv", f"raw/{wildcards.op}.json")

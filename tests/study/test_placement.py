@@ -115,7 +115,8 @@ def write(path, content):
 @pytest.mark.parametrize("count", COUNTS)
 def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
     mine = study(count, tuning="tune")
-    there = mine.at_once
+    gpus = mine.gpus
+    there = gpus.at_once
     several = count > 1
     assert there.pop("trial") == 4 * count
     assert there["gpu"] == count and sum(there.values()) == count + several * count
@@ -125,7 +126,7 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
         assert names
         for name in names:
             about = wildcards(**{wildcard: name})
-            asked = mine.one_gpu(wildcard)
+            asked = gpus.one_gpu(wildcard)
             assert asked.pop("gpu") == 1
             board = asked.pop("board")(about)
             lanes = [n for n in asked if asked[n](about)]
@@ -133,43 +134,45 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
             assert count == 1 or lanes == [f"board{uuids(count).index(board)}"]
             taken.append(board)
     assert len(taken) >= 8 and set(taken) == set(uuids(count) if count > 1 else ["any"])
-    assert mine.threads(64) == 64 // count and mine.threads(1) == 1 and mine.threads(None) is None
+    assert gpus.threads(64) == 64 // count and gpus.threads(1) == 1 and gpus.threads(None) is None
     # If the trials of libraries took all cores, nothing could be verified beside them.
-    cores = mine.autotune_threads(64)
+    cores = gpus.autotune_threads(64)
     assert cores * 4 * count == 32
-    assert mine.autotune_threads(1) == 1 and mine.autotune_threads(None) is None
+    assert gpus.autotune_threads(1) == 1 and gpus.autotune_threads(None) is None
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_a_trial_takes_no_gpu_from_other_jobs(study, count):
     """As seen on four GPUs: it compiled for eight minutes, and all of its GPU's ops waited."""
-    mine = study(count)
-    op, taken = wildcards(op="add"), mine.trial
+    gpus = study(count).gpus
+    op, taken = wildcards(op="add"), gpus.trial
     assert taken.pop("compilers")(op, threads=4) == 16
     assert taken.keys() == {"board", "compile_board", "trial"} and taken["trial"] == 1
-    assert taken["board"](op) == (mine.board(op) if count > 1 else "any")
+    assert taken["board"](op) == (gpus.board(op) if count > 1 else "any")
 
 
 def test_a_trial_has_the_gpu_that_a_batch_system_gives_it(study):
-    mine = dataclasses.replace(study(1), spread=False)
-    taken = mine.trial
+    gpus = dataclasses.replace(study(1).gpus, spread=False)
+    taken = gpus.trial
     assert taken.pop("compilers")(wildcards(op="add"), threads=4) == 4
     assert taken.pop("compile_board")(wildcards(op="add")) == "any"
-    assert taken.keys() == mine.one_gpu("op").keys() and taken["gpu"] == 1
-    assert mine.at_once == {"gpu": 1} and mine.autotune_threads(64) == 64
+    assert taken.keys() == gpus.one_gpu("op").keys() and taken["gpu"] == 1
+    assert gpus.at_once == {"gpu": 1} and gpus.autotune_threads(64) == 64
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_an_op_is_verified_rather_on_the_gpu_that_measures_it(study, count):
     """On another it would keep the jobs of another op from having that one alone."""
     mine = study(count)
-    placed = {op: mine.verify_board(wildcards(op=op)) for op in mine.ops}
+    gpus = mine.gpus
+    placed = {op: gpus.verify_board(wildcards(op=op)) for op in mine.ops}
     # If there are more GPUs than ops, some would be idle.
     own = 1 < count <= len(mine.ops) == 4
-    assert placed == {op: mine.board(wildcards(op=op)) if own else "any" for op in mine.ops}
+    assert placed == {op: gpus.board(wildcards(op=op)) if own else "any" for op in mine.ops}
     rule = (ROOT / "workflow/rules/verify.smk").read_text()
     # A parameter would make verifications run again with another plan.
-    assert rule.index("resources:") < rule.index("board=study.verify_board") < rule.index("params:")
+    board = rule.index("board=study.gpus.verify_board")
+    assert rule.index("resources:") < board < rule.index("params:")
     assert "--board {resources.board}" in rule
 
 
@@ -177,8 +180,9 @@ def test_an_op_is_verified_rather_on_the_gpu_that_measures_it(study, count):
 def test_libraries_compile_on_a_gpu_that_is_no_ops(study, count):
     """As seen on two GPUs: the trials of two libraries waited for the compile phase of a third."""
     mine = study(count)
-    found = {op: mine.compile_board(wildcards(op=op)) for op in mine.ops}
-    spare = set(mine.boards) - {mine.board(wildcards(op=op)) for op in mine.ops}
+    gpus = mine.gpus
+    found = {op: gpus.compile_board(wildcards(op=op)) for op in mine.ops}
+    spare = set(mine.boards) - {gpus.board(wildcards(op=op)) for op in mine.ops}
     assert bool(spare) == (count > len(mine.ops) == 4)
     assert set(found.values()) == (spare or {"any"})
     rule = (ROOT / "workflow/rules/tune.smk").read_text()
@@ -189,8 +193,9 @@ def test_libraries_compile_on_a_gpu_that_is_no_ops(study, count):
 def test_jobs_that_a_study_does_not_have_keep_no_op_away_from_an_idle_gpu(study, tuning):
     # As seen on four GPUs: a kernel file that nothing tunes took the place of the fourth op.
     mine = study(4, dissect={}, tuning=tuning)
+    gpus = mine.gpus
     assert len(mine.ops) == 4 and mine.families
-    assert {mine.board(wildcards(op=op)) for op in mine.ops} == set(uuids(4))
+    assert {gpus.board(wildcards(op=op)) for op in mine.ops} == set(uuids(4))
 
 
 def test_jobs_that_a_run_may_not_ask_for_keep_no_op_away_from_an_idle_gpu(study):
@@ -201,16 +206,17 @@ def test_jobs_that_a_run_may_not_ask_for_keep_no_op_away_from_an_idle_gpu(study)
     # They fill up what is left.
     assert found["d"] == found["b"] and found["e"] != found["d"]
     mine = study(4)
+    gpus = mine.gpus
     assert len(mine.ops) == 4 and mine.dissections
-    assert {mine.board(wildcards(op=op)) for op in mine.ops} == set(uuids(4))
+    assert {gpus.board(wildcards(op=op)) for op in mine.ops} == set(uuids(4))
 
 
 def test_without_a_visible_gpu_a_job_takes_any(study):
     # As on the node of a cluster that submits jobs.
-    mine = study(0)
-    asked = mine.one_gpu("op")
+    gpus = study(0).gpus
+    asked = gpus.one_gpu("op")
     assert list(asked) == ["gpu", "board"] and asked["board"](wildcards(op="add")) == "any"
-    assert mine.at_once == {"gpu": 1} and mine.threads(64) == 64
+    assert gpus.at_once == {"gpu": 1} and gpus.threads(64) == 64
 
 
 def test_a_batch_system_hands_out_its_gpus_itself(driver, monkeypatch, tmp_path):
@@ -219,41 +225,43 @@ def test_a_batch_system_hands_out_its_gpus_itself(driver, monkeypatch, tmp_path)
     config = yaml.safe_load(path.read_text()) | {"run": "none-of-this-name", "ops": ["add"]}
     both = [jobs.Study.load(ROOT, config, [str(path)], spread) for spread in (True, False)]
     assert [each.boards for each in both] == [tuple(uuids(4)), tuple(uuids(1))]
-    assert both[1].one_gpu("op")["board"](wildcards(op="add")) == "any"
-    assert both[1].board(wildcards(op="add")) == uuids(1)[0]
+    assert both[1].gpus.one_gpu("op")["board"](wildcards(op="add")) == "any"
+    assert both[1].gpus.board(wildcards(op="add")) == uuids(1)[0]
     profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     assert profile["resources"] == {"gpu": 1}
     assert "resources" not in yaml.safe_load((ROOT / "profiles/default/config.yaml").read_text())
 
 
 def test_an_op_stays_on_the_board_where_it_began(study, tmp_path):
-    mine = study(4)
+    baseline = tmp_path / "baselines/torch_compile_max.py"
+    baseline.parent.mkdir()
+    baseline.write_text('AUTOTUNES = "all"\n')
+    gpus = study(4).gpus
     op = wildcards(op="add")
-    planned = mine.board(op)
+    planned = gpus.board(op)
     other, third = [uuid for uuid in uuids(4) if uuid != planned][:2]
     folder = tmp_path / "results/study"
     # A library has tuned itself there.
-    write(tmp_path / "baselines/torch_compile_max.py", "")
-    (tmp_path / "baselines/torch_compile_max.py").write_text('AUTOTUNES = "all"\n')
     report = folder / "autotune/add/torch_compile_max.json"
     write(report, {"gpu": {"uuid": other}})
-    assert mine.board(op) == other
+    assert gpus.board(op) == other
     # That board has vanished: the op is begun anew.
     left = tuple(uuid for uuid in uuids(4) if uuid != other)
-    assert dataclasses.replace(mine, boards=left).board(op) in left
+    assert dataclasses.replace(gpus, boards=left).board(op) in left
     # The board that measured it counts most, also if it is gone.
     write(
         folder / "raw/add.json",
         {"mode": "measured", "environment": {"gpu": {"uuid": third}}},
     )
-    assert mine.board(op) == dataclasses.replace(mine, boards=()).board(op) == third
+    assert gpus.board(op) == dataclasses.replace(gpus, boards=()).board(op) == third
 
 
 def test_recorded_times_tell_the_lengths(study, tmp_path):
     mine = study(2, recorded="recorded", dissect={})
+    gpus = mine.gpus
     for op, seconds in (("add", 100.0), ("mul", 30.0), ("softmax", 40.0)):
         write(tmp_path / f"recorded/raw/{op}.json", {"overhead": {"total_s": seconds}})
-    boards = {op: mine.board(wildcards(op=op)) for op in mine.ops}
+    boards = {op: gpus.board(wildcards(op=op)) for op in mine.ops}
     first, second = uuids(2)
     # A network that no record has is taken to be as long as the longest op.
     assert boards == {"add": first, "train": second, "softmax": first, "mul": second} or boards == {

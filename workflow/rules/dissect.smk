@@ -10,9 +10,9 @@ if study.dissections:
         log:
             "<log>/dissect/{subject}.log",
         # With one GPU all cores: nothing may run beside a timing.
-        threads: study.threads(workflow.cores)
+        threads: study.gpus.threads(workflow.cores)
         resources:
-            **study.one_gpu("subject"),
+            **study.gpus.one_gpu("subject"),
         params:
             options=study.dissect_options,
             # A change of the configurations in force shows in no input.

@@ -3,7 +3,7 @@
 shell.prefix(study.variables)
 logger.addFilter(progress.Words(Path(study.run)))
 
-for name, amount in study.at_once.items():
+for name, amount in study.gpus.at_once.items():
     # An amount that is given by hand or by a profile stays.
     if name not in workflow.global_resources:
         workflow.register_resource(name, amount)

@@ -19,9 +19,9 @@ if study.measures:
             "<log>/measure/{op}.log",
         # With one GPU all cores: nothing may run beside it. With several it begins after all else.
         priority: -1
-        threads: study.threads(workflow.cores)
+        threads: study.gpus.threads(workflow.cores)
         resources:
-            **study.one_gpu("op"),
+            **study.gpus.one_gpu("op"),
         params:
             verify=f"{study.run}/verify",
             autotune=f"{study.run}/autotune",

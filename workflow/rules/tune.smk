@@ -12,9 +12,9 @@ if config["tuning"] == "tune":
             "<log>/tune/{family}.log",
         # With one GPU all cores: candidates are compiled side by side, then nothing may run beside
         # a timing.
-        threads: study.threads(workflow.cores)
+        threads: study.gpus.threads(workflow.cores)
         resources:
-            **study.one_gpu("family"),
+            **study.gpus.one_gpu("family"),
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
@@ -39,9 +39,9 @@ if study.measures:
         # Before all verifications, of which each takes one core: one that waits for its turn among
         # them would leave the other cores idle until the longest has ended.
         priority: 2
-        threads: study.autotune_threads(workflow.cores)
+        threads: study.gpus.autotune_threads(workflow.cores)
         resources:
-            **study.trial,
+            **study.gpus.trial,
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
@@ -50,7 +50,7 @@ if study.measures:
             # A report of another version does not serve.
             library=study.library,
             # Choices hold for the board on which they were made.
-            board=study.board,
+            board=study.gpus.board,
             timeout=config["timing"]["cell_timeout_s"],
         message:
             "Autotune {wildcards.op} of {wildcards.impl}"

@@ -12,7 +12,7 @@ rule verify:
     threads: study.verify_threads
     resources:
         # No parameter: another plan repeats no verification.
-        board=study.verify_board,
+        board=study.gpus.verify_board,
     params:
         seed=config["seed"],
         dtypes=config["dtypes"],
