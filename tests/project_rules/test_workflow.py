@@ -165,17 +165,18 @@ def test_choices_hold_for_the_board_on_which_they_were_made(finished, tmp_path):
 
 def test_the_board_of_choices_is_that_of_the_times_or_the_one_here(tmp_path):
     mine = dataclasses.replace(study(tmp_path), root=tmp_path)
+    gpus = mine.gpus
     softmax, other = (types.SimpleNamespace(op=op) for op in ("softmax", "add"))
     sidecar = tmp_path / mine.run / "raw/softmax.json"
     sidecar.parent.mkdir(parents=True)
     told = {"mode": "measured", "environment": {"gpu": {"uuid": "GPU-then"}}}
     sidecar.write_text(json.dumps(told))
-    assert (mine.board(softmax), mine.board(other)) == ("GPU-then", "")
-    mine = dataclasses.replace(mine, boards=("GPU-now",))
-    assert (mine.board(softmax), mine.board(other)) == ("GPU-then", "GPU-now")
+    assert (gpus.board(softmax), gpus.board(other)) == ("GPU-then", "")
+    gpus = dataclasses.replace(gpus, boards=("GPU-now",))
+    assert (gpus.board(softmax), gpus.board(other)) == ("GPU-then", "GPU-now")
     for text in (json.dumps(told | {"mode": "replayed"}), '{"mode'):
         sidecar.write_text(text)
-        assert mine.board(softmax) == "GPU-now"
+        assert gpus.board(softmax) == "GPU-now"
 
 
 def test_the_choice_of_a_library_is_verified_where_times_are_taken(tmp_path):
