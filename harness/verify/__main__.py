@@ -83,6 +83,9 @@ def verify(arguments: argparse.Namespace, mode: str) -> dict:
         if not crowded:
             break
         if attempt != ATTEMPTS[-1] and mode == "gpu":
+            name = f"verify {arguments.op} {arguments.impl}"
+            found = f"{len(crowded)} of {len(units)} cases found no memory"
+            print(f"{name}: {found} ({attempt})", file=sys.stderr)
             units = {n: cells for n, cells in units.items() if n not in crowded}
     cells = [cell for number in sorted(units) for cell in units[number]]
     report = {name: vars(arguments)[name] for name in ("op", "impl", "seed")}

@@ -288,7 +288,7 @@ def test_an_absent_library_is_a_status(tree):
 
 
 @pytest.mark.parametrize("remedy", ["in turn", "alone", None])
-def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy):
+def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy, capfd):
     attempts = []
 
     @contextlib.contextmanager
@@ -313,6 +313,8 @@ def test_memory_that_runs_out_in_company_is_asked_for_again(monkeypatch, remedy)
     assert attempts == ["shared", "in turn", "alone"][: 2 if remedy == "in turn" else 3]
     assert report["status"] == ("ok" if remedy else "oom")
     assert report["spent_s"] == {"ordinary": 2 * len(attempts)}
+    told = [f"verify double ours: 1 of 2 cases found no memory ({name})" for name in attempts[:-1]]
+    assert capfd.readouterr().err.splitlines() == told
     assert [cell["status"] for cell in report["cells"]] == ["ok", report["status"]]
     attempts.clear()
     assert verification.verify(arguments, "cpu")["status"] == "oom" and attempts == ["shared"]
