@@ -41,11 +41,9 @@ LEAST_CALLS = {False: 3, True: 1}
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]
-SURROUNDINGS = {
-    # For parallel compilation torch.compile would start processes that import torch beside the
-    # first timings. Without them a first call takes longer, and that is not timed.
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-} | choices.KEEP
+# Other compilers would run beside the first timings. Without them a first call takes longer, and
+# that is not timed.
+SURROUNDINGS = choices.ONE_COMPILER | choices.KEEP
 
 
 def main() -> None:

@@ -46,8 +46,6 @@ SEED = 0
 # How many times as long as alone a cell may take while others are compiled beside it. The norms of
 # flash-attn try six numbers of warps, and for rows of 32768 the compiler takes over four minutes.
 COMPILING = 4
-# Each of the processes side by side compiles by itself.
-ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def main() -> None:
@@ -149,7 +147,7 @@ def compile_beforehand(
     It does not give way to a job that waits to have the GPU alone. The calls in progress would keep
     the GPU shared for minutes, and no process would begin another.
     """
-    variables, limit_s = {**variables, **ONE_COMPILER}, COMPILING * limit_s
+    variables, limit_s = {**variables, **choices.ONE_COMPILER}, COMPILING * limit_s
     began: dict[str, float] = {}
     asked: dict[str, tuple[Cell, int | None]] = {}
     turns = Turns(cells)

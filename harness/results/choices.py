@@ -18,6 +18,9 @@ FOLDERS = {
 # Triton's tuner keeps its choices if it is told to. That of Triton 3.6 keeps nothing of
 # configurations with a hook, as those of xFormers. FlashAttention 4 keeps its compiled kernels.
 KEEP = {"TRITON_CACHE_AUTOTUNING": "1", "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"}
+# For parallel compilation torch.compile starts processes that import torch, in each worker as many
+# as there are cores. Several workers side by side each compile by themselves.
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 # The files of choices: of the tuners of Triton and QuACK, and of Inductor's for a kernel.
 CHOICES = ("*.autotune.json", "*.best_config")
 # Inductor's times of candidates for a part of a graph, and the graphs, which hold the choice.

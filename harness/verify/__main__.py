@@ -51,6 +51,9 @@ def main() -> int:
     arguments = _arguments()
     if arguments.seed is None:
         arguments.seed = fresh_seed()
+    if arguments.jobs > 1:
+        for name, value in choices.ONE_COMPILER.items():
+            os.environ.setdefault(name, value)
     ours = is_ours(arguments.impl)
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
     # The digest is taken before the code runs: after an edit meanwhile the report is out of date.

@@ -26,7 +26,7 @@ from harness.measure import __main__ as measure
 from harness.measure.gate import Gate
 from harness.project import fingerprint
 from harness.results import reports, withdrawn
-from harness.results.choices import FOLDERS, KEEP
+from harness.results.choices import FOLDERS, KEEP, ONE_COMPILER
 from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
 from harness.verify import worker
@@ -95,6 +95,27 @@ def test_several_processes_find_what_one_does(tree):
         assert done.returncode == 0, done.stderr
         report.pop("spent_s")
     assert three[1] == one[1] and len(one[1]["cells"]) == 4
+
+
+@pytest.mark.parametrize("jobs, compilers", [("1", None), ("3", "1")])
+def test_each_of_several_processes_compiles_by_itself(monkeypatch, tmp_path, jobs, compilers):
+    """Else each would start as many compilers as there are cores."""
+    (name,) = ONE_COMPILER
+    monkeypatch.setenv(name, "restored at the end")
+    monkeypatch.delenv(name)
+    seen = []
+
+    def verify(arguments, mode):
+        seen.append(os.environ.get(name))
+        raise UserError("enough")
+
+    out = str(tmp_path / "report.json")
+    command = ["verify", "--op", "add", "--impl", "ours", "--out", out, "--jobs", jobs]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(verification, "verify", verify)
+    with pytest.raises(UserError, match="enough"):
+        verification.main()
+    assert seen == [compilers]
 
 
 def test_a_second_attempt_follows_several_processes(tree):
