@@ -58,6 +58,45 @@ def test_a_long_sum_that_eager_rounds_without_an_error_is_allowed_its_error_besi
         assert (problem.judge(result, strict=False)["out"].ratio <= 1) == is_right
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_gradient_that_cancels_is_allowed_the_error_that_eager_has_at_other_gradients(seed):
+    """As in a softmax of one large score: its gradient is what is left of two equal numbers."""
+    left = 3 * 2.0**-20
+
+    class Eager(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * left
+
+        @staticmethod
+        def backward(ctx, dy):
+            # The product is rounded to a multiple of an ulp of dy.
+            return dy - dy * (1 - left)
+
+    op = Op(
+        "left",
+        lambda x: x * left,
+        {"x": Tensor("N")},
+        no_cost,
+        edge=(),
+        sweep=(),
+        passes=("forward", "backward"),
+    )
+    problem = oracle.problem(op, make_case(N=1), "float32", seed, "cpu", Eager.apply)
+    # Here the product is exact.
+    (dy,) = problem.seeds
+    dy.fill_(1.0)
+    exact = torch.tensor([left], dtype=torch.float64)
+    lucky = problem.eager | {"dx": tolerance.Distance(0.0, 0.0)}
+    problem = dataclasses.replace(problem, oracle=problem.oracle | {"dx": exact}, eager=lucky)
+    assert problem.judge({"dx": exact.float()})["dx"].ratio == 0
+    half_an_ulp = torch.finfo(torch.float32).eps / 4
+    for off, is_right in ((half_an_ulp, True), (20 * half_an_ulp, False)):
+        result = {"dx": (exact + off).float()}
+        assert problem.judge(result)["dx"].ratio > 1
+        assert (problem.judge(result, strict=False)["dx"].ratio <= 1) == is_right
+
+
 def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
     total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
     problem = oracle.problem(total, make_case(N=4000), "float32", 0, "cpu", torch.sum)
