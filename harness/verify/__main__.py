@@ -231,7 +231,7 @@ def _run(
             raise queue.closed_for(fault) from None
 
     with futures.ThreadPoolExecutor(max(1, arguments.jobs)) as pool:
-        others = [pool.submit(lane) for _ in range(1, arguments.jobs)]
+        others = [pool.submit(lane) for _ in range(1, 1 if spare else arguments.jobs)]
         facts = lane(lambda *last: _facts(queue, others, *last))
     if queue.fault:
         raise queue.fault

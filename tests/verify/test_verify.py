@@ -348,7 +348,7 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, 
     So it is where several processes found no memory, and one after the other goes on.
     """
     units = [[{"kind": "sweep", "case": f"N{n}"}] for n in range(4)]
-    turns, asked, attempts = [], [], []
+    turns, asked, attempts, processes = [], [], [], []
     full = jobs > 1
 
     @contextlib.contextmanager
@@ -375,7 +375,12 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, 
 
     worker = types.SimpleNamespace(answer=lambda limit_s: Hello("1"), pid=None)
     monkeypatch.setattr(verification, "_surroundings", surroundings)
-    monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
+
+    def made(_):
+        processes.append(attempts[-1])
+        return contextlib.nullcontext(worker)
+
+    monkeypatch.setattr(verification, "_worker", made)
     monkeypatch.setattr(verification, "_ask", ask)
     monkeypatch.setattr(verification.ledger, "take", take)
     clock = itertools.count()
@@ -388,6 +393,8 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, 
     report = verification.verify(arguments, "gpu")
     assert turns == [[0], [1], [2, 3]] and asked[-1] == [0, 1, 2, 3]
     assert attempts == [*["shared"] * full, *["in turn" if full else "shared"] * 3]
+    # A turn has one process, however many there were before.
+    assert processes.count(attempts[-1]) == 3
     assert [cell["case"] for cell in report["cells"]] == ["N0", "N1", "N2", "N3"]
     # Several processes share a clock here that ticks at each look.
     assert full or report["spent_s"] == {"sweep": 4}
