@@ -43,6 +43,9 @@ from harness.workers.pool import POOL_DIED, WorkerPool, process_of, worker_name
 from ops._spec import Op
 
 MOST_CALLS = 100
+# A call whose wall time is longer than so many blocks is timed once in a block. PyTorch's own
+# attention takes 260 ms where others take 3. Three such calls in each block took most of a cell.
+LONG = 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class MeasurementPlan:
       holds the environment variables by which it finds its earlier choices
       (`harness.results.choices`). Each makes its first call alone, after the others.
     - drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
-    - least_calls: the calls of a block however long a call is, and those of the warm-up block.
+    - least_calls: the calls of a block, and those of the warm-up block, unless a call is LONG.
     """
 
     op: Op
@@ -189,7 +192,7 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._failed(impl, answer)
             else:
-                calls = _calls(self._plan, answer.device_us)
+                calls = _calls(self._plan, answer)
                 ready[impl] = Ready(said, answer.device_us, calls)
         return ready
 
@@ -550,10 +553,12 @@ def _impls(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(process_of(name)[0] for name in names))
 
 
-def _calls(plan: MeasurementPlan, device_us: float) -> int:
-    """Return how many calls of this length fill a block, within bounds."""
-    filling = plan.timing.block_ms * 1e3 / max(device_us, 1e-3)
-    return int(min(max(filling, plan.least_calls), MOST_CALLS))
+def _calls(plan: MeasurementPlan, warm: BlockTimes) -> int:
+    """Return how many calls fill a block, within bounds. warm: the times of the warm-up block."""
+    block_us = plan.timing.block_ms * 1e3
+    filling = block_us / max(warm.device_us, 1e-3)
+    least = 1 if warm.call_us > LONG * block_us else plan.least_calls
+    return int(min(max(filling, least), MOST_CALLS))
 
 
 def _digest(rows: Sequence[Mapping]) -> str:
