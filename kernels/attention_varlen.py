@@ -368,7 +368,7 @@ def varlen_fwd(
     if out.numel() == 0:
         return out, lse, stats
     if not softcap and hopper.suits_packed(q, k, v, longest_q):
-        config = HOPPER_FORWARD.pick(q.device, d=d, causal=right is not None)
+        config = HOPPER_FORWARD.pick(q.device, s=longest_k, d=d, causal=right is not None)
         hopper.packed_forward_hopper(
             q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, longest_k, config
         )

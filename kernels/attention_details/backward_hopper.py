@@ -12,7 +12,7 @@ A first kernel writes delta = rowsum(dO O) - dlse and sets the sums of dq to zer
 rounds them.
 """
 
-import functools
+from collections.abc import Callable
 
 import torch
 import triton
@@ -33,7 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from .._runtime.configs import Config
 from .._triton.math import LOG2E
 from .forward_hopper import NEAR_BYTES
-from .hopper_tiles import described, make_barriers
+from .hopper_tiles import block_matrix, described, layout_of, make_barriers, make_ring
 from .launch import like, strides_of
 
 # Keys of a warpgroup.
@@ -121,30 +121,25 @@ def copy_keys(at, descs, rings, barriers):
 
 
 @gluon.jit
-def copy_rows(at, step, descs, rings, barriers, SLOTS: gl.constexpr):
+def copy_rows(at, place, step, descs, rings, barriers, SLOTS: gl.constexpr):
     """Start the copies of a tile of rows of q and dO, and of their m and delta.
 
-    at: batch, head, first row, and the place of the head's first row in m and delta.
+    at: coordinates in q and dO. place: that of the first row in m and delta.
     """
     q_desc, dout_desc, m_desc, delta_desc = descs[0], descs[3], descs[4], descs[5]
     q_ring, dout_ring, m_ring, delta_ring = rings[0], rings[3], rings[4], rings[5]
     q_full, dout_full, free = barriers[1:]
-    b, h, start, place = at
     slot = step % SLOTS
     mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
     mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + m_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(
-        q_desc, [b, h, start, 0], q_full.index(slot), q_ring.index(slot)
-    )
-    tma.async_copy_global_to_shared(m_desc, [place + start], q_full.index(slot), m_ring.index(slot))
+    tma.async_copy_global_to_shared(q_desc, at, q_full.index(slot), q_ring.index(slot))
+    tma.async_copy_global_to_shared(m_desc, [place], q_full.index(slot), m_ring.index(slot))
     mbarrier.expect(
         dout_full.index(slot), dout_desc.block_type.nbytes + delta_desc.block_type.nbytes
     )
+    tma.async_copy_global_to_shared(dout_desc, at, dout_full.index(slot), dout_ring.index(slot))
     tma.async_copy_global_to_shared(
-        dout_desc, [b, h, start, 0], dout_full.index(slot), dout_ring.index(slot)
-    )
-    tma.async_copy_global_to_shared(
-        delta_desc, [place + start], dout_full.index(slot), delta_ring.index(slot)
+        delta_desc, [place], dout_full.index(slot), delta_ring.index(slot)
     )
 
 
@@ -156,8 +151,8 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
-    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[-2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
     tile, key_head = key_tile_of(sizes, BLOCK_N)
     b, key_head = key_head // key_heads, key_head % key_heads
     tiles = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
@@ -167,15 +162,9 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
         h = key_head * GROUP + member
         place = (b * key_heads * GROUP + h) * padded
         for row_tile in range(tiles[0], tiles[3]):
-            at = b, h, row_tile * BLOCK_M, place
-            copy_rows(at, step, descs, rings, barriers, SLOTS)
+            start = row_tile * BLOCK_M
+            copy_rows([b, h, start, 0], place + start, step, descs, rings, barriers, SLOTS)
             step += 1
-
-
-@gluon.jit
-def block_matrix(block):
-    """A block of a head in shared memory as a matrix."""
-    return block.reshape((block.shape[2], block.shape[3]))
 
 
 @gluon.jit
@@ -327,8 +316,8 @@ def store_keys(dk, dv, scale, at, descs, rings, WHICH: gl.constexpr):
     KEYS: gl.constexpr = dk.shape[0]
     # Both groups have read all keys: their slots may hold what is to be written.
     meet()
-    mine_k = k_tile.slice(WHICH * KEYS, KEYS, dim=2)
-    mine_v = v_tile.slice(WHICH * KEYS, KEYS, dim=2)
+    mine_k = k_tile.slice(WHICH * KEYS, KEYS, dim=-2)
+    mine_v = v_tile.slice(WHICH * KEYS, KEYS, dim=-2)
     block_matrix(k_tile).slice(WHICH * KEYS, KEYS).store((dk * scale).to(dk_desc.dtype))
     block_matrix(v_tile).slice(WHICH * KEYS, KEYS).store(dv.to(dv_desc.dtype))
     fence_async_shared()
@@ -345,9 +334,9 @@ def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, option
     key_heads, GROUP = sizes[2], sizes[3]
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
-    KEYS: gl.constexpr = dk_desc.block_type.shape[2]
-    D: gl.constexpr = dk_desc.block_type.shape[3]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
+    KEYS: gl.constexpr = dk_desc.block_type.shape[-2]
+    D: gl.constexpr = dk_desc.block_type.shape[-1]
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -373,26 +362,19 @@ def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, option
 
 
 @gluon.jit
-def make_slots(desc, COUNT: gl.constexpr):
-    """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
-    SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005 (Triton unpacks no list)
-    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
-
-
-@gluon.jit
 def rings_of(descs, DS: gl.constexpr, SLOTS: gl.constexpr):
     """Shared memory for the blocks of the first seven descriptors, and between them for dS.
 
     DS: the layout of dS. There is one block of k, and one of v.
     """
     q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc = descs[:7]
-    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[-2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
     return (
-        make_slots(q_desc, SLOTS), make_slots(k_desc, 1).index(0), make_slots(v_desc, 1).index(0),
-        make_slots(dout_desc, SLOTS), make_slots(m_desc, SLOTS), make_slots(delta_desc, SLOTS),
+        make_ring(q_desc, SLOTS), make_ring(k_desc, 1).index(0), make_ring(v_desc, 1).index(0),
+        make_ring(dout_desc, SLOTS), make_ring(m_desc, SLOTS), make_ring(delta_desc, SLOTS),
         gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], DS),
-        make_slots(dq_desc, GROUPS),
+        make_ring(dq_desc, GROUPS),
     )  # fmt: skip
 
 
@@ -493,14 +475,9 @@ def _round_kernel(
     tl.store(dq_ptrs, dq, mask=(offs_m < SQ)[:, None])
 
 
-@functools.cache
-def _layout(shape, dtype):
-    return gl.NVMMASharedLayout.get_default_for(list(shape), dtype)
-
-
 def _flat(x, *block):
     """A descriptor of x, contiguous in float32, with blocks of this shape."""
-    layout = _layout(block, gl.float32)
+    layout = layout_of(x.dtype, *block)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), layout)
 
 
@@ -559,21 +536,24 @@ def descriptors(
     dk: torch.Tensor,
     dv: torch.Tensor,
     block_m: int,
+    of: Callable = described,
 ) -> dict[str, object]:
-    """Return the descriptors of a kernel by parameter, and DS, the layout of dS."""
-    d = q.shape[3]
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[q.dtype]
+    """Return the descriptors of a kernel by parameter, and DS, the layout of dS.
+
+    of: makes the descriptor of a tensor of rows or keys, with blocks of so many.
+    """
+    d = q.shape[-1]
     return {
-        "q_desc": described(q, block_m),
-        "k_desc": described(k, 2 * KEYS),
-        "v_desc": described(v, 2 * KEYS),
-        "dout_desc": described(dout, block_m),
+        "q_desc": of(q, block_m),
+        "k_desc": of(k, 2 * KEYS),
+        "v_desc": of(v, 2 * KEYS),
+        "dout_desc": of(dout, block_m),
         "m_desc": _flat(m, block_m),
         "delta_desc": _flat(delta, block_m),
         "dq_desc": _flat(sums, block_m, d // 2),
-        "dk_desc": described(dk, KEYS),
-        "dv_desc": described(dv, KEYS),
-        "DS": _layout((2 * KEYS, block_m), kind),
+        "dk_desc": of(dk, KEYS),
+        "dv_desc": of(dv, KEYS),
+        "DS": layout_of(q.dtype, 2 * KEYS, block_m),
     }
 
 

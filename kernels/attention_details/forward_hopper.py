@@ -167,7 +167,7 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
     q_ring, k_ring, v_ring = rings[0], rings[1], rings[2]
     q_full, q_free, k_full, k_free, v_full, v_free = barriers[:6]
     H, GROUP = sizes[2], sizes[3]
-    ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    ROWS: gl.constexpr = q_desc.block_type.shape[-2]
     index, turn, step = gl.program_id(0), 0, 0
     while index < sizes[6] * sizes[7]:
         tile, head = tile_of(index, sizes, RIGHT)
@@ -243,8 +243,8 @@ def consumer(
     out_desc, out_ring = descs[3], rings[3]
     q_full, q_free, k_free, v_free = barriers[0], barriers[1], barriers[3], barriers[5]
     SQ, H = sizes[0], sizes[2]
-    ROWS: gl.constexpr = out_desc.block_type.shape[2]
-    D: gl.constexpr = out_desc.block_type.shape[3]
+    ROWS: gl.constexpr = out_desc.block_type.shape[-2]
+    D: gl.constexpr = out_desc.block_type.shape[-1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)

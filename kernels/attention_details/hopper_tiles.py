@@ -21,8 +21,6 @@ from .._triton.math import LN2
 
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
-# Rows of a block that are set to zero at once.
-ZEROED = gl.constexpr(16)
 
 
 @gluon.jit
@@ -54,9 +52,15 @@ def row_sums(p):
 
 
 @gluon.jit
+def block_matrix(block):
+    """A block of one head in shared memory as a matrix."""
+    return block.reshape((block.shape[-2], block.shape[-1]))
+
+
+@gluon.jit
 def matrix_of(ring, slot):
     """A slot of a ring as a matrix."""
-    return ring.index(slot).reshape((ring.shape[3], ring.shape[4]))
+    return block_matrix(ring.index(slot))
 
 
 @gluon.jit
@@ -239,27 +243,10 @@ def store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, inside):
 
 
 @gluon.jit
-def zero_rows_from(inside, block):
-    """Set the rows of a block from number `inside` on to zero, with few registers."""
-    N: gl.constexpr = block.shape[2]
-    D: gl.constexpr = block.shape[3]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    tile = block.reshape((N, D))
-    for part in gl.static_range(N // ZEROED):
-        if inside < part * ZEROED + ZEROED:
-            rows = part * ZEROED + gl.arange(0, ZEROED, gl.SliceLayout(1, LAYOUT))
-            values = tile.slice(part * ZEROED, ZEROED).load(LAYOUT)
-            kept = gl.where((rows < inside)[:, None], values, 0.0)
-            tile.slice(part * ZEROED, ZEROED).store(kept.to(block.dtype))
-
-
-@gluon.jit
 def make_ring(desc, COUNT: gl.constexpr):
     """A ring of COUNT slots in shared memory, each for a block of a descriptor."""
-    SHAPE: gl.constexpr = desc.block_type.shape
-    return gl.allocate_shared_memory(
-        desc.dtype, [COUNT, SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3]], desc.layout
-    )
+    SHAPE: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005 (Triton unpacks no list)
+    return gl.allocate_shared_memory(desc.dtype, SHAPE, desc.layout)
 
 
 @gluon.jit
@@ -272,9 +259,12 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @functools.cache
-def _layout(dtype, rows, d):
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, d], kind)
+def layout_of(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
+    """Return the layout in shared memory of a block of this shape."""
+    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[
+        dtype
+    ]
+    return gl.NVMMASharedLayout.get_default_for(list(block), kind)
 
 
 def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
@@ -284,8 +274,9 @@ def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
     strides = [
         d if size == 1 else step for size, step in zip(x.shape[:3], x.stride(), strict=False)
     ]
+    block = 1, 1, rows, d
     return TensorDescriptor(
-        x, list(x.shape), [*strides, 1], [1, 1, rows, d], _layout(x.dtype, rows, d)
+        x, list(x.shape), [*strides, 1], list(block), layout_of(x.dtype, *block)
     )
 
 

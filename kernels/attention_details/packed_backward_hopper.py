@@ -5,9 +5,8 @@ head, which it finds by the boundaries, as `packed.py` has it. The numbers m and
 of dq have an own place for each sequence, a multiple of 128 rows. So no tile of rows reaches into
 another's.
 
-A tile of q, dO, k or v may reach beyond its sequence, into the rows of the next one. The warps that
-copy set them to zero, since zero times the neighbour's infinity would not be zero. The last keys of
-a sequence leave without TMA.
+A tile of q, dO, k or v ends with its sequence: past the end TMA reads zeros and writes nothing.
+Rows of the next sequence would have weights of zero, but zero times an infinity is no zero.
 """
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from .._runtime.configs import Config, Configs
 from .._triton.math import LOG2E
@@ -38,11 +37,11 @@ from .backward_hopper import (
     tell_end,
     tell_rows,
 )
-from .hopper_tiles import make_barriers, readable, zero_rows_from
+from .hopper_tiles import readable
 from .launch import like, strides_of
 from .packed import rows_in, tile_in
 from .packed_forward_hopper import as_batch, suits_packed
-from .sequences_hopper import bounds_in, rows_of, sequence_of
+from .sequences_hopper import bounds_in, described_rows, rows_at, rows_of, sequence_of
 
 # Rows of a slot: m, delta and the sums of dq have so many for each.
 SLOT = gl.constexpr(128)
@@ -75,94 +74,42 @@ def _owned(boundaries, totals, shape, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def _copy_cut(first, second, at, inside, blocks, barrier, phase):
-    """Copy a block of each descriptor, of which the first `inside` rows belong to the sequence."""
-    mbarrier.expect(barrier.index(0), 2 * first.block_type.nbytes)
-    tma.async_copy_global_to_shared(first, at, barrier.index(0), blocks[0])
-    tma.async_copy_global_to_shared(second, at, barrier.index(0), blocks[1])
-    mbarrier.wait(barrier.index(0), phase)
-    zero_rows_from(inside, blocks[0])
-    zero_rows_from(inside, blocks[1])
-    fence_async_shared()
-
-
-@gluon.jit
-def producer(descs, rings, barriers, cut_full, sizes, owned, totals, padded, options: gl.constexpr):
+def producer(descs, rings, barriers, sizes, owned, padded, options: gl.constexpr):
     """Start all copies of a program: its keys and values, then rows of q, dO, m and delta."""
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
-    BLOCK_N: gl.constexpr = descs[1].block_type.shape[2]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
+    BLOCK_N: gl.constexpr = descs[1].block_type.shape[-2]
     tile, key_head, first_key, first_row, place = owned
     SQ, SK, GROUP = sizes[0], sizes[1], sizes[3]
-    kv_full, q_full, dout_full, free = barriers
-    step, cuts = 0, 0
+    free = barriers[3]
+    step = 0
     if tile * BLOCK_N < SK:
-        at = [0, key_head, first_key + tile * BLOCK_N, 0]
-        # Past the end of all keys TMA reads zeros; so it does past the end of all rows.
-        if (tile * BLOCK_N + BLOCK_N > SK) & (first_key + SK < totals[1]):
-            inside = SK - tile * BLOCK_N
-            _copy_cut(descs[1], descs[2], at, inside, (rings[1], rings[2]), cut_full, cuts % 2)
-            mbarrier.arrive(kv_full.index(0), count=1)
-            cuts += 1
-        else:
-            copy_keys(at, descs, rings, barriers)
+        copy_keys(rows_at(key_head, first_key, SK, tile * BLOCK_N), descs, rings, barriers)
         first, whole, cut, last = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
         for member in range(GROUP):
             h = key_head * GROUP + member
             for row_tile in range(first, last):
-                start, row = row_tile * BLOCK_M, first_row + row_tile * BLOCK_M
-                slot = step % SLOTS
+                start, slot = row_tile * BLOCK_M, step % SLOTS
                 mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
                 masked = gl.where((row_tile < whole) | (row_tile >= cut), 1, 0)
                 tell_rows(rings[8], row_tile, h * padded + place, masked, slot)
-                if (start + BLOCK_M > SQ) & (first_row + SQ < totals[0]):
-                    blocks = rings[0].index(slot), rings[3].index(slot)
-                    _copy_cut(
-                        descs[0], descs[3], [0, h, row, 0], SQ - start, blocks, cut_full, cuts % 2
-                    )
-                    cuts += 1
-                    beside = [h * padded + place + start]
-                    mbarrier.expect(q_full.index(slot), descs[4].block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        descs[4], beside, q_full.index(slot), rings[4].index(slot)
-                    )
-                    mbarrier.expect(dout_full.index(slot), descs[5].block_type.nbytes)
-                    tma.async_copy_global_to_shared(
-                        descs[5], beside, dout_full.index(slot), rings[5].index(slot)
-                    )
-                else:
-                    there = 0, h, row, h * padded + place - first_row
-                    copy_rows(there, step, descs, rings, barriers, SLOTS)
+                at = rows_at(h, first_row, SQ, start)
+                copy_rows(at, h * padded + place + start, step, descs, rings, barriers, SLOTS)
                 step += 1
         tell_end(step, rings, barriers, SLOTS)
 
 
 @gluon.jit
-def _store_cut_keys(x, ptr, base, stride, first_key, inside, WHICH: gl.constexpr):
-    """Write a group's rows of dk or dv from `first_key` on, as far as they are inside.
-
-    base: the place of the key head.
-    """
-    KEYS: gl.constexpr = x.shape[0]
-    LAYOUT: gl.constexpr = x.type.layout
-    own = WHICH * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))
-    places = base + gl.cast(first_key + own, gl.int64) * stride
-    gl.store(ptr + (places[:, None] + columns[None, :]), x, mask=(own < inside)[:, None])
-
-
-@gluon.jit
 def consumer(
-    descs, rings, barriers, sizes, owned, grads, scales, WHICH: gl.constexpr,
-    options: gl.constexpr,
-):  # fmt: skip
+    descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr, options: gl.constexpr
+):
     """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
     scale, factor = scales
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
-    KEYS: gl.constexpr = descs[7].block_type.shape[2]
-    D: gl.constexpr = descs[7].block_type.shape[3]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
+    KEYS: gl.constexpr = descs[7].block_type.shape[-2]
+    D: gl.constexpr = descs[7].block_type.shape[-1]
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -178,22 +125,8 @@ def consumer(
             dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, True,
             WHICH, options,
         )  # fmt: skip
-        start = first_key + tile * BLOCK_N
-        inside = SK - tile * BLOCK_N
-        if inside >= BLOCK_N:
-            at = [0, key_head, start + WHICH * KEYS, 0]
-            store_keys(dk, dv, scale, at, descs, rings, WHICH)
-        else:
-            # The keys that follow belong to the next sequence.
-            dk_ptr, stride_dks, stride_dkh, dv_ptr, stride_dvs, stride_dvh = grads
-            dk_base = gl.cast(key_head, gl.int64) * stride_dkh
-            dv_base = gl.cast(key_head, gl.int64) * stride_dvh
-            mine = (dk * scale).to(descs[7].dtype)
-            _store_cut_keys(mine, dk_ptr, dk_base, stride_dks, start, inside, WHICH)
-            mine = dv.to(descs[8].dtype)
-            _store_cut_keys(mine, dv_ptr, dv_base, stride_dvs, start, inside, WHICH)
-            # The last addition to dq has read its slot.
-            tma.store_wait(0)
+        at = rows_at(key_head, first_key, SK, tile * BLOCK_N + WHICH * KEYS)
+        store_keys(dk, dv, scale, at, descs, rings, WHICH)
 
 
 CHANGING = [
@@ -205,17 +138,16 @@ CHANGING = [
 @gluon.jit(do_not_specialize=CHANGING)
 def packed_backward_hopper_kernel(
     q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc,
-    dk_ptr, dv_ptr, cu_q_ptr, cu_k_ptr, stride_dks, stride_dkh, stride_dvs, stride_dvh,
-    stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, key_heads, GROUP, before, after, slots, near, padded,
-    scale,
+    cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, key_heads, GROUP, before, after,
+    slots, near, padded, scale,
     DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
     BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each sequence and key head.
 
     Grid: slots * key_heads programs. A slot holds a tile of 128 keys of one sequence, or none, as
-    in `packed.py`. Descriptors are those of `backward_hopper_kernel`; the batch is one, and
-    sequences lie end to end. A head has `padded` rows in m, delta and the sums.
+    in `packed.py`. Descriptors are those of `backward_hopper_kernel`, but those of rows and keys
+    are of `described_rows`. A head has `padded` rows in m, delta and the sums.
 
     cu_q, cu_k: boundaries [B + 1]. before, after: sizes of the window if LEFT, RIGHT. Other
     parameters are those of `backward_hopper_kernel`.
@@ -227,21 +159,20 @@ def packed_backward_hopper_kernel(
     descs = (
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
-    barriers, cut_full = barriers_of(SLOTS), make_barriers(1, 1)
+    barriers = barriers_of(SLOTS)
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS)
     sizes, tile, key_head, first_key, first_row, place = _owned(boundaries, totals, shape, BLOCK_N)
     # The arguments of the groups may lie where the search had its numbers.
     gl.thread_barrier()
     owned = tile, key_head, first_key, first_row, place
-    grads = dk_ptr, stride_dks, stride_dkh, dv_ptr, stride_dvs, stride_dvh
     gl.warp_specialize(
         [
-            (producer, (descs, rings, barriers, cut_full, sizes, owned, totals, padded, OPTIONS)),
-            (consumer, (descs, rings, barriers, sizes, owned, grads, scales, 0, OPTIONS)),
-            (consumer, (descs, rings, barriers, sizes, owned, grads, scales, 1, OPTIONS)),
+            (producer, (descs, rings, barriers, sizes, owned, padded, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, owned, scales, 0, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, owned, scales, 1, OPTIONS)),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
@@ -342,17 +273,15 @@ def packed_backward_hopper(
         stats_ptr=stats, m_ptr=m, delta_ptr=delta, sums_ptr=sums,
         **strides_of("sh", o=out, do=dout), **nearby,
     )  # fmt: skip
-    q4, k4 = as_batch(q), as_batch(k)
     packed_backward_hopper_kernel[(slots_k * heads,)](
         **descriptors(
-            q4, k4, as_batch(v), as_batch(dout), m, delta, sums, as_batch(dk), as_batch(dv),
-            config["BLOCK_M"],
+            q, k, v, dout, m, delta, sums, dk, dv, config["BLOCK_M"], of=described_rows
         ),
-        dk_ptr=dk, dv_ptr=dv, cu_q_ptr=cu_q, cu_k_ptr=cu_k,
-        **strides_of("sh", dk=dk, dv=dv), stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0),
+        cu_q_ptr=cu_q, cu_k_ptr=cu_k, stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0),
         B=count, TOTAL_Q=total_q, TOTAL_K=total_k, key_heads=heads, GROUP=h // heads,
-        before=left or 0, after=right or 0, slots=slots_k, near=near_key_heads(q4, k4, longest_q),
-        padded=padded, scale=scale, LEFT=left is not None, RIGHT=right is not None, **config,
+        before=left or 0, after=right or 0, slots=slots_k,
+        near=near_key_heads(as_batch(q), as_batch(k), longest_q), padded=padded, scale=scale,
+        LEFT=left is not None, RIGHT=right is not None, **config,
     )  # fmt: skip
     _round_kernel[grid](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby)
     return dq, dk, dv

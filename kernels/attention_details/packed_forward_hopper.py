@@ -5,9 +5,9 @@ tile of rows by the boundaries, as `sequences_hopper.py` has it. They draw the n
 counter and tell the other warps its numbers. Meanwhile these compute the tiles of keys that were
 copied before.
 
-A tile may reach beyond its sequence, into the rows of the next one. Keys there are masked. Values
-there are made zero before the product, since the neighbour's may be infinite. Rows there are not
-written, so the last tile of a sequence leaves without TMA.
+A tile ends with its sequence: past the end TMA reads zeros and writes nothing. Scores of keys there
+are masked. Values of the next sequence would have weights of zero, but zero times an infinity is no
+zero.
 """
 
 import torch
@@ -28,6 +28,7 @@ from .forward_hopper import (
     DEEP,
     PAIR,
     Q_SLOTS,
+    SHORT,
     fits,
     key_tiles,
     near_heads,
@@ -36,7 +37,6 @@ from .forward_hopper import (
 )
 from .hopper_tiles import (
     attend_key_tile,
-    described,
     drawn,
     make_barriers,
     make_ring,
@@ -51,25 +51,29 @@ from .hopper_tiles import (
     store_row_numbers,
     tell,
     told,
-    zero_rows_from,
 )
 from .sequences_hopper import (
+    BOUND,
     SORTED,
     bounds_in,
+    described_rows,
     order_of_sequences,
     put_longest_first,
+    rows_at,
     rows_of,
     tile_at,
 )
 
-CONFIGS = (PAIR, DEEP)
+CONFIGS = (PAIR, DEEP, SHORT)
 # Rows of the tiles of all configurations.
 TILE_ROWS = 128
 
 
-def choose(d, causal):
-    # See the lab book: heads of 64, packed. A diagonal changes nothing. Tiles of 64 keys spill.
-    return DEEP if d == 64 else PAIR
+def choose(s, d, causal):
+    # See the lab book: heads of 64, packed; heads of 128 at short sequences.
+    if d == 64:
+        return DEEP
+    return SHORT if causal and s <= 1024 else PAIR
 
 
 @gluon.jit
@@ -135,24 +139,12 @@ def _walk(tile, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr, BLOCK_M: gl.cons
 
 
 @gluon.jit
-def _copy_cut_values(v_desc, at, inside, block, full, cut_full, phase):
-    """Copy a tile of values of which only the first `inside` rows belong to the sequence."""
-    mbarrier.expect(cut_full.index(0), v_desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(v_desc, at, cut_full.index(0), block)
-    mbarrier.wait(cut_full.index(0), phase)
-    zero_rows_from(inside, block)
-    fence_async_shared()
-    mbarrier.arrive(full, count=1)
-
-
-@gluon.jit
 def _copy_keys(
-    begin, end, last, step, cut_step, numbers, totals, descs, rings, barriers, shape,
-    options: gl.constexpr,
-):  # fmt: skip
+    begin, end, last, step, numbers, descs, rings, barriers, shape, options: gl.constexpr
+):
     """Start the copies of the tiles of keys and values from number `begin` of a walk to `end`.
 
-    last: the end of the walk, which begins there. Returns the step and the number of cut tiles.
+    last: the end of the walk, which begins there. Returns the step.
     """
     BLOCK_N: gl.constexpr = options[3]
     K_SLOTS: gl.constexpr = options[5]
@@ -162,26 +154,17 @@ def _copy_keys(
     head, first_key, keys = numbers[0], numbers[4], numbers[5]
     key_head = head // shape[3]
     for back in range(begin, end):
-        start = (last - 1 - back) * BLOCK_N
-        at = [0, key_head, first_key + start, 0]
+        at = rows_at(key_head, first_key, keys, (last - 1 - back) * BLOCK_N)
         slot = step % K_SLOTS
         mbarrier.wait(k_free.index(slot), step // K_SLOTS % 2 ^ 1)
         mbarrier.expect(k_full.index(slot), k_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(k_desc, at, k_full.index(slot), k_ring.index(slot))
         slot = step % V_SLOTS
         mbarrier.wait(v_free.index(slot), step // V_SLOTS % 2 ^ 1)
-        # Past the end of all keys TMA reads zeros.
-        if (start + BLOCK_N > keys) & (first_key + keys < totals[1]):
-            _copy_cut_values(
-                v_desc, at, keys - start, v_ring.index(slot), v_full.index(slot), barriers[7],
-                cut_step % 2,
-            )  # fmt: skip
-            cut_step += 1
-        else:
-            mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(v_desc, at, v_full.index(slot), v_ring.index(slot))
+        mbarrier.expect(v_full.index(slot), v_desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(v_desc, at, v_full.index(slot), v_ring.index(slot))
         step += 1
-    return step, cut_step
+    return step
 
 
 @gluon.jit
@@ -196,9 +179,9 @@ def producer(
     K_SLOTS: gl.constexpr = options[5]
     q_desc, q_ring, q_full = descs[0], rings[0], barriers[0]
     tiles = shape[6] * shape[7]
-    GROUP_ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    GROUP_ROWS: gl.constexpr = q_desc.block_type.shape[-2]
     BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
-    turn, step, cut_step = 0, 0, 0
+    turn, step = 0, 0
     ORDERED: gl.constexpr = options[9]
     order = rings[5]
     head, tile, first_row, rows, first_key, keys = _next(
@@ -215,24 +198,17 @@ def producer(
         for which in gl.static_range(GROUPS):
             slot = turn % Q_SLOTS * GROUPS + which
             mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                q_desc, [0, head, first_row + (tile * GROUPS + which) * GROUP_ROWS, 0],
-                q_full.index(slot), q_ring.index(slot),
-            )  # fmt: skip
+            at = rows_at(head, first_row, rows, (tile * GROUPS + which) * GROUP_ROWS)
+            tma.async_copy_global_to_shared(q_desc, at, q_full.index(slot), q_ring.index(slot))
         steps = last - first
         early = gl.minimum(steps, K_SLOTS)
-        step, cut_step = _copy_keys(
-            0, early, last, step, cut_step, numbers, totals, descs, rings, barriers, shape, options
-        )
+        step = _copy_keys(0, early, last, step, numbers, descs, rings, barriers, shape, options)
         # The groups have work, so the next sequence is found in time.
         head, tile, first_row, rows, first_key, keys = _next(
             drawn(counter_ptr, tiles), counter_ptr, order, boundaries, totals, shape, RIGHT,
             ORDERED, BLOCK_M,
         )  # fmt: skip
-        step, cut_step = _copy_keys(
-            early, steps, last, step, cut_step, numbers, totals, descs, rings, barriers, shape,
-            options,
-        )  # fmt: skip
+        step = _copy_keys(early, steps, last, step, numbers, descs, rings, barriers, shape, options)
         turn += 1
         tell(
             (head, tile, first_row, rows, first_key, keys), rings[4], barriers[1], barriers[6], turn
@@ -256,7 +232,7 @@ def consumer(
     options: gl.constexpr,
 ):  # fmt: skip
     """Compute the rows of one group in each tile of the program."""
-    out_ptr, stride_os, stride_oh, lse_ptr, stats_ptr, factor = numbers
+    lse_ptr, stats_ptr, factor = numbers
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     BLOCK_N: gl.constexpr = options[3]
@@ -265,9 +241,9 @@ def consumer(
     V_SLOTS: gl.constexpr = options[6]
     out_desc, out_ring = descs[3], rings[3]
     q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
-    GROUP_ROWS: gl.constexpr = out_desc.block_type.shape[2]
+    GROUP_ROWS: gl.constexpr = out_desc.block_type.shape[-2]
     BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
-    D: gl.constexpr = out_desc.block_type.shape[3]
+    D: gl.constexpr = out_desc.block_type.shape[-1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
@@ -275,7 +251,6 @@ def consumer(
     no_sums = row_sums(zeros)
     nothing = gl.full([GROUP_ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
     own = WHICH * GROUP_ROWS + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, SCORES))
-    own_acc = WHICH * GROUP_ROWS + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, ACC))
     turn, step = 0, 0
     head, tile, first_row, rows, _, keys = told(rings[4], barriers[1], barriers[6], turn)
     p = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
@@ -334,18 +309,10 @@ def consumer(
         result = (acc * inverse[:, None]).to(out_desc.dtype)
         # The last tile's copy has read its slot.
         tma.store_wait(0)
-        if start_m + BLOCK_M <= own_rows:
-            matrix_of(out_ring, WHICH).store(result)
-            fence_async_shared()
-            at = [0, own_head, own_row + start_m + WHICH * GROUP_ROWS, 0]
-            tma.async_copy_shared_to_global(out_desc, at, out_ring.index(WHICH))
-        else:
-            # The rows that follow belong to the next sequence.
-            places = gl.cast(own_row + start_m + own_acc, gl.int64) * stride_os
-            places += gl.cast(own_head, gl.int64) * stride_oh
-            columns = gl.arange(0, D, gl.SliceLayout(0, ACC))
-            keep = start_m + own_acc < own_rows
-            gl.store(out_ptr + (places[:, None] + columns[None, :]), result, mask=keep[:, None])
+        matrix_of(out_ring, WHICH).store(result)
+        fence_async_shared()
+        at = rows_at(own_head, own_row, own_rows, start_m + WHICH * GROUP_ROWS)
+        tma.async_copy_shared_to_global(out_desc, at, out_ring.index(WHICH))
         m, l = m_next, l_next
     tma.store_wait(0)
 
@@ -358,9 +325,8 @@ CHANGING = [
 
 @gluon.jit(do_not_specialize=CHANGING)
 def packed_forward_hopper_kernel(
-    q_desc, k_desc, v_desc, out_desc, out_ptr, lse_ptr, stats_ptr, cu_q_ptr, cu_k_ptr, counter_ptr,
-    stride_os, stride_oh, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, H, GROUP, before, after, slots,
-    near, scale,
+    q_desc, k_desc, v_desc, out_desc, lse_ptr, stats_ptr, cu_q_ptr, cu_k_ptr, counter_ptr,
+    stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, H, GROUP, before, after, slots, near, scale,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
     K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
@@ -371,8 +337,8 @@ def packed_forward_hopper_kernel(
 
     Grid: programs, one a multiprocessor at most, that share the `slots` of each head. A slot holds
     a tile of GROUPS * ROWS rows of one sequence, or none, as in `packed.py`, or, if ORDERED, as in
-    `sequences_hopper.py`. Descriptors are those of attention's kernel; the batch is one, and
-    sequences lie end to end. Writes lse and stats, [H, TOTAL_Q] in float32 or None.
+    `sequences_hopper.py`, whose `described_rows` makes the descriptors. Their blocks are those of
+    attention's kernel. Writes lse and stats, [H, TOTAL_Q] in float32 or None.
 
     cu_q, cu_k: boundaries [B + 1]. GROUP: query heads of one key head. before, after: sizes of the
     window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. TURNS, PINNED, Q_LOADED
@@ -392,13 +358,12 @@ def packed_forward_hopper_kernel(
         make_barriers(Q_SLOTS * GROUPS, 1), make_barriers(1, 1),
         make_barriers(K_SLOTS, 1), make_barriers(K_SLOTS, GROUPS),
         make_barriers(V_SLOTS, 1), make_barriers(V_SLOTS, GROUPS), make_barriers(1, GROUPS),
-        make_barriers(1, 1),
     )  # fmt: skip
     # Here, where a thread has registers for it.
     if ORDERED:
         put_longest_first(rings[5], boundaries, totals, GROUPS * ROWS)
     fence_async_shared()
-    numbers = out_ptr, stride_os, stride_oh, lse_ptr, stats_ptr, factor
+    numbers = lse_ptr, stats_ptr, factor
     OPTIONS: gl.constexpr = (
         LEFT, RIGHT, False, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, ORDERED
     )  # fmt: skip
@@ -437,17 +402,15 @@ def packed_forward_hopper(
     unbounded. longest_k: at least the keys of the longest sequence.
     """
     rows, block_n = config["ROWS"], config["BLOCK_N"]
-    q4, k4, v4, out4 = map(as_batch, (q, k, v, out))
     h, heads, count = q.shape[1], k.shape[1], cu_q.shape[0] - 1
     slots = q.shape[0] // (rows * config["GROUPS"]) + cu_q.shape[0]
     packed_forward_hopper_kernel[(min(sm_count(q.device), slots * h),)](
-        q_desc=described(q4, rows), k_desc=described(k4, block_n), v_desc=described(v4, block_n),
-        out_desc=described(out4, rows), out_ptr=out, lse_ptr=lse, stats_ptr=stats,
-        cu_q_ptr=cu_q, cu_k_ptr=cu_k, counter_ptr=arrival_counter(q.device),
-        stride_os=out.stride(0), stride_oh=out.stride(1), stride_cq=cu_q.stride(0),
-        stride_ck=cu_k.stride(0), B=count, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0],
-        H=h, GROUP=h // heads, before=left or 0, after=right or 0, slots=slots,
-        near=near_heads(q4, k4, right is not None, longest_k), scale=scale,
+        q_desc=described_rows(q, rows), k_desc=described_rows(k, block_n),
+        v_desc=described_rows(v, block_n), out_desc=described_rows(out, rows), lse_ptr=lse,
+        stats_ptr=stats, cu_q_ptr=cu_q, cu_k_ptr=cu_k, counter_ptr=arrival_counter(q.device),
+        stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0), B=count, TOTAL_Q=q.shape[0],
+        TOTAL_K=k.shape[0], H=h, GROUP=h // heads, before=left or 0, after=right or 0, slots=slots,
+        near=near_heads(as_batch(q), as_batch(k), right is not None, longest_k), scale=scale,
         LEFT=left is not None, RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
     )  # fmt: skip
 
@@ -459,13 +422,14 @@ def as_batch(x: torch.Tensor) -> torch.Tensor:
 
 def suits_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest_q: int) -> bool:
     """Return whether the kernel can take q, k and v, and sequences fill its tiles."""
-    return longest_q >= TILE_ROWS and suits(*map(as_batch, (q, k, v)))
+    bounded = max(q.shape[0], k.shape[0]) <= BOUND.value
+    return longest_q >= TILE_ROWS and bounded and suits(*map(as_batch, (q, k, v)))
 
 
 FORWARD = Configs(
     packed_forward_hopper_kernel,
     CONFIGS,
     choose,
-    lambda config, d, causal: fits(config, 0, d, causal),
+    fits,
     family="attention_varlen",
 )

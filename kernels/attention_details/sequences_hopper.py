@@ -1,13 +1,21 @@
-"""Device functions that find packed sequences in kernels for Hopper.
+"""Packed sequences in kernels for Hopper: the copies of their rows, and which a program takes.
 
-They are those of `packed.py`, which says how sequences take slots, in Gluon's words. Both change
-together. A kernel whose programs draw tiles may also order the slots of few sequences. Those with
-the most keys come first, since a long tile that begins late keeps all others waiting (Graham,
-"Bounds on multiprocessing timing anomalies", 1969).
+A copy ends with its sequence. A descriptor has one bound for all rows of a tensor, so each sequence
+has its own by two coordinates more, of which TMA subtracts what the rows' coordinate has too much.
+Source: `triton/tools/ragged_tma.py` of Triton (MIT licence).
+
+The device functions that find sequences are those of `packed.py`, which says how sequences take
+slots, in Gluon's words. Both change together. A kernel whose programs draw tiles may also order the
+slots of few sequences. Those with the most keys come first, since a long tile that begins late
+keeps all others waiting (Graham, "Bounds on multiprocessing timing anomalies", 1969).
 """
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from .hopper_tiles import layout_of
 
 # Boundaries that are read at once.
 AT_ONCE = gl.constexpr(256)
@@ -15,6 +23,34 @@ AT_ONCE = gl.constexpr(256)
 SORTED = gl.constexpr(64)
 # More than the tiles of a sequence: rows are below 2**31.
 MOST_TILES = gl.constexpr(2**24)
+# The bound of the rows of a descriptor. The first row past a sequence has this coordinate.
+BOUND = gl.constexpr(2**30)
+# A bound that no coordinate of the first two axes reaches: first rows and ends of sequences.
+NO_BOUND = 2**31 - 2**16
+
+
+def described_rows(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Return a descriptor of packed x [total, H, D] with blocks of so many rows of one head.
+
+    `rows_at` gives the coordinates of a block. Past the end of its sequence, zeros are read and
+    nothing is written. An address has 64 bits: BOUND steps of the first axis are 2**64 items less
+    BOUND rows, so they take off what the coordinate of the rows has too much.
+    """
+    (_, h, d), (step, head, _) = x.shape, x.stride()
+    # The stride of an axis of one item is never used, and need not be one that TMA takes.
+    strides = [2**34 - step, step, d if h == 1 else head, step, 1]
+    block = 1, 1, 1, rows, d
+    shape = [NO_BOUND, NO_BOUND, h, BOUND.value, d]
+    return TensorDescriptor(x, shape, strides, list(block), layout_of(x.dtype, *block))
+
+
+@gluon.jit
+def rows_at(head, first, rows, row):
+    """The coordinates of a block of a sequence and head that begins with number `row`.
+
+    first, rows: the first row of the sequence, and how many it has.
+    """
+    return BOUND, first + rows, head, BOUND - rows + row, 0
 
 
 @gluon.jit

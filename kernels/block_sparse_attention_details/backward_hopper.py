@@ -97,8 +97,8 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
     CAUSAL: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
     BLOCK: gl.constexpr = options[4]
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
-    BLOCK_N: gl.constexpr = descs[1].block_type.shape[2]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
+    BLOCK_N: gl.constexpr = descs[1].block_type.shape[-2]
     key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
     indices_ptr, numbers, free = lists[1], rings[8], barriers[3]
     tile, b, key_head = owned
@@ -116,7 +116,8 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
             mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
             masked = gl.where((at < whole) | keys_end, 1, 0)
             tell_rows(numbers, start // BLOCK_M, head, masked, slot)
-            copy_rows((b, h, start, head * padded), step, descs, rings, barriers, SLOTS)
+            place = head * padded + start
+            copy_rows([b, h, start, 0], place, step, descs, rings, barriers, SLOTS)
             start = following
             step += 1
     tell_end(step, rings, barriers, SLOTS)
@@ -128,9 +129,9 @@ def consumer(descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr,
     """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
     scale, factor = scales
     MASKED: gl.constexpr = options[3]
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[2]
-    KEYS: gl.constexpr = descs[7].block_type.shape[2]
-    D: gl.constexpr = descs[7].block_type.shape[3]
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
+    KEYS: gl.constexpr = descs[7].block_type.shape[-2]
+    D: gl.constexpr = descs[7].block_type.shape[-1]
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -175,7 +176,7 @@ def block_sparse_backward_hopper_kernel(
     descs = (
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()

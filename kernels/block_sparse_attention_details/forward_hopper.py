@@ -144,7 +144,7 @@ def producer(descs, rings, barriers, sizes, lists, counter_ptr, options: gl.cons
     q_full = barriers[0]
     indices_ptr = lists[1]
     H, tiles = sizes[2], sizes[6] * sizes[7]
-    ROWS: gl.constexpr = q_desc.block_type.shape[2]
+    ROWS: gl.constexpr = q_desc.block_type.shape[-2]
     index, turn, step = gl.program_id(0), 0, 0
     tile, head, steps, cut, at, start = _scheduled(
         index, lists, sizes, CAUSAL, BLOCK, GROUPS * ROWS, BLOCK_N
@@ -205,8 +205,8 @@ def consumer(
     out_desc, out_ring = descs[3], rings[3]
     q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
     SQ, H = sizes[0], sizes[2]
-    ROWS: gl.constexpr = out_desc.block_type.shape[2]
-    D: gl.constexpr = out_desc.block_type.shape[3]
+    ROWS: gl.constexpr = out_desc.block_type.shape[-2]
+    D: gl.constexpr = out_desc.block_type.shape[-1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)

@@ -9,6 +9,7 @@ been read is found, if another group or the copies come in between.
 
 import contextlib
 import functools
+import math
 import operator
 import random
 import re
@@ -84,27 +85,44 @@ class Shared:
 
 
 class Descriptor:
-    """A tensor that is copied in blocks. Past its ends, zeros are read and nothing is written."""
+    """A tensor that is copied in blocks. Past its ends, zeros are read and nothing is written.
+
+    shape, strides: those that TMA gets, in items. An address has 64 bits, as there.
+    """
 
     layout = None
 
-    def __init__(self, tensor: torch.Tensor, block: list[int]):
+    def __init__(
+        self, tensor: torch.Tensor, shape: list[int], strides: list[int], block: list[int]
+    ):
         self.tensor, self.dtype = tensor, tensor.dtype
-        count = torch.Size(block).numel()
-        self.block_type = SimpleNamespace(shape=block, nbytes=count * tensor.element_size())
+        self.shape, self.strides = shape, strides
+        self.item = tensor.element_size()
+        assert len(shape) == len(strides) == len(block) <= 5 and strides[-1] == 1
+        assert all(0 < size <= 2**32 for size in shape)
+        assert all(0 <= s * self.item < 2**40 and s * self.item % 16 == 0 for s in strides[:-1])
+        self.block_type = SimpleNamespace(shape=block, nbytes=math.prod(block) * self.item)
 
     def _ends(self, at, block):
         assert list(block.shape) == self.block_type.shape
-        inside = []
-        for start, size, most in zip(at, block.shape, self.tensor.shape, strict=True):
-            assert int(start) >= 0
+        starts, sizes, address = [*map(int, at)], [], 0
+        for start, size, most, step in zip(
+            starts, block.shape, self.shape, self.strides, strict=True
+        ):
+            # A coordinate has 32 bits with a sign.
+            assert 0 <= start < 2**31
             # The numbers of rows have no end that a block may pass.
-            assert len(self.tensor.shape) > 1 or int(start) + size <= most
-            inside.append((int(start), max(0, min(size, most - int(start)))))
-        mine = self.tensor
-        for axis, (start, size) in enumerate(inside):
-            mine = mine.narrow(axis, min(start, mine.shape[axis]), size)
-        return mine, block[tuple(slice(0, size) for _, size in inside)]
+            assert len(self.shape) > 1 or start + size <= most
+            sizes.append(max(0, min(size, most - start)))
+            address += start * step * self.item
+        part = block[tuple(slice(0, size) for size in sizes)]
+        if not part.numel():
+            return torch.empty_like(part), part
+        address = (address + 2**63) % 2**64 - 2**63
+        offset = self.tensor.storage_offset() + address // self.item
+        steps = [step if size > 1 else 0 for step, size in zip(self.strides, sizes, strict=True)]
+        # Outside the memory of the tensor this raises.
+        return self.tensor.as_strided(sizes, steps, offset), part
 
     def read(self, at, block):
         block.zero_()
@@ -211,7 +229,7 @@ class _Run:
         """A copy to memory reads its block as late as it may: when its group waits for it."""
         # Nor have sums.
         ends = (int(a) + size for a, size in zip(at, block.data.shape, strict=True))
-        assert not add or all(map(operator.le, ends, descriptor.tensor.shape))
+        assert not add or all(map(operator.le, ends, descriptor.shape))
         self.own.leaving.append(lambda: descriptor.write(at, block.data, add))
 
     def await_copies(self, left):
@@ -393,8 +411,7 @@ def _modules(module: ModuleType) -> set[ModuleType]:
 
 
 def _described(x, shape, strides, block, layout):
-    assert list(x.shape) == shape and strides[-1] == 1
-    return Descriptor(x, block)
+    return Descriptor(x, shape, strides, block)
 
 
 def _one(modules, function, run, arguments, options):

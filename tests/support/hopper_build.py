@@ -96,8 +96,13 @@ def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
     return _named(calls, f"{d} {causal}")
 
 
-def packed(d: int, left: int | None, right: int | None, count: int) -> list[tuple[str, Launch]]:
-    """Return the launches of both passes over so many packed sequences, each with a name."""
+def packed(
+    d: int, left: int | None, right: int | None, count: int, longest: int = 4096
+) -> list[tuple[str, Launch]]:
+    """Return the launches of both passes over so many packed sequences, each with a name.
+
+    longest: at least the keys of a sequence.
+    """
     tensors, lse = _tensors(d)
     q, k, v, out, dout = (x[0].transpose(0, 1) for x in tensors)
     ends, causal = torch.empty(count + 1, dtype=torch.int32, device="meta"), right is not None
@@ -112,7 +117,7 @@ def packed(d: int, left: int | None, right: int | None, count: int) -> list[tupl
             lse[0],
             *options,
             len(k),
-            packed_forward_hopper.choose(d, causal),
+            packed_forward_hopper.choose(longest, d, causal),
         )
         packed_backward_hopper.packed_backward_hopper(
             q,
@@ -126,7 +131,7 @@ def packed(d: int, left: int | None, right: int | None, count: int) -> list[tupl
             len(q),
             packed_backward_hopper.choose(d, causal),
         )
-    return _named(calls, f"{d} {left} {right} {count}")
+    return _named(calls, f"{d} {left} {right} {count} {longest}")
 
 
 def _named(calls: list, words: str) -> list[tuple[str, Launch]]:
@@ -210,7 +215,11 @@ CASES = {
     # Short sequences with a diagonal have tiles of their own.
     "dense": lambda d: [*(dense(d, *window) for window in WINDOWS), dense(d, None, 0, 1024)],
     # Few sequences have an order of their own.
-    "packed": lambda d: [packed(d, *WINDOWS[0], 8), packed(d, *WINDOWS[-1], 80)],
+    "packed": lambda d: [
+        packed(d, *WINDOWS[0], 8),
+        packed(d, *WINDOWS[-1], 80),
+        packed(d, None, 0, 80, 1024),
+    ],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
 
