@@ -1,7 +1,7 @@
 """Packed sequences in kernels for Hopper: the copies of their rows, and which a program takes.
 
-A copy ends with its sequence. A descriptor has one bound for all rows of a tensor, so each sequence
-has its own by two coordinates more, of which TMA subtracts what the rows' coordinate has too much.
+A copy ends with its sequence. A descriptor has one bound for all rows of a tensor. So the first row
+past any sequence has the coordinate that is the bound, and two more coordinates make up for it.
 Source: `triton/tools/ragged_tma.py` of Triton (MIT licence).
 
 The device functions that find sequences are those of `packed.py`, which says how sequences take
