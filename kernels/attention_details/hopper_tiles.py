@@ -21,6 +21,8 @@ from .._triton.math import LN2
 
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
+# What TMA copies here.
+DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
 @gluon.jit
@@ -261,10 +263,7 @@ def make_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 @functools.cache
 def layout_of(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
     """Return the layout in shared memory of a block of this shape."""
-    kind = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}[
-        dtype
-    ]
-    return gl.NVMMASharedLayout.get_default_for(list(block), kind)
+    return gl.NVMMASharedLayout.get_default_for(list(block), DTYPES[dtype])
 
 
 def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
