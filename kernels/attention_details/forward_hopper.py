@@ -30,28 +30,27 @@ from .._runtime.device import is_hopper, sm_count
 from .._triton.arrival_counter import arrival_counter
 from .._triton.math import LOG2E
 from .hopper_tiles import (
+    Q_SLOTS,
     attend_key_tile,
     computed,
     described,
     drawn,
+    first_scores,
     make_barriers,
     make_ring,
     mask_scores,
     matrix_of,
+    next_scores,
     pass_turn,
     readable,
-    results_of_rows,
     row_sums,
     softmax,
-    start_scores,
     start_values,
-    store_row_numbers,
+    store_rows,
 )
 
 # Shared memory of a program, and at most so much of it for barriers.
 SHARED_BYTES, BARRIER_BYTES = 232448, 1024
-# Slots of each group's query rows: those of a tile are loaded while the tile before is computed.
-Q_SLOTS = gl.constexpr(2)
 
 
 def tile(block_n, groups, k_slots, v_slots, turns, pinned, q_loaded=0, split=0, rows=64):
@@ -229,19 +228,18 @@ def consumer(
     descs, rings, barriers, sizes, counter_ptr, numbers, WHICH: gl.constexpr, options: gl.constexpr
 ):
     """Compute the rows of one group in each tile of the program."""
-    lse_ptr, stats_ptr, factor = numbers
+    factor = numbers[2]
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
-    K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
     TURNS: gl.constexpr = options[7]
     PINNED: gl.constexpr = options[8]
     Q_LOADED: gl.constexpr = options[9]
     SPLIT: gl.constexpr = options[10]
     out_desc, out_ring = descs[3], rings[3]
-    q_full, q_free, k_free, v_free = barriers[0], barriers[1], barriers[3], barriers[5]
+    q_free, v_free = barriers[1], barriers[5]
     SQ, H = sizes[0], sizes[2]
     ROWS: gl.constexpr = out_desc.block_type.shape[-2]
     D: gl.constexpr = out_desc.block_type.shape[-1]
@@ -256,10 +254,7 @@ def consumer(
     index, turn, step = gl.program_id(0), 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
     tile, _ = tile_of(index, sizes, RIGHT)
-    mbarrier.wait(q_full.index(WHICH), 0)
-    scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
-    scores = warpgroup_mma_wait(0, (scores,))
-    mbarrier.arrive(k_free.index(0), count=1)
+    scores = first_scores(rings, barriers, zeros, WHICH, options)
     p, m, l = _begun(scores, tile, nothing, no_sums, sizes, factor, WHICH, options)
     p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
     while index < sizes[6] * sizes[7]:
@@ -308,12 +303,7 @@ def consumer(
         turn += 1
         m_next, l_next = m, l
         if index < sizes[6] * sizes[7]:
-            slot = turn % Q_SLOTS * GROUPS + WHICH
-            mbarrier.wait(q_full.index(slot), turn // Q_SLOTS % 2)
-            scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
-            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
-            scores = warpgroup_mma_wait(1, (scores,))
-            mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
+            scores, acc = next_scores(acc, p, turn, step, rings, barriers, zeros, WHICH, options)
             tile, _ = tile_of(index, sizes, RIGHT)
             p_next, m_next, l_next = _begun(
                 scores, tile, nothing, no_sums, sizes, factor, WHICH, options
@@ -326,16 +316,8 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        inverse, log_sums, empty = results_of_rows(m, l, ACC)
-        place = gl.cast(head, gl.int64) * SQ + rows
-        store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, rows < SQ)
-        # The last tile's copy has read its slot.
-        tma.store_wait(0)
-        matrix_of(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(
-            out_desc, [head // H, head % H, start_m, 0], out_ring.index(WHICH)
-        )
+        place, at = gl.cast(head, gl.int64) * SQ + rows, [head // H, head % H, start_m, 0]
+        store_rows(acc, m, l, place, rows < SQ, at, out_desc, out_ring, numbers, WHICH)
         m, l = m_next, l_next
     tma.store_wait(0)
 

@@ -11,7 +11,9 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -19,6 +21,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._triton.math import LN2
 
+# Slots of each group's query rows: those of a tile are loaded while the tile before is computed.
+Q_SLOTS = gl.constexpr(2)
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
 # What TMA copies here.
@@ -81,6 +85,37 @@ def start_values(rings, barriers, step, p, acc, V_SLOTS: gl.constexpr):
     slot = step % V_SLOTS
     mbarrier.wait(barriers[4].index(slot), step // V_SLOTS % 2)
     return warpgroup_mma(p, matrix_of(rings[2], slot), acc, is_async=True)
+
+
+@gluon.jit
+def first_scores(rings, barriers, zeros, WHICH: gl.constexpr, options: gl.constexpr):
+    """The scores of the first tile of keys of a program."""
+    K_SLOTS: gl.constexpr = options[5]
+    mbarrier.wait(barriers[0].index(WHICH), 0)
+    scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, 0, zeros, K_SLOTS)
+    scores = warpgroup_mma_wait(0, (scores,))
+    mbarrier.arrive(barriers[3].index(0), count=1)
+    return scores
+
+
+@gluon.jit
+def next_scores(
+    acc, p, turn, step, rings, barriers, zeros, WHICH: gl.constexpr, options: gl.constexpr
+):
+    """The first scores of the next tile of rows, and the last values of this one.
+
+    turn: the number of the next tile in the program. The accumulators are still being written.
+    """
+    GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
+    V_SLOTS: gl.constexpr = options[6]
+    slot = turn % Q_SLOTS * GROUPS + WHICH
+    mbarrier.wait(barriers[0].index(slot), turn // Q_SLOTS % 2)
+    scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
+    acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
+    scores = warpgroup_mma_wait(1, (scores,))
+    mbarrier.arrive(barriers[3].index(step % K_SLOTS), count=1)
+    return scores, acc
 
 
 @gluon.jit
@@ -242,6 +277,23 @@ def store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, inside):
     if stats_ptr is not None:
         # To the backward pass it is a row whose weights are all zero.
         gl.store(stats_ptr + place, gl.where(empty, float("inf"), log_sums), mask=inside)
+
+
+@gluon.jit
+def store_rows(acc, m, l, place, inside, at, out_desc, out_ring, numbers, WHICH: gl.constexpr):
+    """Write the results of a group's rows; the copy of the last tile's may be under way.
+
+    place: of the rows in lse and in the statistics, as far as they are inside. at: coordinates.
+    """
+    lse_ptr, stats_ptr, _ = numbers
+    ACC: gl.constexpr = acc.type.layout
+    inverse, log_sums, empty = results_of_rows(m, l, ACC)
+    store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, inside)
+    # The last tile's copy has read its slot.
+    tma.store_wait(0)
+    matrix_of(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out_desc, at, out_ring.index(WHICH))
 
 
 @gluon.jit

@@ -27,7 +27,6 @@ from .._triton.math import LOG2E
 from .forward_hopper import (
     DEEP,
     PAIR,
-    Q_SLOTS,
     SHORT,
     fits,
     key_tiles,
@@ -36,19 +35,20 @@ from .forward_hopper import (
     tile_of,
 )
 from .hopper_tiles import (
+    Q_SLOTS,
     attend_key_tile,
     drawn,
+    first_scores,
     make_barriers,
     make_ring,
     mask_scores,
     matrix_of,
+    next_scores,
     numbers_to_tell,
-    results_of_rows,
     row_sums,
     softmax,
-    start_scores,
     start_values,
-    store_row_numbers,
+    store_rows,
     tell,
     told,
 )
@@ -232,15 +232,14 @@ def consumer(
     options: gl.constexpr,
 ):  # fmt: skip
     """Compute the rows of one group in each tile of the program."""
-    lse_ptr, stats_ptr, factor = numbers
+    factor = numbers[2]
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
-    K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
     out_desc, out_ring = descs[3], rings[3]
-    q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
+    v_free = barriers[5]
     GROUP_ROWS: gl.constexpr = out_desc.block_type.shape[-2]
     BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
     D: gl.constexpr = out_desc.block_type.shape[-1]
@@ -259,10 +258,7 @@ def consumer(
         # The first scores of the other tiles come at the end of the loop.
         sizes = _sizes(rows, keys, shape, window)
         _, _, _, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
-        mbarrier.wait(q_full.index(WHICH), 0)
-        scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
-        scores = warpgroup_mma_wait(0, (scores,))
-        mbarrier.arrive(k_free.index(0), count=1)
+        scores = first_scores(rings, barriers, zeros, WHICH, options)
         p, m, l = _begun(
             scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT, RIGHT, BLOCK_M, BLOCK_N
         )
@@ -284,12 +280,7 @@ def consumer(
         head, tile, first_row, rows, _, keys = told(rings[4], barriers[1], barriers[6], turn)
         m_next, l_next = m, l
         if head >= 0:
-            slot = turn % Q_SLOTS * GROUPS + WHICH
-            mbarrier.wait(q_full.index(slot), turn // Q_SLOTS % 2)
-            scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
-            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
-            scores = warpgroup_mma_wait(1, (scores,))
-            mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
+            scores, acc = next_scores(acc, p, turn, step, rings, barriers, zeros, WHICH, options)
             sizes = _sizes(rows, keys, shape, window)
             _, _, _, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
             p_next, m_next, l_next = _begun(
@@ -302,17 +293,10 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        inverse, log_sums, empty = results_of_rows(m, l, ACC)
-        place = gl.cast(own_head, gl.int64) * totals[0] + own_row + start_m
-        inside = start_m + own < own_rows
-        store_row_numbers(lse_ptr, stats_ptr, place + own, log_sums, empty, inside)
-        result = (acc * inverse[:, None]).to(out_desc.dtype)
-        # The last tile's copy has read its slot.
-        tma.store_wait(0)
-        matrix_of(out_ring, WHICH).store(result)
-        fence_async_shared()
+        place = gl.cast(own_head, gl.int64) * totals[0] + own_row + start_m + own
         at = rows_at(own_head, own_row, own_rows, start_m + WHICH * GROUP_ROWS)
-        tma.async_copy_shared_to_global(out_desc, at, out_ring.index(WHICH))
+        inside = start_m + own < own_rows
+        store_rows(acc, m, l, place, inside, at, out_desc, out_ring, numbers, WHICH)
         m, l = m_next, l_next
     tma.store_wait(0)
 

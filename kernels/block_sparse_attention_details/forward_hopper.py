@@ -21,23 +21,24 @@ from .._runtime.configs import Config, Configs
 from .._runtime.device import sm_count
 from .._triton.arrival_counter import arrival_counter
 from .._triton.math import LOG2E
-from ..attention_details.forward_hopper import DEEP, PAIR, Q_SLOTS, fits, near_heads, tile_of
+from ..attention_details.forward_hopper import DEEP, PAIR, fits, near_heads, tile_of
 from ..attention_details.forward_hopper import suits as suits_attention
 from ..attention_details.hopper_tiles import (
+    Q_SLOTS,
     attend_key_tile,
     described,
     drawn,
+    first_scores,
     make_barriers,
     make_ring,
     mask_scores,
     matrix_of,
+    next_scores,
     numbers_to_tell,
-    results_of_rows,
     row_sums,
     softmax,
-    start_scores,
     start_values,
-    store_row_numbers,
+    store_rows,
     tell,
     told,
 )
@@ -195,15 +196,14 @@ def consumer(
     options: gl.constexpr,
 ):  # fmt: skip
     """Compute the rows of one group in each tile of the program."""
-    lse_ptr, stats_ptr, factor = numbers
+    factor = numbers[2]
     CAUSAL: gl.constexpr = options[1]
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
-    K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
     BLOCK: gl.constexpr = options[9]
     out_desc, out_ring = descs[3], rings[3]
-    q_full, k_free, v_free = barriers[0], barriers[3], barriers[5]
+    v_free = barriers[5]
     SQ, H = sizes[0], sizes[2]
     ROWS: gl.constexpr = out_desc.block_type.shape[-2]
     D: gl.constexpr = out_desc.block_type.shape[-1]
@@ -217,10 +217,7 @@ def consumer(
     turn, step = 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
     tile, head, steps, cut, at, start = told(rings[4], barriers[1], barriers[6], turn)
-    mbarrier.wait(q_full.index(WHICH), 0)
-    scores = start_scores(matrix_of(rings[0], WHICH), rings, barriers, step, zeros, K_SLOTS)
-    scores = warpgroup_mma_wait(0, (scores,))
-    mbarrier.arrive(k_free.index(0), count=1)
+    scores = first_scores(rings, barriers, zeros, WHICH, options)
     rows = tile * (GROUPS * ROWS) + own
     p, m, l = _begun(scores, cut, start, rows, nothing, no_sums, sizes, factor, CAUSAL)
     p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
@@ -243,12 +240,7 @@ def consumer(
         tile, head, steps, cut, at, start = told(rings[4], barriers[1], barriers[6], turn)
         m_next, l_next = m, l
         if steps > 0:
-            slot = turn % Q_SLOTS * GROUPS + WHICH
-            mbarrier.wait(q_full.index(slot), turn // Q_SLOTS % 2)
-            scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
-            acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
-            scores = warpgroup_mma_wait(1, (scores,))
-            mbarrier.arrive(k_free.index(step % K_SLOTS), count=1)
+            scores, acc = next_scores(acc, p, turn, step, rings, barriers, zeros, WHICH, options)
             p_next, m_next, l_next = _begun(
                 scores, cut, start, tile * (GROUPS * ROWS) + own, nothing, no_sums, sizes, factor,
                 CAUSAL,
@@ -259,13 +251,8 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        inverse, log_sums, empty = results_of_rows(m, l, ACC)
-        store_row_numbers(lse_ptr, stats_ptr, place, log_sums, empty, rows < SQ)
-        # The last tile's copy has read its slot.
-        tma.store_wait(0)
-        matrix_of(out_ring, WHICH).store((acc * inverse[:, None]).to(out_desc.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(out_desc, [b, h, start_m, 0], out_ring.index(WHICH))
+        at_rows = [b, h, start_m, 0]
+        store_rows(acc, m, l, place, rows < SQ, at_rows, out_desc, out_ring, numbers, WHICH)
         m, l = m_next, l_next
     tma.store_wait(0)
 
