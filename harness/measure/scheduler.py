@@ -36,6 +36,7 @@ from harness.measure.phase_times import PhaseTimes
 from harness.measure.rows import Rows, work
 from harness.measure.stopping import Rule, Timing
 from harness.results.floor import floor_us
+from harness.stats import FEWEST_BLOCKS
 from harness.status import FATAL
 from harness.workers.gpu_memory import Memory
 from harness.workers.messages import Answer, Failure, Request
@@ -45,7 +46,10 @@ from ops._spec import Op
 MOST_CALLS = 100
 # A call whose wall time is longer than so many blocks is timed once in a block. PyTorch's own
 # attention takes 260 ms where others take 3. Three such calls in each block took most of a cell.
-LONG = 10
+LONG = 3
+# If it also takes so many times as long as the shortest call of the cell, it is timed in one of so
+# many blocks. Its ratio needs no narrow interval.
+FAR, SELDOM = 10, 3
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class MeasurementPlan:
       holds the environment variables by which it finds its earlier choices
       (`harness.results.choices`). Each makes its first call alone, after the others.
     - drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
-    - least_calls: the calls of a block, and those of the warm-up block, unless a call is LONG.
+    - least_calls: the calls of a block, and those of the warm-up block. A LONG call has one.
     """
 
     op: Op
@@ -96,12 +100,13 @@ class FinishedCell:
 class Ready:
     """A worker that can be timed in the cell.
 
-    prepared: its answer. device_us: the GPU time of a call in its warm-up block. calls: the number
-    of calls in a block.
+    prepared: its answer. device_us: the GPU time of a call in its warm-up block. long: whether a
+    call is LONG. calls: the number of calls in a block.
     """
 
     prepared: Prepared
     device_us: float
+    long: bool
     calls: int
 
 
@@ -143,12 +148,15 @@ class Scheduler:
     def _measure(self, cell: Cell) -> str:
         ready = self._prepare(cell)
         ready |= self._prepare_further(cell, ready)
-        rule = Rule(self._plan.timing, self._plan.impls)
+        seldom, every = _seldom(ready), self._every
+        # Ours is compared with one that is timed in each block, if there is any.
+        rule = Rule(self._plan.timing, sorted(self._plan.impls, key=seldom.__contains__))
         block, began = 0, time.monotonic()
         while not (stopped := rule.stop(_impls(ready), block, time.monotonic() - began)):
             self._memory.settle()
             self._memory.ready()
-            for order, name in enumerate(self._draw(ready, cell, block)):
+            turn = [n for n in ready if block % every == 0 or process_of(n)[0] not in seldom]
+            for order, name in enumerate(self._draw(turn, cell, block)):
                 if name not in ready:  # another process of the implementation has failed
                     continue
                 prepared, calls = ready[name].prepared, ready[name].calls
@@ -164,6 +172,11 @@ class Scheduler:
             block += 1
         self._conclude(ready, cell, block - 1)
         return stopped
+
+    @property
+    def _every(self) -> int:
+        """One of how many blocks times a call that is far longer than others; enough are left."""
+        return max(1, min(SELDOM, self._plan.timing.min_blocks // FEWEST_BLOCKS))
 
     def _prepare(self, cell: Cell) -> dict[str, Ready]:
         """Prepare the cell in a worker of each implementation; return those that can be timed."""
@@ -192,8 +205,7 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._failed(impl, answer)
             else:
-                calls = _calls(self._plan, answer)
-                ready[impl] = Ready(said, answer.device_us, calls)
+                ready[impl] = _ready(self._plan, said, answer)
         return ready
 
     def _launch_early(self, impls: Sequence[str], cell: Cell) -> list[str]:
@@ -320,8 +332,8 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._leave_behind(name, answer)
             else:
-                calls = ready[process_of(name)[0]].calls
-                further[name] = Ready(prepared, answer.device_us, calls)
+                first = ready[process_of(name)[0]]
+                further[name] = replace(first, prepared=prepared, device_us=answer.device_us)
         self._memory.settle()
         self._memory.ready()
         return further
@@ -402,10 +414,11 @@ class Scheduler:
                 self._versions[impl] = answer.impl_version
         return refused
 
-    def _draw(self, names: Mapping, cell: Cell, what: object) -> list[str]:
+    def _draw(self, names: Iterable[str], cell: Cell, what: object) -> list[str]:
         """Return the workers in the order that the seed gives them here."""
         draw = random.Random(f"{self._plan.seed}/{self._plan.op.name}/{cell}/{what}")
-        return draw.sample(sorted(names), len(names))
+        names = sorted(names)
+        return draw.sample(names, len(names))
 
     def _block(self, name: str, calls: int, turn: int = 0) -> BlockTimes | Failure:
         self._memory.settle()
@@ -553,12 +566,25 @@ def _impls(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(process_of(name)[0] for name in names))
 
 
-def _calls(plan: MeasurementPlan, warm: BlockTimes) -> int:
-    """Return how many calls fill a block, within bounds. warm: the times of the warm-up block."""
+def _ready(plan: MeasurementPlan, prepared: Prepared, warm: BlockTimes) -> Ready:
+    """Return what is ready, with as many calls as fill a block, within bounds.
+
+    warm: the times of the warm-up block.
+    """
     block_us = plan.timing.block_ms * 1e3
-    filling = block_us / max(warm.device_us, 1e-3)
-    least = 1 if warm.call_us > LONG * block_us else plan.least_calls
-    return int(min(max(filling, least), MOST_CALLS))
+    filling, long = block_us / max(warm.device_us, 1e-3), warm.call_us > LONG * block_us
+    calls = int(min(max(filling, 1 if long else plan.least_calls), MOST_CALLS))
+    return Ready(prepared, warm.device_us, long, calls)
+
+
+def _seldom(ready: Mapping[str, Ready]) -> set[str]:
+    """Return the implementations whose calls are LONG and FAR longer than the shortest."""
+    shortest = min((each.device_us for each in ready.values()), default=0.0)
+    return {
+        process_of(name)[0]
+        for name, each in ready.items()
+        if each.long and each.device_us > FAR * shortest
+    }
 
 
 def _digest(rows: Sequence[Mapping]) -> str:

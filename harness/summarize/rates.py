@@ -35,7 +35,7 @@ TRUTHS = {
 SHORT_US = (16.0, 25.0)
 # In how many processes an implementation runs in a cell: as in the run itself, and what would help.
 AS_RUN = "as run"
-PROCESSES = (AS_RUN, 5)
+PROCESSES = (AS_RUN, 6)
 
 
 class Noise(NamedTuple):

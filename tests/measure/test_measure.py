@@ -11,8 +11,9 @@ import pytest
 from harness.calls.cell import Cell, sweep
 from harness.cli import UserError
 from harness.files import whole_file
+from harness.measure import scheduler
 from harness.measure.gate import Gate
-from harness.measure.stopping import REASONS
+from harness.measure.stopping import REASONS, Rule
 from harness.results import raw
 from harness.summarize import comparisons, timings
 from harness.workers import pool
@@ -178,8 +179,8 @@ def test_the_order_is_drawn_anew_and_stored(timed):
     assert [row["impl"] for row in timed(names, seed=2, **long)] != [row["impl"] for row in rows]
 
 
-# A call takes 100 us of the GPU and 200 of the host; LONG is ten blocks.
-BLOCK_CALLS = [(0.001, 1), (0.019, 1), (0.021, 3), (1.0, 10), (5.0, 50), (1000.0, 100)]
+# A call takes 100 us of the GPU and 200 of the host; LONG is three blocks.
+BLOCK_CALLS = [(0.001, 1), (0.066, 1), (0.067, 3), (1.0, 10), (5.0, 50), (1000.0, 100)]
 
 
 @pytest.mark.parametrize(("block_ms", "calls"), BLOCK_CALLS)
@@ -188,7 +189,39 @@ def test_a_block_fills_its_time_within_bounds(timed, block_ms, calls):
 
 
 def test_a_plan_says_how_many_calls_a_block_has_at_least(timed):
-    assert {row["calls"] for row in timed(["ours"], block_ms=0.021, least_calls=2)} == {2}
+    assert {row["calls"] for row in timed(["ours"], block_ms=0.067, least_calls=2)} == {2}
+
+
+@pytest.mark.parametrize(
+    ("block_ms", "min_blocks", "every"),
+    [(0.066, 15, 3), (0.07, 15, 1), (0.066, 11, 2), (0.066, 4, 1)],
+)
+def test_calls_far_longer_than_others_are_timed_in_some_blocks(
+    timed, monkeypatch, block_ms, min_blocks, every
+):
+    """Only long ones, at least five times, and a rival that has each block ends the cell."""
+    rules = []
+
+    def rule(timing, impls):
+        rules.append(impls)
+        return Rule(timing, impls)
+
+    monkeypatch.setattr(scheduler, "Rule", rule)
+    blocks = {"min_blocks": min_blocks, "max_blocks": min_blocks}
+    rows = timed(["ours", "ours_twin", "slow", "fast"], block_ms=block_ms, **blocks)
+    for impl in ("ours", "ours_twin", "slow"):
+        found = [row["block"] for row in of(rows, impl)]
+        assert found == list(range(0, min_blocks, every)), impl
+    assert [row["block"] for row in of(rows, "fast")] == list(range(min_blocks))
+    together = [[r["order"] for r in rows if (r["case"], r["block"]) == ("M1", n)] for n in (0, 1)]
+    assert [sorted(orders) for orders in together] == [
+        [0, 1, 2, 3],
+        [0] if every > 1 else [0, 1, 2, 3],
+    ]
+    first = "fast" if block_ms < 0.07 else "slow"
+    assert [next(i for i in impls if not i.startswith("ours")) for impls in rules] == [first] * len(
+        CELLS
+    )
 
 
 def test_the_gate_keeps_the_unverified_from_the_clock(tmp_path):

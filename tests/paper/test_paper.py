@@ -88,7 +88,7 @@ def test_the_rules_that_the_text_words_are_those_of_the_code():
     assert "$p$ is at most 0.05" in method
     assert (rates.FAMILY, "families of fifty cells" in method) == (50, True)
     assert (rates.SHORT_US[0] <= 20 <= rates.SHORT_US[1], "some \\SI{20}" in method) == (True, True)
-    assert (rates.PROCESSES, "With five processes" in threats) == (("as run", 5), True)
+    assert (rates.PROCESSES, "With six processes" in threats) == (("as run", 6), True)
     assert (stats.FEWEST_BLOCKS, "fewer than five" in threats) == (5, True)
     assert (tolerance.FACTOR, "at most twice the error" in method) == (2, True)
 
