@@ -135,19 +135,18 @@ def averaged(gap: Offset, ours: np.ndarray, theirs: np.ndarray) -> Offset:
 def of_mean(tails: np.ndarray, count: np.ndarray) -> np.ndarray:
     """The tails of the mean of so many independent offsets.
 
-    A Student's t with f > 4 degrees of freedom has an excess kurtosis of 6 / (f - 4), and that of a
-    mean of n is an n-th of it. So 4 + n (f - 4) degrees fit the mean. Heavier tails have no
-    kurtosis, and thin out slowly: one large offset among several moves the mean by less, and is met
-    more often. So their degrees grow by the sixth root of n. The cube root would do for a variance
-    that is known. It is learned from few gaps, though, and those may lack the large offsets
-    (docs/lab/statistics.md).
+    Heavy tails thin out slowly: one large offset among several moves the mean by less, and is met
+    more often. So the degrees grow by the sixth root of n. The cube root would do for a variance
+    that is known, and more than that where a kurtosis exists. But the variance is learned from few
+    gaps, and those may lack the large offsets (docs/lab/statistics.md).
+
+    A gap between one process and a mean of several is that of fewer than one. A Student's t with
+    f > 4 degrees has an excess kurtosis of 6 / (f - 4), so 4 + n (f - 4) degrees fit there. The
+    lesser of them and of those by the cube root are taken.
     """
     tails, count = np.asarray(tails, dtype=float), np.asarray(count, dtype=float)
-    # A gap between one process and a mean of several is that of fewer than one.
-    fewer = count < 1
-    root = np.where(fewer, np.cbrt(count), count ** (1 / 6))
-    found = FOURTH_MOMENT + count * (tails - FOURTH_MOMENT), tails * root
-    return np.where(fewer, np.minimum(*found), np.maximum(*found))
+    few = np.minimum(FOURTH_MOMENT + count * (tails - FOURTH_MOMENT), tails * np.cbrt(count))
+    return np.where(count < 1, few, tails * count ** (1 / 6))
 
 
 def neighbours(places: np.ndarray, among: np.ndarray, others: bool = False) -> np.ndarray:

@@ -25,7 +25,7 @@ from .._triton.math import LN2
 Q_SLOTS = gl.constexpr(2)
 # The first hardware barrier by which groups take turns; the compiler takes those below.
 FIRST_TURN = gl.constexpr(8)
-# What TMA copies here.
+# Types that TMA copies here.
 DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 

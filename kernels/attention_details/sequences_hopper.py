@@ -36,9 +36,10 @@ def described_rows(x: torch.Tensor, rows: int) -> TensorDescriptor:
     nothing is written. An address has 64 bits: BOUND steps of the first axis are 2**64 items less
     BOUND rows, so they take off what the coordinate of the rows has too much.
     """
-    (_, h, d), (step, head, _) = x.shape, x.stride()
+    (total, h, d), (step, head, _) = x.shape, x.stride()
     # The stride of an axis of one item is never used, and need not be one that TMA takes.
-    strides = [2**34 - step, step, d if h == 1 else head, step, 1]
+    step, head = d if total == 1 else step, d if h == 1 else head
+    strides = [2**34 - step, step, head, step, 1]
     block = 1, 1, 1, rows, d
     shape = [NO_BOUND, NO_BOUND, h, BOUND.value, d]
     return TensorDescriptor(x, shape, strides, list(block), layout_of(x.dtype, *block))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from triton.experimental.gluon import language as gl
 
 from kernels import attention_varlen as varlen
+from kernels._runtime.configs import Configs
 from kernels._runtime.device import assume_device
 from kernels.attention_details import backward_hopper as dense_backward
 from kernels.attention_details import forward_hopper as dense
@@ -211,6 +212,48 @@ def test_gradients_that_are_not_finite_stay_in_their_sequence(window):
             assert same[mine].isfinite().all() and torch.equal(grad[mine], same[mine])
 
 
+def laid_out(x, how):
+    """x in memory of another layout, between entries that are not a number."""
+    total, h, d = x.shape
+    filled = x.new_full((2 * total * h * d + 1024,), math.nan)
+    shape, strides = {
+        "padded heads": ((total, h, d + 8), (h * (d + 8), d + 8, 1)),
+        "heads first": ((total, h, d), (d, total * d, 1)),
+        "padded rows": ((total, h + 1, d), ((h + 1) * d + 16, d, 1)),
+        "an odd stride of one row": ((total, h, d), (h * d + 3 * (total == 1), d, 1)),
+        "a short stride of one head": ((total, h, d), (h * d, 8 if h == 1 else d, 1)),
+    }[how]
+    made = filled.as_strided(shape, strides, 64)[:, :h, :d]
+    made.copy_(x)
+    return made
+
+
+LAYOUTS = ["padded heads", "heads first", "padded rows"]
+ONES = ["an odd stride of one row", "a short stride of one head"]
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("how", [*LAYOUTS, *ONES])
+def test_any_layout_that_tma_takes_is_read_where_it_lies(how):
+    """A stride of one row or head is never used."""
+    one = how in ONES
+    rows, keys = ([200, 30], [1, 0]) if one else ([200, 30], [150, 140])
+    q, k, v, cu_q, cu_k = made(rows, keys, 0, 2 - one, 2 - one)
+    tensors = *(laid_out(x, how) for x in (q, k, v)), cu_q, cu_k
+    with mock.patch.object(dense, "is_hopper", lambda device: True):
+        assert packed_forward_hopper.suits_packed(*tensors[:3], 256)
+    agrees(tensors, (None, 0), packed_forward_hopper.CONFIGS[0])
+    grads_agree(tensors, (None, 0), packed_backward_hopper.CONFIGS[0])
+
+
+@pytest.mark.no_gpu
+def test_keys_past_the_end_give_no_gradient_where_all_scores_are_low():
+    """The keys that TMA reads there are zero. Their weights would be infinite, and dq no number."""
+    q, k, v, cu_q, cu_k = made([100, 90], [100, 70], 0, 1, 1)
+    q[..., 0], k[..., 0] = 15.0, -15.0
+    grads_agree((q, k, v, cu_q, cu_k), (None, None), packed_backward_hopper.CONFIGS[0])
+
+
 @pytest.mark.no_gpu
 def test_boundaries_that_fall_or_lie_outside_lead_to_no_other_memory():
     q, k, v, _, _ = made([300], [300], 0, 1, 1)
@@ -330,6 +373,7 @@ def test_the_public_function_takes_these_kernels():
         on_threads(packed_backward_hopper),
         mock.patch.object(varlen.FORWARD.kernel, "run", side_effect=AssertionError),
         mock.patch.object(varlen.DQ.kernel, "run", side_effect=AssertionError),
+        mock.patch.object(Configs, "pick", autospec=True, side_effect=Configs.pick) as picked,
         mock.patch.object(packed_forward_hopper, "near_heads", return_value=4) as near,
         mock.patch.object(packed_backward_hopper, "near_key_heads", return_value=2) as near_keys,
     ):
@@ -337,6 +381,8 @@ def test_the_public_function_takes_these_kernels():
         out = attention_varlen(*leaves, cu_q, cu_k, window=(100, 0), **longest)
         grads = torch.autograd.grad(out, leaves, dout)
     assert near.call_args.args[-1] == 1024 and near_keys.call_args.args[-1] == 512
+    keys = [call.kwargs for call in picked.call_args_list if call.args[0] is varlen.HOPPER_FORWARD]
+    assert keys == [{"s": 1024, "d": 64, "causal": True}]
     assert differs(out.detach(), truth.detach()) < 5e-4
     assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
 
@@ -374,8 +420,9 @@ def test_hopper_takes_sequences_that_fill_a_tile():
     st.sampled_from([64, 128]),
     st.sampled_from([(None, None), (None, 0), (300, 20), (100, 0)]),
     st.sampled_from([0, 150]),
+    st.sampled_from(LAYOUTS),
 )
-def test_random_lengths_on_a_gpu(lengths, heads, d, window, after):
+def test_random_lengths_on_a_gpu(lengths, heads, d, window, after, how):
     rows, keys = lengths, lengths[1:] + lengths[:1]
     count, group = heads
     tensors = made(rows, keys, after, count * group, count, d, torch.bfloat16)
@@ -384,7 +431,8 @@ def test_random_lengths_on_a_gpu(lengths, heads, d, window, after):
     truth, _ = exact(*truths, cu_q, cu_k, window, scale=None)
     dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).bfloat16()
     expected = torch.autograd.grad(truth, truths, dout.double(), allow_unused=True)
-    leaves = [x.to("cuda").requires_grad_() for x in (q, k, v)]
+    # As it lies: the layout is that of the views of a larger tensor.
+    leaves = [laid_out(x.to("cuda"), how).requires_grad_() for x in (q, k, v)]
     sizes = tuple(-1 if size is None else size for size in window)
     out = attention_varlen(*leaves, cu_q.to("cuda"), cu_k.to("cuda"), window=sizes)
     grads = torch.autograd.grad(out, leaves, dout.to("cuda"))

@@ -186,14 +186,13 @@ def windowed_tails(scores, places):
 
 
 def of_means(tails, ours, theirs):
-    """Return the tails of a gap between means of processes: by kurtosis, or if it is more, by the
-    sixth root of their number. Those of fewer than one are the heavier of two."""
+    """Return the tails of a gap between means of processes: by the sixth root of their number. Of
+    fewer than one they are the heavier of those by kurtosis and by the cube root."""
     one, both = (1 / n**3 for n in (ours, theirs)), (1 / ours + 1 / theirs) ** 2
     count = both / sum(one) / 2
-    by_kurtosis = 4 + (tails - 4) * count
     if count < 1:
-        return min(by_kurtosis, tails * count ** (1 / 3))
-    return max(by_kurtosis, tails * count ** (1 / 6))
+        return min(4 + (tails - 4) * count, tails * count ** (1 / 3))
+    return tails * count ** (1 / 6)
 
 
 def mixed(parts):
