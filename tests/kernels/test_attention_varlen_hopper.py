@@ -221,7 +221,7 @@ def laid_out(x, how):
         "heads first": ((total, h, d), (d, total * d, 1)),
         "padded rows": ((total, h + 1, d), ((h + 1) * d + 16, d, 1)),
         "an odd stride of one row": ((total, h, d), (h * d + 3 * (total == 1), d, 1)),
-        "a short stride of one head": ((total, h, d), (h * d, 8 if h == 1 else d, 1)),
+        "an odd stride of one head": ((total, h, d), (h * d, 3 if h == 1 else d, 1)),
     }[how]
     made = filled.as_strided(shape, strides, 64)[:, :h, :d]
     made.copy_(x)
@@ -229,7 +229,7 @@ def laid_out(x, how):
 
 
 LAYOUTS = ["padded heads", "heads first", "padded rows"]
-ONES = ["an odd stride of one row", "a short stride of one head"]
+ONES = ["an odd stride of one row", "an odd stride of one head"]
 
 
 @pytest.mark.no_gpu

@@ -186,8 +186,8 @@ def windowed_tails(scores, places):
 
 
 def of_means(tails, ours, theirs):
-    """Return the tails of a gap between means of processes: by the sixth root of their number. Of
-    fewer than one they are the heavier of those by kurtosis and by the cube root."""
+    """Return the tails of a gap between means of processes: by the sixth root of their number. If
+    that is below one, they are the heavier of those by kurtosis and by the cube root."""
     one, both = (1 / n**3 for n in (ours, theirs)), (1 / ours + 1 / theirs) ** 2
     count = both / sum(one) / 2
     if count < 1:
