@@ -415,7 +415,8 @@ def test_hopper_takes_sequences_that_fill_a_tile():
 @pytest.mark.hopper
 @few
 @given(
-    st.lists(st.integers(0, 700), min_size=1, max_size=6),
+    # On both sides of 1024, where causal heads of 128 change their tiles.
+    st.lists(st.integers(0, 1300), min_size=1, max_size=6),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),
     st.sampled_from([64, 128]),
     st.sampled_from([(None, None), (None, 0), (300, 20), (100, 0)]),

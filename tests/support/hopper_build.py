@@ -218,7 +218,7 @@ CASES = {
     "packed": lambda d: [
         packed(d, *WINDOWS[0], 8),
         packed(d, *WINDOWS[-1], 80),
-        packed(d, None, 0, 80, 1024),
+        packed(d, None, 0, 8, 1024),
     ],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
