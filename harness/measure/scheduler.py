@@ -155,8 +155,8 @@ class Scheduler:
         while not (stopped := rule.stop(_impls(ready), block, time.monotonic() - began)):
             self._memory.settle()
             self._memory.ready()
-            turn = [n for n in ready if block % every == 0 or process_of(n)[0] not in seldom]
-            for order, name in enumerate(self._draw(turn, cell, block)):
+            taking = [n for n in ready if block % every == 0 or process_of(n)[0] not in seldom]
+            for order, name in enumerate(self._draw(taking, cell, block)):
                 if name not in ready:  # another process of the implementation has failed
                     continue
                 prepared, calls = ready[name].prepared, ready[name].calls
