@@ -2,7 +2,8 @@
 
 All prepare a cell at the same time, except those that tune themselves, and those that found no
 memory beside others before. Then each block visits all of them in an order drawn anew, so that
-drift of the machine hits all alike. A process that fails is a row with a status, and is replaced
+drift of the machine hits all alike. Only those far slower than the fastest wait for every third
+block. A process that fails is a row with a status, and is replaced
 before the next cell; the others go on.
 
 Processes that run the same code differ by some 0.2 us a call, however long the call is
@@ -47,8 +48,8 @@ MOST_CALLS = 100
 # A call whose wall time is longer than so many blocks is timed once in a block. PyTorch's own
 # attention takes 260 ms where others take 3. Three such calls in each block took most of a cell.
 LONG = 3
-# If it also takes so many times as long as the shortest call of the cell, it is timed in one of so
-# many blocks. Its ratio needs no narrow interval.
+# If its GPU time is as long, and FAR times that of the shortest call of the cell, it is timed in one
+# of SELDOM blocks. Its ratio needs no narrow interval.
 FAR, SELDOM = 10, 3
 
 
@@ -100,13 +101,12 @@ class FinishedCell:
 class Ready:
     """A worker that can be timed in the cell.
 
-    prepared: its answer. device_us: the GPU time of a call in its warm-up block. long: whether a
-    call is LONG. calls: the number of calls in a block.
+    prepared: its answer. device_us: the GPU time of a call in its warm-up block. calls: the number
+    of calls in a block.
     """
 
     prepared: Prepared
     device_us: float
-    long: bool
     calls: int
 
 
@@ -148,7 +148,7 @@ class Scheduler:
     def _measure(self, cell: Cell) -> str:
         ready = self._prepare(cell)
         ready |= self._prepare_further(cell, ready)
-        seldom, every = _seldom(ready), self._every
+        seldom, every = self._seldom(ready), self._every
         # Ours is compared with one that is timed in each block, if there is any.
         rule = Rule(self._plan.timing, sorted(self._plan.impls, key=seldom.__contains__))
         block, began = 0, time.monotonic()
@@ -172,6 +172,12 @@ class Scheduler:
             block += 1
         self._conclude(ready, cell, block - 1)
         return stopped
+
+    def _seldom(self, ready: Mapping[str, Ready]) -> set[str]:
+        """Return the implementations whose calls are long, and far longer than the shortest."""
+        shortest = min((each.device_us for each in ready.values()), default=0.0)
+        bound = max(LONG * self._plan.timing.block_ms * 1e3, FAR * shortest)
+        return {process_of(name)[0] for name, each in ready.items() if each.device_us > bound}
 
     @property
     def _every(self) -> int:
@@ -205,7 +211,7 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._failed(impl, answer)
             else:
-                ready[impl] = _ready(self._plan, said, answer)
+                ready[impl] = Ready(said, answer.device_us, _calls(self._plan, answer))
         return ready
 
     def _launch_early(self, impls: Sequence[str], cell: Cell) -> list[str]:
@@ -332,8 +338,8 @@ class Scheduler:
             if isinstance(answer, Failure):
                 self._leave_behind(name, answer)
             else:
-                first = ready[process_of(name)[0]]
-                further[name] = replace(first, prepared=prepared, device_us=answer.device_us)
+                calls = ready[process_of(name)[0]].calls
+                further[name] = Ready(prepared, answer.device_us, calls)
         self._memory.settle()
         self._memory.ready()
         return further
@@ -566,25 +572,12 @@ def _impls(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(process_of(name)[0] for name in names))
 
 
-def _ready(plan: MeasurementPlan, prepared: Prepared, warm: BlockTimes) -> Ready:
-    """Return what is ready, with as many calls as fill a block, within bounds.
-
-    warm: the times of the warm-up block.
-    """
+def _calls(plan: MeasurementPlan, warm: BlockTimes) -> int:
+    """Return how many calls fill a block, within bounds. warm: the times of the warm-up block."""
     block_us = plan.timing.block_ms * 1e3
-    filling, long = block_us / max(warm.device_us, 1e-3), warm.call_us > LONG * block_us
-    calls = int(min(max(filling, 1 if long else plan.least_calls), MOST_CALLS))
-    return Ready(prepared, warm.device_us, long, calls)
-
-
-def _seldom(ready: Mapping[str, Ready]) -> set[str]:
-    """Return the implementations whose calls are LONG and FAR longer than the shortest."""
-    shortest = min((each.device_us for each in ready.values()), default=0.0)
-    return {
-        process_of(name)[0]
-        for name, each in ready.items()
-        if each.long and each.device_us > FAR * shortest
-    }
+    filling = block_us / max(warm.device_us, 1e-3)
+    least = 1 if warm.call_us > LONG * block_us else plan.least_calls
+    return int(min(max(filling, least), MOST_CALLS))
 
 
 def _digest(rows: Sequence[Mapping]) -> str:

@@ -194,7 +194,7 @@ def test_a_plan_says_how_many_calls_a_block_has_at_least(timed):
 
 @pytest.mark.parametrize(
     ("block_ms", "min_blocks", "every"),
-    [(0.066, 15, 3), (0.07, 15, 1), (0.066, 11, 2), (0.066, 4, 1)],
+    [(0.033, 15, 3), (0.035, 15, 1), (0.033, 11, 2), (0.033, 4, 1)],
 )
 def test_calls_far_longer_than_others_are_timed_in_some_blocks(
     timed, monkeypatch, block_ms, min_blocks, every
@@ -218,7 +218,7 @@ def test_calls_far_longer_than_others_are_timed_in_some_blocks(
         [0, 1, 2, 3],
         [0] if every > 1 else [0, 1, 2, 3],
     ]
-    first = "fast" if block_ms < 0.07 else "slow"
+    first = "fast" if block_ms < 0.035 else "slow"
     assert [next(i for i in impls if not i.startswith("ours")) for impls in rules] == [first] * len(
         CELLS
     )
