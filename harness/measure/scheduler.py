@@ -48,8 +48,8 @@ MOST_CALLS = 100
 # A call whose wall time is longer than so many blocks is timed once in a block. PyTorch's own
 # attention takes 260 ms where others take 3. Three such calls in each block took most of a cell.
 LONG = 3
-# If its GPU time is as long, and FAR times that of the shortest call of the cell, it is timed in one
-# of SELDOM blocks. Its ratio needs no narrow interval.
+# If its GPU time is as long, and FAR times that of the shortest call, it is timed in one of SELDOM
+# blocks. Its ratio needs no narrow interval.
 FAR, SELDOM = 10, 3
 
 
