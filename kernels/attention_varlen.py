@@ -367,8 +367,9 @@ def varlen_fwd(
     stats = q.new_empty((_planes(q), h, total), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
-    if not softcap and hopper.suits_packed(q, k, v, longest_q):
-        config = HOPPER_FORWARD.pick(q.device, s=longest_k, d=d, causal=right is not None)
+    if not softcap and hopper.suits_packed(q, k, v, longest_q * hopper.heads_of_a_tile(q, k)):
+        mean, causal = hopper.mean_length(k, cu_k), right is not None
+        config = HOPPER_FORWARD.pick(q.device, s=longest_k, mean=mean, d=d, causal=causal)
         hopper.packed_forward_hopper(
             q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, longest_k, config
         )
@@ -412,7 +413,8 @@ def varlen_bwd(
     q, k, v, dout = map(in_rows, (q, k, v, dout))
     plain = keys and not softcap and not deterministic and q.numel()
     if plain and suits_backward(q, k, v, dout, cu_q, min(longest_q, longest_k)):
-        config = HOPPER_BACKWARD.pick(q.device, d=q.shape[2], causal=right is not None)
+        mean, causal = hopper.mean_length(q, cu_q), right is not None
+        config = HOPPER_BACKWARD.pick(q.device, mean=mean, d=q.shape[2], causal=causal)
         return packed_backward_hopper(
             q, k, v, out, stats, dout, dlse, cu_q, cu_k, scale, left, right, longest_q, config
         )

@@ -59,8 +59,8 @@ def row_sums(p):
 
 @gluon.jit
 def block_matrix(block):
-    """A block of one head in shared memory as a matrix."""
-    return block.reshape((block.shape[-2], block.shape[-1]))
+    """A block in shared memory as a matrix, whose rows are those of each head in turn."""
+    return block.reshape((block.shape[-3] * block.shape[-2], block.shape[-1]))
 
 
 @gluon.jit

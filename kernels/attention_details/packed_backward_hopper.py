@@ -1,9 +1,9 @@
 """The backward pass of attention over packed sequences on Hopper.
 
 A program has the warps and rings of `backward_hopper.py`. It owns 128 keys of one sequence and key
-head, which it finds by the boundaries, as `packed.py` has it. The numbers m and delta and the sums
-of dq have an own place for each sequence, a multiple of 128 rows. So no tile of rows reaches into
-another's.
+head, which it finds by the boundaries, as `sequences_hopper.py` has it. The numbers m and delta and
+the sums of dq have an own place for each sequence, a multiple of the rows of a tile. So no tile
+reaches into the place of another sequence.
 
 A tile of q, dO, k or v ends with its sequence: past the end TMA reads zeros and writes nothing.
 Rows of the next sequence would have weights of zero, but zero times an infinity is no zero.
@@ -21,6 +21,7 @@ from .._triton.math import LOG2E
 from .backward_hopper import (
     CONFIGS,
     GROUPS,
+    KEYS,
     NEARBY_ROWS,
     REGISTERS,
     barriers_of,
@@ -41,14 +42,22 @@ from .hopper_tiles import readable
 from .launch import like, strides_of
 from .packed import rows_in, tile_in
 from .packed_forward_hopper import as_batch, suits_packed
-from .sequences_hopper import bounds_in, described_rows, rows_at, rows_of, sequence_of
-
-# Rows of a slot: m, delta and the sums of dq have so many for each.
-SLOT = gl.constexpr(128)
+from .sequences_hopper import (
+    SORTED,
+    bounds_in,
+    described_rows,
+    order_of_sequences,
+    put_longest_first,
+    rows_at,
+    rows_of,
+    tile_at,
+)
 
 
 @gluon.jit
-def _owned(boundaries, totals, shape, BLOCK_N: gl.constexpr):
+def _owned(
+    boundaries, totals, shape, ORDERED: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):
     """The numbers of this program's tile of keys; its sizes are those `backward_hopper.py` knows.
 
     They are the tile, its key head, the first key and row of its sequence, and the place of its
@@ -62,12 +71,15 @@ def _owned(boundaries, totals, shape, BLOCK_N: gl.constexpr):
     width = min(near, key_heads - first)
     within = pid - first * slots
     key_head = first + within % width
-    found, begin = sequence_of(within // width, cu_k_ptr, stride_ck, B, total_k, BLOCK_N)
-    tile = within // width - begin
+    # Here sequences own keys, and see rows.
+    turned, order = (cu_k_ptr, cu_q_ptr, stride_ck, stride_cq, B), order_of_sequences()
+    if ORDERED:
+        put_longest_first(order, turned, (total_k, total_q), BLOCK_N)
+    found, tile = tile_at(within // width, order, turned, total_k, ORDERED, BLOCK_N)
     first_key, keys = rows_of(found, cu_k_ptr, stride_ck, B, total_k, True)
     first_row, rows = rows_of(found, cu_q_ptr, stride_cq, B, total_q, False)
     left, right = bounds_in(rows, keys, before, after)
-    place = (first_row // SLOT + found) * SLOT
+    place = (first_row // BLOCK_M + found) * BLOCK_M
     # The place of a row stands in for its head, so a head has one row.
     sizes = rows, keys, key_heads, GROUP, left, right, key_heads, near, 1
     return sizes, tile, key_head, first_key, first_row, place
@@ -140,14 +152,15 @@ def packed_backward_hopper_kernel(
     q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc,
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, key_heads, GROUP, before, after,
     slots, near, padded, scale,
-    DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr,
+    DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
     BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each sequence and key head.
 
     Grid: slots * key_heads programs. A slot holds a tile of 128 keys of one sequence, or none, as
-    in `packed.py`. Descriptors are those of `backward_hopper_kernel`, but those of rows and keys
-    are of `described_rows`. A head has `padded` rows in m, delta and the sums.
+    in `packed.py`, or, if ORDERED, as in `sequences_hopper.py`. Descriptors are those of
+    `backward_hopper_kernel`, but those of rows and keys are of `described_rows`. A head has
+    `padded` rows in m, delta and the sums.
 
     cu_q, cu_k: boundaries [B + 1]. before, after: sizes of the window if LEFT, RIGHT. Other
     parameters are those of `backward_hopper_kernel`.
@@ -164,7 +177,9 @@ def packed_backward_hopper_kernel(
     barriers = barriers_of(SLOTS)
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS)
-    sizes, tile, key_head, first_key, first_row, place = _owned(boundaries, totals, shape, BLOCK_N)
+    sizes, tile, key_head, first_key, first_row, place = _owned(
+        boundaries, totals, shape, ORDERED, BLOCK_M, BLOCK_N
+    )
     # The arguments of the groups may lie where the search had its numbers.
     gl.thread_barrier()
     owned = tile, key_head, first_key, first_row, place
@@ -258,14 +273,14 @@ def packed_backward_hopper(
     """
     (total_q, h, d), (total_k, heads, _) = q.shape, k.shape
     dq, dk, dv = like(q), like(k), like(v)
-    count = cu_q.shape[0] - 1
-    slots_q, slots_k = (total // SLOT.value + count + 1 for total in (total_q, total_k))
-    padded = slots_q * SLOT.value
+    count, slot = cu_q.shape[0] - 1, config["BLOCK_M"]
+    slots_q, slots_k = total_q // slot + count + 1, total_k // (2 * KEYS) + count + 1
+    padded = slots_q * slot
     m, delta = torch.empty((2, h * padded), dtype=torch.float32, device=q.device)
     sums = torch.empty((h * padded, d), dtype=torch.float32, device=q.device)
     nearby = {
         "cu_ptr": cu_q, "stride_cu": cu_q.stride(0), "B": count, "TOTAL": total_q, "slots": slots_q,
-        "H": h, "SLOT": SLOT.value, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4,
+        "H": h, "SLOT": slot, "D": d, "BLOCK_M": NEARBY_ROWS, "num_warps": 4,
     }  # fmt: skip
     grid = (padded // NEARBY_ROWS * h,)
     _delta_kernel[grid](
@@ -281,7 +296,7 @@ def packed_backward_hopper(
         B=count, TOTAL_Q=total_q, TOTAL_K=total_k, key_heads=heads, GROUP=h // heads,
         before=left or 0, after=right or 0, slots=slots_k,
         near=near_key_heads(as_batch(q), as_batch(k), longest_q), padded=padded, scale=scale,
-        LEFT=left is not None, RIGHT=right is not None, **config,
+        LEFT=left is not None, RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
     )  # fmt: skip
     _round_kernel[grid](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby)
     return dq, dk, dv
@@ -295,13 +310,17 @@ def suits_backward(
     cu_q: torch.Tensor,
     longest: int,
 ) -> bool:
-    """Return whether the kernels can take these, and the sums of dq less than twice their rows.
+    """Return whether the kernels can take these, and the sums of dq thrice their rows at most.
 
     longest: the smaller of the longest rows and keys of a sequence.
     """
-    padded = q.shape[0] // SLOT.value * SLOT.value + cu_q.shape[0] * SLOT.value
-    spare = padded <= 2 * q.shape[0]
+    spare = KEYS * cu_q.shape[0] <= 2 * q.shape[0]
     return spare and suits_packed(q, k, v, longest) and readable(as_batch(dout))
 
 
-BACKWARD = Configs(packed_backward_hopper_kernel, CONFIGS, choose, family="attention_varlen")
+def choose_packed(mean, d, causal):
+    # See the lab book: short packed sequences.
+    return CONFIGS[2] if d == 64 and mean < 1024 else choose(d, causal)
+
+
+BACKWARD = Configs(packed_backward_hopper_kernel, CONFIGS, choose_packed, family="attention_varlen")

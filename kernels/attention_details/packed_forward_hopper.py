@@ -5,6 +5,10 @@ tile of rows by the boundaries, as `sequences_hopper.py` has it. They draw the n
 counter and tell the other warps its numbers. Meanwhile these compute the tiles of keys that were
 copied before.
 
+Query heads that share keys share tiles, up to eight of them. A tile has the same rows of each. So
+more tiles are full where sequences are short, keys are read once for all, and a diagonal leaves
+fewer scores to mask. Source: "PackGQA" of FlashAttention-3 (BSD 3-clause).
+
 A tile ends with its sequence: past the end TMA reads zeros and writes nothing. Scores of keys there
 are masked. Values of the next sequence would have weights of zero, but zero times an infinity is no
 zero.
@@ -65,15 +69,16 @@ from .sequences_hopper import (
 )
 
 CONFIGS = (PAIR, DEEP, SHORT)
-# Rows of the tiles of all configurations.
-TILE_ROWS = 128
+# Rows of the tiles of all configurations, and query heads that share one at most. Shared memory is
+# laid out by eight rows, so a head has that many in a group, or more.
+TILE_ROWS, MOST_SHARING = 128, 8
 
 
-def choose(s, d, causal):
-    # See the lab book: heads of 64, packed; heads of 128 at short sequences.
+def choose(s, mean, d, causal):
+    # See the lab book: heads of 64, packed; heads of 128 at short sequences; short packed ones.
     if d == 64:
-        return DEEP
-    return SHORT if causal and s <= 1024 else PAIR
+        return SHORT if mean < (512 if causal else 256) else DEEP
+    return SHORT if causal and (s <= 1024 or mean < 512) else PAIR
 
 
 @gluon.jit
@@ -179,6 +184,7 @@ def producer(
     K_SLOTS: gl.constexpr = options[5]
     q_desc, q_ring, q_full = descs[0], rings[0], barriers[0]
     tiles = shape[6] * shape[7]
+    SHARING: gl.constexpr = q_desc.block_type.shape[-3]
     GROUP_ROWS: gl.constexpr = q_desc.block_type.shape[-2]
     BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
     turn, step = 0, 0
@@ -198,7 +204,8 @@ def producer(
         for which in gl.static_range(GROUPS):
             slot = turn % Q_SLOTS * GROUPS + which
             mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
-            at = rows_at(head, first_row, rows, (tile * GROUPS + which) * GROUP_ROWS)
+            row = (tile * GROUPS + which) * GROUP_ROWS
+            at = rows_at(head * SHARING, first_row, rows, row)
             tma.async_copy_global_to_shared(q_desc, at, q_full.index(slot), q_ring.index(slot))
         steps = last - first
         early = gl.minimum(steps, K_SLOTS)
@@ -240,19 +247,22 @@ def consumer(
     V_SLOTS: gl.constexpr = options[6]
     out_desc, out_ring = descs[3], rings[3]
     v_free = barriers[5]
+    SHARING: gl.constexpr = out_desc.block_type.shape[-3]
     GROUP_ROWS: gl.constexpr = out_desc.block_type.shape[-2]
+    ROWS: gl.constexpr = SHARING * GROUP_ROWS
     BLOCK_M: gl.constexpr = GROUPS * GROUP_ROWS
     D: gl.constexpr = out_desc.block_type.shape[-1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
-    zeros = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
+    zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     no_sums = row_sums(zeros)
-    nothing = gl.full([GROUP_ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
-    own = WHICH * GROUP_ROWS + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, SCORES))
+    nothing = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    index = gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
+    own, member = WHICH * GROUP_ROWS + index % GROUP_ROWS, index // GROUP_ROWS
     turn, step = 0, 0
     head, tile, first_row, rows, _, keys = told(rings[4], barriers[1], barriers[6], turn)
-    p = gl.zeros([GROUP_ROWS, BLOCK_N], gl.float32, SCORES)
+    p = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
     m, l = nothing, no_sums
     if head >= 0:
         # The first scores of the other tiles come at the end of the loop.
@@ -266,7 +276,7 @@ def consumer(
     while head >= 0:
         sizes = _sizes(rows, keys, shape, window)
         first, whole, cut, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
-        acc = gl.zeros([GROUP_ROWS, D], gl.float32, ACC)
+        acc = gl.zeros([ROWS, D], gl.float32, ACC)
         q = matrix_of(rings[0], turn % Q_SLOTS * GROUPS + WHICH)
         step += 1
         for back in range(2, last - first + 1):
@@ -293,7 +303,8 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        place = gl.cast(own_head, gl.int64) * totals[0] + own_row + start_m + own
+        own_head *= SHARING
+        place = gl.cast(own_head + member, gl.int64) * totals[0] + own_row + start_m + own
         at = rows_at(own_head, own_row, own_rows, start_m + WHICH * GROUP_ROWS)
         inside = start_m + own < own_rows
         store_rows(acc, m, l, place, inside, at, out_desc, out_ring, numbers, WHICH)
@@ -320,13 +331,15 @@ def packed_forward_hopper_kernel(
     """out = softmax(scale q kᵀ) v, lse = log sum exp(scale q kᵀ), for each head and sequence.
 
     Grid: programs, one a multiprocessor at most, that share the `slots` of each head. A slot holds
-    a tile of GROUPS * ROWS rows of one sequence, or none, as in `packed.py`, or, if ORDERED, as in
-    `sequences_hopper.py`, whose `described_rows` makes the descriptors. Their blocks are those of
-    attention's kernel. Writes lse and stats, [H, TOTAL_Q] in float32 or None.
+    a tile of rows of one sequence, or none, as in `packed.py`, or, if ORDERED, as in
+    `sequences_hopper.py`, whose `described_rows` makes the descriptors. Blocks of q and out have
+    ROWS rows, those of heads that share a tile. Other blocks are those of attention's kernel.
+    Writes lse and stats, [heads, TOTAL_Q] in float32 or None.
 
-    cu_q, cu_k: boundaries [B + 1]. GROUP: query heads of one key head. before, after: sizes of the
-    window if LEFT, RIGHT. counter: one int32, zero, that hands out slots. TURNS, PINNED, Q_LOADED
-    and SPLIT are zero; other parameters are those of attention's kernel.
+    cu_q, cu_k: boundaries [B + 1]. Heads that share tiles count as one in H, GROUP and near.
+    GROUP: query heads of one key head. before, after: sizes of the window if LEFT, RIGHT. counter:
+    one int32, zero, that hands out slots. TURNS, PINNED, Q_LOADED and SPLIT are zero; other
+    parameters are those of attention's kernel.
     """
     shape = (TOTAL_Q, TOTAL_K, H, GROUP, 0, 0, slots, H, near)
     boundaries = cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B
@@ -345,7 +358,8 @@ def packed_forward_hopper_kernel(
     )  # fmt: skip
     # Here, where a thread has registers for it.
     if ORDERED:
-        put_longest_first(rings[5], boundaries, totals, GROUPS * ROWS)
+        BLOCK_M: gl.constexpr = GROUPS * q_desc.block_type.shape[-2]
+        put_longest_first(rings[5], boundaries, totals, BLOCK_M)
     fence_async_shared()
     numbers = lse_ptr, stats_ptr, factor
     OPTIONS: gl.constexpr = (
@@ -385,17 +399,19 @@ def packed_forward_hopper(
     q, k, v, out: as `suits_packed` accepts them. left, right: sizes of the window, None if
     unbounded. longest_k: at least the keys of the longest sequence.
     """
-    rows, block_n = config["ROWS"], config["BLOCK_N"]
-    h, heads, count = q.shape[1], k.shape[1], cu_q.shape[0] - 1
+    sharing, count = heads_of_a_tile(q, k), cu_q.shape[0] - 1
+    rows, block_n = config["ROWS"] // sharing, config["BLOCK_N"]
+    h, group = q.shape[1] // sharing, q.shape[1] // k.shape[1] // sharing
+    near = near_heads(as_batch(q), as_batch(k), right is not None, longest_k) // sharing
     slots = q.shape[0] // (rows * config["GROUPS"]) + cu_q.shape[0]
     packed_forward_hopper_kernel[(min(sm_count(q.device), slots * h),)](
-        q_desc=described_rows(q, rows), k_desc=described_rows(k, block_n),
-        v_desc=described_rows(v, block_n), out_desc=described_rows(out, rows), lse_ptr=lse,
-        stats_ptr=stats, cu_q_ptr=cu_q, cu_k_ptr=cu_k, counter_ptr=arrival_counter(q.device),
-        stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0), B=count, TOTAL_Q=q.shape[0],
-        TOTAL_K=k.shape[0], H=h, GROUP=h // heads, before=left or 0, after=right or 0, slots=slots,
-        near=near_heads(as_batch(q), as_batch(k), right is not None, longest_k), scale=scale,
-        LEFT=left is not None, RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
+        q_desc=described_rows(q, rows, sharing), k_desc=described_rows(k, block_n),
+        v_desc=described_rows(v, block_n), out_desc=described_rows(out, rows, sharing),
+        lse_ptr=lse, stats_ptr=stats, cu_q_ptr=cu_q, cu_k_ptr=cu_k,
+        counter_ptr=arrival_counter(q.device), stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0),
+        B=count, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0], H=h, GROUP=group, before=left or 0,
+        after=right or 0, slots=slots, near=near, scale=scale, LEFT=left is not None,
+        RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
     )  # fmt: skip
 
 
@@ -404,10 +420,23 @@ def as_batch(x: torch.Tensor) -> torch.Tensor:
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def suits_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest_q: int) -> bool:
-    """Return whether the kernel can take q, k and v, and sequences fill its tiles."""
+def heads_of_a_tile(q: torch.Tensor, k: torch.Tensor) -> int:
+    """Return how many query heads of a key head share tiles of rows: a power of two."""
+    group = q.shape[1] // max(1, k.shape[1])
+    # Its lowest bit is the largest power of two that divides it.
+    return min(MOST_SHARING, max(1, group & -group))
+
+
+def mean_length(x: torch.Tensor, cu: torch.Tensor) -> int:
+    """Return the average length of sequences of packed x, rounded down to a power of two, or 0."""
+    mean = x.shape[0] // max(1, cu.shape[0] - 1)
+    return 1 << mean.bit_length() - 1 if mean else 0
+
+
+def suits_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
+    """Return whether the kernel can take q, k and v, and so many rows of a head fill its tiles."""
     bounded = max(q.shape[0], k.shape[0]) <= BOUND.value
-    return longest_q >= TILE_ROWS and bounded and suits(*map(as_batch, (q, k, v)))
+    return longest >= TILE_ROWS and bounded and suits(*map(as_batch, (q, k, v)))
 
 
 FORWARD = Configs(

@@ -29,8 +29,8 @@ BOUND = gl.constexpr(2**30)
 NO_BOUND = 2**31 - 2**16
 
 
-def described_rows(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """Return a descriptor of packed x [total, H, D] with blocks of so many rows of one head.
+def described_rows(x: torch.Tensor, rows: int, heads: int = 1) -> TensorDescriptor:
+    """Return a descriptor of packed x [total, H, D] with blocks of so many rows of some heads.
 
     `rows_at` gives the coordinates of a block. Past the end of its sequence, zeros are read and
     nothing is written. An address has 64 bits: BOUND steps of the first axis are 2**64 items less
@@ -40,14 +40,14 @@ def described_rows(x: torch.Tensor, rows: int) -> TensorDescriptor:
     # The stride of an axis of one item is never used, and need not be one that TMA takes.
     step, head = d if total == 1 else step, d if h == 1 else head
     strides = [2**34 - step, step, head, step, 1]
-    block = 1, 1, 1, rows, d
+    block = 1, 1, heads, rows, d
     shape = [NO_BOUND, NO_BOUND, h, BOUND.value, d]
     return TensorDescriptor(x, shape, strides, list(block), layout_of(x.dtype, *block))
 
 
 @gluon.jit
 def rows_at(head, first, rows, row):
-    """The coordinates of a block of a sequence and head that begins with number `row`.
+    """The coordinates of a block of a sequence that begins with number `row`, and with a head.
 
     first, rows: the first row of the sequence, and how many it has.
     """
@@ -104,20 +104,24 @@ def order_of_sequences():
 def put_longest_first(order, boundaries, totals, BLOCK: gl.constexpr):
     """Write the first slot and the number of tiles of each of fewer sequences than SORTED.
 
-    Those with the most keys have the first slots. No slot between is idle.
+    Those with the most keys have the first slots. No slot between is idle. With rows and keys in
+    each other's place, tiles of keys are in order of their rows.
     """
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B = boundaries
     total_q, total_k = totals
+    # All pairs of sequences: a loop over one of the two would wait for each load.
+    PAIRS: gl.constexpr = gl.BlockedLayout([4, 8], [4, 8], [4, 1], [1, 0])
+    MINE: gl.constexpr = gl.SliceLayout(1, PAIRS)
+    OTHER: gl.constexpr = gl.SliceLayout(0, PAIRS)
     index = gl.arange(0, SORTED, gl.BlockedLayout([1], [32], [4], [0]))
     rows = rows_of(index, cu_q_ptr, stride_cq, B, total_q, True)[1]
     keys = rows_of(index, cu_k_ptr, stride_ck, B, total_k, False)[1]
     tiles = gl.where(index <= B, gl.cdiv(rows, BLOCK), 0)
-    first = index * 0
-    for other in range(0, B + 1):
-        more_rows = rows_of(other, cu_q_ptr, stride_cq, B, total_q, True)[1]
-        more_keys = rows_of(other, cu_k_ptr, stride_ck, B, total_k, False)[1]
-        ahead = (more_keys > keys) | ((more_keys == keys) & (other < index))
-        first = first + gl.where(ahead, gl.cdiv(more_rows, BLOCK), 0)
+    mine, other = gl.arange(0, SORTED, MINE)[:, None], gl.arange(0, SORTED, OTHER)[None, :]
+    my_keys = gl.convert_layout(keys, MINE)[:, None]
+    other_keys = gl.convert_layout(keys, OTHER)[None, :]
+    ahead = (other_keys > my_keys) | ((other_keys == my_keys) & (other < mine))
+    first = gl.sum(gl.where(ahead, gl.convert_layout(tiles, OTHER)[None, :], 0), 1)
     order.index(0).store(first)
     order.index(1).store(tiles)
 

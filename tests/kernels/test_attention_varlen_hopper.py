@@ -41,6 +41,10 @@ CALLS = [
     ([400, 20, 257], [400, 20, 257], 5, 2, 2, (130, 0)),
     ([333, 10], [500, 300], 0, 2, 1, (64, 100)),
     ([0, 0], [0, 0], 40, 1, 1, (None, 0)),
+    # Two, four and eight heads share tiles of rows.
+    ([300, 1], [300, 170], 0, 4, 2, (None, None)),
+    ([70, 0, 45], [300, 40, 70], 9, 8, 2, (None, 0)),
+    ([33, 90], [150, 60], 0, 8, 1, (40, 0)),
     ([3] * 40, [5] * 40, 0, 1, 1, (None, 0)),
 ]
 
@@ -382,16 +386,31 @@ def test_the_public_function_takes_these_kernels():
         grads = torch.autograd.grad(out, leaves, dout)
     assert near.call_args.args[-1] == 1024 and near_keys.call_args.args[-1] == 512
     keys = [call.kwargs for call in picked.call_args_list if call.args[0] is varlen.HOPPER_FORWARD]
-    assert keys == [{"s": 1024, "d": 64, "causal": True}]
+    assert keys == [{"s": 1024, "mean": 256, "d": 64, "causal": True}]
     assert differs(out.detach(), truth.detach()) < 5e-4
     assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
 
 
-def test_short_sequences_with_a_diagonal_have_tiles_of_64_keys():
-    choose = packed_forward_hopper.choose
-    assert [choose(s, 128, causal=True)["BLOCK_N"] for s in (512, 1024, 2048)] == [64, 64, 128]
-    assert choose(512, 128, causal=False)["BLOCK_N"] == 128
-    assert choose(512, 64, causal=True)["BLOCK_N"] == 128
+def test_the_tiles_follow_the_longest_and_the_average_sequence():
+    def keys(s, mean, d, causal):
+        return packed_forward_hopper.choose(s, mean, d, causal)["BLOCK_N"]
+
+    def rows(mean, d, causal):
+        return packed_backward_hopper.choose_packed(mean, d, causal)["BLOCK_M"]
+
+    assert [keys(s, s, 128, causal=True) for s in (512, 1024, 2048)] == [64, 64, 128]
+    assert [keys(4096, mean, 128, causal=True) for mean in (0, 256, 512)] == [64, 64, 128]
+    assert {keys(512, mean, 128, causal=False) for mean in (0, 256)} == {128}
+    assert [keys(4096, mean, 64, causal=False) for mean in (0, 128, 256)] == [64, 64, 128]
+    assert [keys(4096, mean, 64, causal=True) for mean in (0, 256, 512)] == [64, 64, 128]
+    assert [rows(mean, 64, causal=False) for mean in (0, 512, 1024)] == [64, 64, 128]
+    assert {rows(mean, 128, causal=False) for mean in (0, 4096)} == {64}
+
+
+def test_the_average_length_is_a_power_of_two_below_it():
+    x = torch.empty(1000, 2, 64)
+    found = [packed_forward_hopper.mean_length(x, torch.empty(n + 1)) for n in (0, 1, 4, 7, 2000)]
+    assert found == [512, 512, 128, 128, 0]
 
 
 @pytest.mark.no_gpu
@@ -406,8 +425,8 @@ def test_hopper_takes_sequences_that_fill_a_tile():
             long = torch.empty(rows, 1, 64, dtype=torch.bfloat16, device="meta")
             assert packed_forward_hopper.suits_packed(long, long, long, 128) == suits
             assert packed_forward_hopper.suits_packed(q, long, long, 128) == suits
-        # Each sequence may take another 128 rows for the sums of dq.
-        for sequences, suits in ((4, True), (5, False)):
+        # Each sequence may take another 64 rows for the sums of dq.
+        for sequences, suits in ((16, True), (17, False)):
             cu = torch.empty(sequences, dtype=torch.int32, device="meta")
             assert packed_backward_hopper.suits_backward(q, q, q, q, cu, 128) == suits
 

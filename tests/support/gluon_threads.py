@@ -346,7 +346,8 @@ def _language(run: _Run) -> SimpleNamespace:
         minimum=lambda x, y: _value(torch.minimum(*_alike(x, y))),
         maximum=lambda x, y: _value(torch.maximum(*_alike(x, y))),
         cast=lambda x, dtype: _value(torch.as_tensor(x).to(dtype)), exp2=torch.exp2,
-        log2=torch.log2, max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
+        log2=torch.log2, max=lambda x, axis: x.amax(axis),
+        sum=lambda x, axis: x.sum(axis, dtype=x.dtype),
         reshape=lambda x, shape: x.reshape(shape), convert_layout=lambda x, layout: x,
         SliceLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
         DotOperandLayout=lambda *_: None, inline_asm_elementwise=run.assembly,
@@ -422,7 +423,7 @@ def _one(modules, function, run, arguments, options):
         "gl": _language(run),
         "mbarrier": SimpleNamespace(
             init=lambda barrier, count: barrier.init(count),
-            wait=lambda barrier, parity: barrier.wait(parity),
+            wait=lambda barrier, parity, pred=True: pred and barrier.wait(parity),
             expect=lambda barrier, nbytes: barrier.change(1, nbytes),
             arrive=arrive,
             MBarrierLayout=lambda: "barriers",

@@ -97,14 +97,15 @@ def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
 
 
 def packed(
-    d: int, left: int | None, right: int | None, count: int, longest: int = 4096
+    d: int, left: int | None, right: int | None, count: int, heads: int, longest: int = 4096
 ) -> list[tuple[str, Launch]]:
     """Return the launches of both passes over so many packed sequences, each with a name.
 
-    longest: at least the keys of a sequence.
+    heads: of keys. longest: at least the keys of a sequence.
     """
     tensors, lse = _tensors(d)
     q, k, v, out, dout = (x[0].transpose(0, 1) for x in tensors)
+    k, v = k[:, :heads], v[:, :heads]
     ends, causal = torch.empty(count + 1, dtype=torch.int32, device="meta"), right is not None
     options = ends, ends, 0.1, left, right
     with recorded() as calls:
@@ -117,7 +118,7 @@ def packed(
             lse[0],
             *options,
             len(k),
-            packed_forward_hopper.choose(longest, d, causal),
+            packed_forward_hopper.choose(longest, longest, d, causal),
         )
         packed_backward_hopper.packed_backward_hopper(
             q,
@@ -129,9 +130,9 @@ def packed(
             None,
             *options,
             len(q),
-            packed_backward_hopper.choose(d, causal),
+            packed_backward_hopper.choose_packed(longest, d, causal),
         )
-    return _named(calls, f"{d} {left} {right} {count} {longest}")
+    return _named(calls, f"{d} {left} {right} {count} {heads} {longest}")
 
 
 def _named(calls: list, words: str) -> list[tuple[str, Launch]]:
@@ -214,11 +215,11 @@ WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
     # Short sequences with a diagonal have tiles of their own.
     "dense": lambda d: [*(dense(d, *window) for window in WINDOWS), dense(d, None, 0, 1024)],
-    # Few sequences have an order of their own.
+    # Few sequences have an order of their own. Tiles are those of one, four and eight heads.
     "packed": lambda d: [
-        packed(d, *WINDOWS[0], 8),
-        packed(d, *WINDOWS[-1], 80),
-        packed(d, None, 0, 8, 1024),
+        packed(d, *WINDOWS[0], 8, 8),
+        packed(d, *WINDOWS[-1], 80, 2),
+        packed(d, None, 0, 8, 1, 1024),
     ],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
