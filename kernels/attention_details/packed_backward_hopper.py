@@ -314,7 +314,7 @@ def suits_backward(
 
     longest: the smaller of the longest rows and keys of a sequence.
     """
-    spare = KEYS * cu_q.shape[0] <= 2 * q.shape[0]
+    spare = CONFIGS[0]["BLOCK_M"] * cu_q.shape[0] <= 2 * q.shape[0]
     return spare and suits_packed(q, k, v, longest) and readable(as_batch(dout))
 
 

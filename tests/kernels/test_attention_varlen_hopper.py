@@ -25,6 +25,7 @@ from kernels.attention_details import (
     sequences_hopper,
 )
 from kernels.attention_details.launch import like
+from kernels.attention_details.sequences_hopper import BOUND
 from kernels.attention_varlen import attention_varlen
 from tests.support import hopper_build
 from tests.support.attention import oracle
@@ -181,6 +182,35 @@ def test_few_sequences_are_taken_by_their_keys_and_more_in_their_order(monkeypat
     )
     assert [tile for head, tile, index in tiles if (head, index) == (0, 1)] == [2, 1, 0]
     assert [head for head, *_ in tiles] == [0, 1] * sum(counts)
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize(("fewer", "order"), [(5, [1, 0, 2, 3, 4]), (4, [0, 1, 2, 3, 4])])
+def test_few_sequences_give_gradients_by_their_rows_and_more_in_their_order(
+    monkeypatch, fewer, order
+):
+    """Number 4 are the keys past the last sequence, which no row sees."""
+    monkeypatch.setattr(packed_backward_hopper, "SORTED", gl.constexpr(fewer))
+    rows, keys = [150, 260, 90, 7], [300, 300, 310, 1]
+    tensors = made(rows, keys, 140, 2, 2)
+    plain, taken = packed_backward_hopper.copy_keys, []
+
+    def copy_keys(at, *rest):
+        _, end, head, first, _ = map(int, at)
+        # A tile's last coordinate but one is the bound less the rows that are left.
+        taken.append((head, end, BOUND.value - first))
+        plain.fn(at, *rest)
+
+    monkeypatch.setattr(packed_backward_hopper, "copy_keys", copy_keys)
+    grads_agree(tensors, (None, 0), packed_backward_hopper.CONFIGS[0])
+    ends = [*itertools.accumulate(keys), sum(keys) + 140]
+    assert list(dict.fromkeys(ends.index(end) for _, end, _ in taken)) == order
+    # Each tile of each head once, and heads side by side.
+    expected = [(end, n - start) for end, n in zip(ends, (*keys, 140), strict=True)
+                for start in range(0, n, 128)]  # fmt: skip
+    for head in (0, 1):
+        assert sorted((end, left) for h, end, left in taken if h == head) == sorted(expected)
+    assert [head for head, *_ in taken] == [0, 1] * len(expected)
 
 
 @pytest.mark.no_gpu
@@ -407,6 +437,14 @@ def test_the_tiles_follow_the_longest_and_the_average_sequence():
     assert {rows(mean, 128, causal=False) for mean in (0, 4096)} == {64}
 
 
+@pytest.mark.parametrize(
+    ("group", "sharing"), [(1, 1), (2, 2), (3, 1), (4, 4), (6, 2), (8, 8), (12, 4), (16, 8)]
+)
+def test_heads_that_share_a_tile_are_a_power_of_two_up_to_eight(group, sharing):
+    q, k = torch.empty(5, 2 * group, 64), torch.empty(5, 2, 64)
+    assert packed_forward_hopper.heads_of_a_tile(q, k) == sharing
+
+
 def test_the_average_length_is_a_power_of_two_below_it():
     x = torch.empty(1000, 2, 64)
     found = [packed_forward_hopper.mean_length(x, torch.empty(n + 1)) for n in (0, 1, 4, 7, 2000)]
@@ -436,7 +474,8 @@ def test_hopper_takes_sequences_that_fill_a_tile():
 @given(
     # On both sides of 1024, where causal heads of 128 change their tiles.
     st.lists(st.integers(0, 1300), min_size=1, max_size=6),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    # Groups of which one, two, four or eight heads share tiles.
+    st.tuples(st.integers(1, 3), st.sampled_from([1, 2, 3, 4, 8])),
     st.sampled_from([64, 128]),
     st.sampled_from([(None, None), (None, 0), (300, 20), (100, 0)]),
     st.sampled_from([0, 150]),

@@ -423,7 +423,7 @@ def _one(modules, function, run, arguments, options):
         "gl": _language(run),
         "mbarrier": SimpleNamespace(
             init=lambda barrier, count: barrier.init(count),
-            wait=lambda barrier, parity, pred=True: pred and barrier.wait(parity),
+            wait=lambda barrier, parity: barrier.wait(parity),
             expect=lambda barrier, nbytes: barrier.change(1, nbytes),
             arrive=arrive,
             MBarrierLayout=lambda: "barriers",
