@@ -437,6 +437,22 @@ def test_the_tiles_follow_the_longest_and_the_average_sequence():
     assert {rows(mean, 128, causal=False) for mean in (0, 4096)} == {64}
 
 
+@pytest.mark.no_gpu
+@pytest.mark.parametrize(("group", "hopper"), [(1, False), (2, True)])
+def test_heads_that_share_a_tile_fill_it_with_half_the_rows(group, hopper):
+    q, k, v, cu_q, cu_k = made([60, 33], [60, 40], 0, 2 * group, 2)
+    with (
+        mock.patch.object(dense, "is_hopper", lambda device: True),
+        assume_device(sm_count=3),
+        on_threads(packed_forward_hopper),
+        mock.patch.object(Configs, "pick", autospec=True, side_effect=Configs.pick) as picked,
+    ):
+        out = attention_varlen(q, k, v, cu_q, cu_k, max_seqlen_q=64, max_seqlen_k=64, causal=True)
+    taken = varlen.HOPPER_FORWARD if hopper else varlen.FORWARD
+    assert [call.args[0] for call in picked.call_args_list] == [taken]
+    assert differs(out, exact(q, k, v, cu_q, cu_k, (None, 0))[0]) < 5e-4
+
+
 @pytest.mark.parametrize(
     ("group", "sharing"), [(1, 1), (2, 2), (3, 1), (4, 4), (6, 2), (8, 8), (12, 4), (16, 8)]
 )
