@@ -93,7 +93,7 @@ def attention_varlen(
             numbers give other results, but never lead to memory outside of the tensors.
         cu_seqlens_k: as cu_seqlens_q, of the keys.
         max_seqlen_q: the largest number of rows of a sequence, if it is known. It may choose
-            another tile or order of the work, and changes no result.
+            another tile or order of the work, and so change the last bits of a result.
         max_seqlen_k: as max_seqlen_q, of the keys.
         causal: a row sees no key beyond the one at which it stands.
         scale: factor of the scores, above zero; 1 / sqrt(D) if None.
@@ -187,7 +187,7 @@ def _check_boundaries(q, cu_seqlens_q, cu_seqlens_k):
 
 
 def _longest(name, most, x):
-    """The power of two that holds a sequence: tiles do not change from batch to batch."""
+    """The power of two that holds a sequence: tiles seldom change from batch to batch."""
     total = x.shape[0]
     most = total if most is None else min(total, check_integer(name, most, 0, MOST_ITEMS))
     return 1 << max(0, most - 1).bit_length()

@@ -319,8 +319,15 @@ def suits_backward(
 
 
 def choose_packed(mean, d, causal):
-    # See the lab book: short packed sequences.
+    # See the lab book: heads that share keys share tiles.
     return CONFIGS[2] if d == 64 and mean < 1024 else choose(d, causal)
 
 
-BACKWARD = Configs(packed_backward_hopper_kernel, CONFIGS, choose_packed, family="attention_varlen")
+def spares(config, mean, d, causal):
+    """Return whether the sums of dq take thrice their rows at most, as `suits_backward` says."""
+    return config["BLOCK_M"] <= max(CONFIGS[0]["BLOCK_M"], 2 * mean)
+
+
+BACKWARD = Configs(
+    packed_backward_hopper_kernel, CONFIGS, choose_packed, spares, family="attention_varlen"
+)

@@ -57,8 +57,8 @@ from .hopper_tiles import (
     told,
 )
 from .sequences_hopper import (
-    BOUND,
     SORTED,
+    TOO_MANY_ROWS,
     bounds_in,
     described_rows,
     order_of_sequences,
@@ -75,7 +75,7 @@ TILE_ROWS, MOST_SHARING = 128, 8
 
 
 def choose(s, mean, d, causal):
-    # See the lab book: heads of 64, packed; heads of 128 at short sequences; short packed ones.
+    # See the lab book: heads that share keys share tiles; heads of 128 at short sequences.
     if d == 64:
         return SHORT if mean < (512 if causal else 256) else DEEP
     return SHORT if causal and (s <= 1024 or mean < 512) else PAIR
@@ -332,8 +332,8 @@ def packed_forward_hopper_kernel(
 
     Grid: programs, one a multiprocessor at most, that share the `slots` of each head. A slot holds
     a tile of rows of one sequence, or none, as in `packed.py`, or, if ORDERED, as in
-    `sequences_hopper.py`, whose `described_rows` makes the descriptors. Blocks of q and out have
-    ROWS rows, those of heads that share a tile. Other blocks are those of attention's kernel.
+    `sequences_hopper.py`, whose `described_rows` makes the descriptors. Blocks of q and out are
+    [1, 1, n, ROWS / n, D] if n heads share a tile. Those of k and v have BLOCK_N rows of a head.
     Writes lse and stats, [heads, TOTAL_Q] in float32 or None.
 
     cu_q, cu_k: boundaries [B + 1]. Heads that share tiles count as one in H, GROUP and near.
@@ -435,7 +435,7 @@ def mean_length(x: torch.Tensor, cu: torch.Tensor) -> int:
 
 def suits_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, longest: int) -> bool:
     """Return whether the kernel can take q, k and v, and so many rows of a head fill its tiles."""
-    bounded = max(q.shape[0], k.shape[0]) <= BOUND.value
+    bounded = max(q.shape[0], k.shape[0]) < TOO_MANY_ROWS
     return longest >= TILE_ROWS and bounded and suits(*map(as_batch, (q, k, v)))
 
 
@@ -443,6 +443,6 @@ FORWARD = Configs(
     packed_forward_hopper_kernel,
     CONFIGS,
     choose,
-    fits,
+    lambda config, s, mean, d, causal: fits(config, s, d, causal),
     family="attention_varlen",
 )

@@ -5,9 +5,12 @@ past any sequence has the coordinate that is the bound, and two more coordinates
 Source: `triton/tools/ragged_tma.py` of Triton (MIT licence).
 
 The device functions that find sequences are those of `packed.py`, which says how sequences take
-slots, in Gluon's words. Both change together. A kernel whose programs draw tiles may also order the
-slots of few sequences. Those with the most keys come first, since a long tile that begins late
-keeps all others waiting (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+slots, in Gluon's words. Both change together. The slots of few sequences may also have an order.
+Those whose tiles take longest come first, since a long tile that begins late keeps all others
+waiting (Graham, "Bounds on multiprocessing timing anomalies", 1969).
+
+All is written for tiles of rows, which see keys. The backward pass has tiles of keys, which rows
+see. It gives rows and keys in each other's place.
 """
 
 import torch
@@ -19,10 +22,10 @@ from .hopper_tiles import layout_of
 
 # Boundaries that are read at once.
 AT_ONCE = gl.constexpr(256)
-# Fewer sequences than this have their slots in order of their keys.
+# Fewer sequences than this have their slots in order.
 SORTED = gl.constexpr(64)
-# More than the tiles of a sequence: rows are below 2**31.
-MOST_TILES = gl.constexpr(2**24)
+# More than the tiles of a sequence: a tile has 16 rows or more, of fewer than the second number.
+MOST_TILES, TOO_MANY_ROWS = gl.constexpr(2**24), 2**27
 # The bound of the rows of a descriptor. The first row past a sequence has this coordinate.
 BOUND = gl.constexpr(2**30)
 # A bound that no coordinate of the first two axes reaches: first rows and ends of sequences.
@@ -104,8 +107,7 @@ def order_of_sequences():
 def put_longest_first(order, boundaries, totals, BLOCK: gl.constexpr):
     """Write the first slot and the number of tiles of each of fewer sequences than SORTED.
 
-    Those with the most keys have the first slots. No slot between is idle. With rows and keys in
-    each other's place, tiles of keys are in order of their rows.
+    Those with the most keys have the first slots. No slot between is idle.
     """
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B = boundaries
     total_q, total_k = totals

@@ -25,7 +25,7 @@ from kernels.attention_details import (
     sequences_hopper,
 )
 from kernels.attention_details.launch import like
-from kernels.attention_details.sequences_hopper import BOUND
+from kernels.attention_details.sequences_hopper import BOUND, TOO_MANY_ROWS
 from kernels.attention_varlen import attention_varlen
 from tests.support import hopper_build
 from tests.support.attention import oracle
@@ -475,7 +475,7 @@ def test_hopper_takes_sequences_that_fill_a_tile():
         assert not packed_forward_hopper.suits_packed(q, q, q, 64)
         assert not packed_forward_hopper.suits_packed(q.float(), q.float(), q.float(), 128)
         # Coordinates of rows have a bound.
-        for rows, suits in ((2**30, True), (2**30 + 1, False)):
+        for rows, suits in ((TOO_MANY_ROWS - 1, True), (TOO_MANY_ROWS, False)):
             long = torch.empty(rows, 1, 64, dtype=torch.bfloat16, device="meta")
             assert packed_forward_hopper.suits_packed(long, long, long, 128) == suits
             assert packed_forward_hopper.suits_packed(q, long, long, 128) == suits
@@ -483,6 +483,8 @@ def test_hopper_takes_sequences_that_fill_a_tile():
         for sequences, suits in ((16, True), (17, False)):
             cu = torch.empty(sequences, dtype=torch.int32, device="meta")
             assert packed_backward_hopper.suits_backward(q, q, q, q, cu, 128) == suits
+    wide = packed_backward_hopper.CONFIGS[1]
+    assert [varlen.HOPPER_BACKWARD.suits(wide, m, 64, False) for m in (32, 64)] == [False, True]
 
 
 @pytest.mark.hopper

@@ -1,5 +1,6 @@
 """Check that no rule and no table knows the sweep: a launch depends on its call's shape alone."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -127,6 +128,15 @@ def test_a_table_binds_its_keys_and_leaves_all_others_to_the_rule(monkeypatch):
         configs._known.clear()
         configs._tables.clear()
     assert beside > 20
+
+
+def test_what_leaves_candidates_out_takes_the_key_of_the_rule():
+    """The tuner gives both the same key."""
+    stems = set(source_tree.ops(ROOT).values())
+    for configs in (each for stem in stems for each in recorder.declared(stem)):
+        wanted = inspect.signature(configs.choose).parameters.values()
+        key = [each.name for each in wanted if each.default is each.empty]
+        inspect.signature(configs.suits).bind(configs.candidates[0], **dict.fromkeys(key))
 
 
 def test_every_configuration_is_listed_by_the_kernel_file_whose_table_binds_it():
