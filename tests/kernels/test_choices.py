@@ -130,7 +130,7 @@ def test_a_table_binds_its_keys_and_leaves_all_others_to_the_rule(monkeypatch):
     assert beside > 20
 
 
-def test_what_leaves_candidates_out_takes_the_key_of_the_rule():
+def test_a_rule_that_leaves_candidates_out_takes_the_key_of_the_choice():
     """The tuner gives both the same key."""
     stems = set(source_tree.ops(ROOT).values())
     for configs in (each for stem in stems for each in recorder.declared(stem)):
