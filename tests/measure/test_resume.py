@@ -107,6 +107,8 @@ def test_snakemake_leaves_the_journal_alone(tmp_path):
     job = start("--config", "then=exec sleep 600")
     wait_until(lambda: journal.read_text() == "cell\n" * 2 and (tmp_path / "out/a.csv").exists())
     job.kill()
+    # Until it has ended, Snakemake would see its job fail and clear away what it left.
+    job.wait()
     os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
     job.communicate()
     assert start("--unlock").wait() == 0
