@@ -12,6 +12,7 @@ from harness.machine import nvml
 from kernels import embedding as family
 from kernels._runtime.call_cache import uncached
 from kernels.embedding import embedding
+from kernels.embedding_details import sort, sums
 from tests.support.examples import many
 from tests.support.values import randn
 
@@ -96,7 +97,7 @@ def test_a_sum_that_is_ready_is_not_added_up_again(before, monkeypatch):
 
     dy = torch.ones(len(ids), 4)
     assert gradient(ids, torch.zeros(3, 4), dy)[1].eq(192).all()
-    monkeypatch.setattr(family, "_chunk_kernel", Spoilt())
+    monkeypatch.setattr(sums, "_chunk_kernel", Spoilt())
     found = gradient(ids, torch.zeros(3, 4), dy)
     assert found[1].isnan().all()
     assert found[2].eq(0).all() and found[0].eq(before).all() == (before < 64)
@@ -108,7 +109,7 @@ def test_several_sorted_blocks_become_one_order(order, few, monkeypatch):
     """With blocks of 32 keys the ranks of 200 tokens come from seven, four or two at a time."""
     sizes = {"BISECTED_OF_FEW": 4, "BISECTED": 2, "FEW": few}
     for name, size in (SMALL | sizes).items():
-        monkeypatch.setattr(family, name, size)
+        monkeypatch.setattr(sort, name, size)
     ids = torch.arange(200) // 3
     orders = {
         "ascending": ids,
@@ -122,13 +123,32 @@ def test_several_sorted_blocks_become_one_order(order, few, monkeypatch):
 @pytest.mark.parametrize("tokens", [31, 33, 200])
 def test_ids_that_need_wide_numbers_are_sorted_by_the_same_rule(tokens, monkeypatch):
     for name, size in (SMALL | {"NARROW": 0}).items():
-        monkeypatch.setattr(family, name, size)
+        monkeypatch.setattr(sort, name, size)
     agrees(torch.arange(tokens) * 17 % 67, 70, 3, padding_idx=0)
+
+
+@many
+@given(st.integers(33, 150), st.integers(1, 200), st.integers(1, 40), st.data())
+def test_zeros_go_to_the_rows_without_a_token_and_to_no_other(tokens, v, c, data):
+    """Several blocks of keys are ranked, several programs clear marks and write zeros."""
+    ids = torch.tensor(data.draw(st.lists(st.integers(-1, v), min_size=tokens, max_size=tokens)))
+    padding = data.draw(st.integers(-1, v - 1))
+    dweight = torch.full((v, c), float("nan"), device=DEVICE)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in (SMALL | {"CLEARED": 16, "FILLED": 4, "FILLED_BYTES": 64}).items():
+            patch.setattr(sort, name, size)
+        keys, zeroed = sort.sorted_tokens(ids.to(DEVICE), dweight, padding)
+    assert zeroed
+    known = torch.where((ids < 0) | (ids == padding), v, ids)
+    assert torch.equal(keys.cpu(), (known * 2**32 + torch.arange(tokens)).sort()[0])
+    empty = torch.ones(v + 1, dtype=torch.bool).index_fill(0, known, False)[:v]
+    assert dweight.cpu()[empty].eq(0).all()
+    assert dweight.cpu()[~empty].isnan().all()
 
 
 def test_more_tokens_than_are_ranked(monkeypatch):
     for name, size in (SMALL | {"MOST_RANKED": 100}).items():
-        monkeypatch.setattr(family, name, size)
+        monkeypatch.setattr(sort, name, size)
     agrees(torch.arange(200) * 17 % 67, 70, 3)
 
 
