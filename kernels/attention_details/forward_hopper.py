@@ -207,19 +207,31 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
 def _begun(
     scores, tile, nothing, no_sums, sizes, factor, WHICH: gl.constexpr, options: gl.constexpr
 ):
-    """Weights, m and l of the first tile of keys that a group's rows of a tile walk."""
+    """Weights, m and l of the first tile of keys that a group's rows of a tile walk.
+
+    scores: of the first keys of the tile; the weights of its other keys are zero.
+    """
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     WHOLE: gl.constexpr = options[2]
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
     ROWS: gl.constexpr = scores.shape[0]
+    SEEN: gl.constexpr = scores.shape[1]
     if not WHOLE:
         _, _, _, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
         first_row = (tile * GROUPS + WHICH) * ROWS
         rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))
         scores = mask_scores(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
-    p, _, m, l = softmax(scores, nothing, no_sums, factor)
+    if SEEN < BLOCK_N:
+        LAYOUT: gl.constexpr = scores.type.layout
+        blank = gl.zeros([ROWS, SEEN], gl.float32, LAYOUT)
+        none = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, LAYOUT))
+        p, _, m, l = softmax(scores, none, row_sums(blank), factor)
+        p = gl.join(p, blank).permute((0, 2, 1)).reshape((ROWS, BLOCK_N))
+        m, l = gl.convert_layout(m, nothing.type.layout), gl.convert_layout(l, no_sums.type.layout)
+    else:
+        p, _, m, l = softmax(scores, nothing, no_sums, factor)
     return p, m, l
 
 
@@ -238,6 +250,7 @@ def consumer(
     PINNED: gl.constexpr = options[8]
     Q_LOADED: gl.constexpr = options[9]
     SPLIT: gl.constexpr = options[10]
+    DIAGONAL: gl.constexpr = options[11]
     out_desc, out_ring = descs[3], rings[3]
     q_free, v_free = barriers[1], barriers[5]
     SQ, H = sizes[0], sizes[2]
@@ -247,6 +260,10 @@ def consumer(
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    # Keys of the first tile that some row of the group sees.
+    SEEN: gl.constexpr = (WHICH + 1) * ROWS if DIAGONAL else BLOCK_N
+    FIRST: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
+    no_scores = gl.zeros([ROWS, SEEN], gl.float32, FIRST)
     no_sums = row_sums(zeros)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
     if TURNS and WHICH == GROUPS - 1:
@@ -254,7 +271,7 @@ def consumer(
     index, turn, step = gl.program_id(0), 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
     tile, _ = tile_of(index, sizes, RIGHT)
-    scores = first_scores(rings, barriers, zeros, WHICH, options)
+    scores = first_scores(rings, barriers, no_scores, WHICH, options)
     p, m, l = _begun(scores, tile, nothing, no_sums, sizes, factor, WHICH, options)
     p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
     while index < sizes[6] * sizes[7]:
@@ -303,7 +320,9 @@ def consumer(
         turn += 1
         m_next, l_next = m, l
         if index < sizes[6] * sizes[7]:
-            scores, acc = next_scores(acc, p, turn, step, rings, barriers, zeros, WHICH, options)
+            scores, acc = next_scores(
+                acc, p, turn, step, rings, barriers, no_scores, WHICH, options
+            )
             tile, _ = tile_of(index, sizes, RIGHT)
             p_next, m_next, l_next = _begun(
                 scores, tile, nothing, no_sums, sizes, factor, WHICH, options
@@ -326,7 +345,7 @@ def consumer(
 def forward_hopper_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, stats_ptr, counter_ptr,
     H, GROUP, SQ, SK, left, right, heads, near, scale,
-    LEFT: gl.constexpr, RIGHT: gl.constexpr, WHOLE: gl.constexpr,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr, WHOLE: gl.constexpr, DIAGONAL: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
     K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     TURNS: gl.constexpr, PINNED: gl.constexpr, Q_LOADED: gl.constexpr,
@@ -343,7 +362,8 @@ def forward_hopper_kernel(
     H, GROUP: query heads of a batch and of a key head. All batches together have `heads`.
     `near` of them run side by side. left, right: bounds if LEFT, RIGHT, as in `scores.py`.
 
-    WHOLE: no tile needs a mask. K_SLOTS, V_SLOTS: of the rings of keys and of values.
+    WHOLE: no tile needs a mask. DIAGONAL: the first tile of keys of a tile of rows is a square on
+    the diagonal. K_SLOTS, V_SLOTS: of the rings of keys and of values.
     TURNS: groups issue products in turn. PINNED: exponentials run under the product with v.
     Q_LOADED: q is in registers. SPLIT: masked tiles have
     a loop of their own. REGISTERS: of a thread of a group.
@@ -365,7 +385,8 @@ def forward_hopper_kernel(
     fence_async_shared()
     numbers = lse_ptr, stats_ptr, factor
     OPTIONS: gl.constexpr = (
-        LEFT, RIGHT, WHOLE, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, Q_LOADED, SPLIT
+        LEFT, RIGHT, WHOLE, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, Q_LOADED, SPLIT,
+        DIAGONAL,
     )  # fmt: skip
     if GROUPS == 2:
         gl.warp_specialize(
@@ -453,7 +474,8 @@ def forward_hopper(
         H=h, GROUP=h // key_heads, SQ=sq, SK=sk,
         left=0 if left is None else sk - sq - left, right=0 if right is None else sk - sq + right,
         heads=b * h, near=near, scale=scale, LEFT=left is not None, RIGHT=right is not None,
-        WHOLE=left is None and right is None and sk % block_n == 0, **config,
+        WHOLE=left is None and right is None and sk % block_n == 0,
+        DIAGONAL=right == 0 and block_n == groups * rows and (sk - sq) % block_n == 0, **config,
     )  # fmt: skip
 
 

@@ -71,12 +71,16 @@ def matrix_of(ring, slot):
 
 @gluon.jit
 def start_scores(q, rings, barriers, step, zeros, K_SLOTS: gl.constexpr):
-    """Start q kᵀ of a tile of keys; return scores that are still being written."""
+    """Start q kᵀ of a tile of keys; return scores that are still being written.
+
+    zeros: `[ROWS, n]`; only the first n keys of the tile take part.
+    """
     slot = step % K_SLOTS
     mbarrier.wait(barriers[2].index(slot), step // K_SLOTS % 2)
-    return warpgroup_mma(
-        q, matrix_of(rings[1], slot).permute((1, 0)), zeros, use_acc=False, is_async=True
-    )
+    keys = matrix_of(rings[1], slot)
+    if zeros.shape[1] < keys.shape[0]:
+        keys = keys.slice(0, zeros.shape[1])
+    return warpgroup_mma(q, keys.permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
