@@ -4,62 +4,64 @@ At M = N = K = 4096 in bfloat16 there are 1365 FLOP a byte, so the tensor cores 
 take the output tiles in groups of rows, so that the tiles in flight share their columns of b in the
 L2 cache (Triton's matmul tutorial).
 
-The pointer kernel takes every input, with masks. The descriptor kernel needs items of 16 bits. The
-rows of its operands, or their columns, start at multiples of 16 bytes. Its tiles travel by tensor
-descriptors (TMA on Hopper, plain loads elsewhere). A fixed number of programs stride over the
-tiles, so the loads of one tile overlap the epilogue of the one before.
+`_pointer_kernel` below takes every input, with masks. The two kernels with descriptors are faster,
+and take most products of many rows. These and the other parts are in `kernels/matmul_details/`:
 
-Either takes a and b by rows or by columns (`matmul_details/batches.py` walks batches). An operand
-whose rows begin elsewhere is copied if the product is long enough (`matmul_details/padded.py`). A
-long K is divided among programs if the tiles are few: within the pointer kernel, and as batches for
-the others (`matmul_details/split.py`). A model of their times chooses among the kernels with
-descriptors, their tiles and parts of K (`matmul_details/cost.py`).
+    checks.py        shapes, dtypes and devices of the operands
+    batches.py       walks over batches; an operand may lie by rows or by columns
+    padded.py        copies of operands whose rows begin anywhere, if the product is long enough
+    split.py         parts of a long K as batches, if the tiles are few
+    descriptor.py    the kernel by tensor descriptors, on any GPU
+    hopper.py        the kernel of Hopper, whose groups of warps copy or multiply
+    epilogue.py      all that happens to a tile between accumulator and memory
+    launch.py        arguments that the kernels share
+    tiles.py         tiles of the kernels by pointers and by descriptors
+    cost.py          a model of times, which chooses kernel, tile and parts of K
 
-The epilogue (`matmul_details/epilogue.py`) works on the float32 accumulator, so it costs no memory
-traffic but for its own operands. A float32 product is done as three tf32 products (tf32x3), which
-keeps float32 accuracy on the tensor cores.
+The epilogue works on the float32 accumulator, so it costs no memory traffic but for its own
+operands. A float32 product is done as three tf32 products (tf32x3), which keeps float32 accuracy on
+the tensor cores.
 """
 
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ._runtime.autograd import check_no_grad, needs_grad
 from ._runtime.call_cache import cached_launch
-from ._runtime.checks import (
-    FLOATING,
-    MOST_ITEMS,
-    check_flag,
-    check_number,
-    check_one_of,
-    check_same_device,
-    check_same_dtype,
-    check_shape,
-    check_tensors,
-    check_that,
-    shown,
-)
+from ._runtime.checks import MOST_ITEMS, check_flag, check_number, check_tensors, check_that
 from ._runtime.configs import Configs
-from ._runtime.device import float32_dot, is_hopper, shared_bytes, sm_count
-from ._runtime.layout import ACCESS_BYTES, as_read
+from ._runtime.device import float32_dot, is_hopper, sm_count
+from ._runtime.layout import as_read
 from ._runtime.traced import present, spread
 from ._runtime.vector_access import access_items
-from ._triton.arrival_counter import MOST_COUNTERS, arrival_counters
+from ._triton.arrival_counter import arrival_counters
 from ._triton.memory import load_f32, store_as
-from .matmul_details import cost, hopper
+from .matmul_details import descriptor, hopper
 from .matmul_details.batches import Walk, walks
-from .matmul_details.cost import SECTOR_BYTES, parts_of
-from .matmul_details.epilogue import (
-    ACTIVATIONS,
-    activated,
-    affine,
-    tile_coords,
+from .matmul_details.checks import check_operands
+from .matmul_details.cost import parts_of
+from .matmul_details.descriptor import DESCRIPTOR
+from .matmul_details.epilogue import activated, affine
+from .matmul_details.hopper import HOPPER
+from .matmul_details.launch import (
+    common_arguments,
+    rule_key,
+    scale_arguments,
+    strides_of,
+    whole_sectors,
 )
 from .matmul_details.padded import with_copies, write_back
 from .matmul_details.split import launch_parts
+from .matmul_details.tiles import (
+    FEW_ROWS,
+    MORE_POINTER_CONFIGS,
+    POINTER_CONFIGS,
+    choose_pointer,
+    hopper_ends_first,
+    tile_coords,
+)
 
-LONG = ("gelu", "gelu_tanh", "silu", "tanh")
 ACCUMULATES = {"matmul": "float32"}
 
 
@@ -173,42 +175,10 @@ def product(
     gradient. into: as accumulate_into. out: where the result is written, any rows apart; it may be
     the residual. keep: as save_preactivation.
     """
-    batch, n = _check_factors(a, b, up)
-    shape = (*batch, a.shape[-2], n)
-    dtype = torch.float32 if into is not None else _result_dtype(a.dtype, out_dtype)
-    # Factors of 8 bits have an epilogue of the result's dtype.
-    beside = a.dtype if a.dtype in FLOATING else dtype
-    for name, x in (("bias", bias), ("up_bias", up_bias)):
-        if x is not None:
-            check_shape(name, x, (n,))
-            _check_dtype(name, x, beside)
-            check_same_device(a=a, **{name: x})
-    check_that(up is not None or up_bias is None, "up_bias: expected None, as up is")
-    check_one_of("activation", activation, ACTIVATIONS)
-    if residual is not None:
-        _check_dtype("residual", residual, beside, torch.float32)
-        residual = _expanded("residual", residual, shape, a)
-    if a_scale is not None:
-        _check_dtype("a_scale", a_scale, torch.float32)
-        a_scale = _expanded("a_scale", a_scale, (*batch, a.shape[-2], 1), a)
-    if b_scale is not None:
-        _check_dtype("b_scale", b_scale, torch.float32)
-        b_scale = _expanded("b_scale", b_scale, (*batch, 1, n), a)
-    if dtype == torch.int32:
-        extra = (bias, residual, up, a_scale, b_scale)
-        plain = all(x is None for x in extra) and activation == "none" and scale == 1
-        check_that(plain, "out_dtype: torch.int32, expected a floating dtype beside an epilogue")
-    if into is not None:
-        check_shape("accumulate_into", into, shape)
-        if into.dtype != torch.float32:
-            raise TypeError(f"accumulate_into: {into.dtype}, expected torch.float32")
-        check_same_device(a=a, accumulate_into=into)
-        check_that(not keep, "save_preactivation: True, expected False beside accumulate_into")
-    if out is not None:
-        check_shape("out", out, shape)
-        _check_dtype("out", out, dtype)
-        check_same_device(a=a, out=out)
-        check_that(not keep and into is None, "out: expected None, as into and keep are given")
+    dtype, residual, a_scale, b_scale = check_operands(
+        a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, out_dtype, into,
+        out, keep,
+    )  # fmt: skip
     return product_of_fitting(
         a, b, bias, residual, up, up_bias, a_scale, b_scale, activation, scale, dtype, into, keep,
         out,
@@ -228,58 +198,6 @@ def product_of_fitting(
         as_read(a), as_read(b), bias, residual, up if up is None else as_read(up), up_bias,
         a_scale, b_scale, activation, scale, dtype, into, keep, out,
     )  # fmt: skip
-
-
-def _result_dtype(dtype, wanted):
-    """Return the dtype of a result; TypeError if it cannot be `wanted`."""
-    found = {
-        torch.float8_e4m3fn: (torch.bfloat16, torch.float16, torch.float32),
-        torch.int8: (torch.int32, torch.bfloat16, torch.float16, torch.float32),
-    }.get(dtype, (dtype, torch.float32))
-    if wanted is not None and wanted not in found:
-        raise TypeError(f"out_dtype: {shown(wanted)}, expected one of {found}")
-    return wanted or found[0]
-
-
-def _check_dtype(name, x, *expected):
-    if x.dtype not in expected:
-        raise TypeError(f"{name}: {x.dtype}, expected {' or '.join(map(str, expected))}")
-
-
-def _expanded(name, x, shape, a):
-    """Return a view of x of a shape that it broadcasts to."""
-    pairs = zip(reversed(x.shape), reversed(shape), strict=False)
-    # A tracer takes no symbol for the size that it equals if it is looked up in a tuple.
-    fits = x.dim() <= len(shape) and all(size == 1 or size == wanted for size, wanted in pairs)
-    message = f"{name}: shape {tuple(x.shape)}, expected one that broadcasts to {tuple(shape)}"
-    check_that(fits, message)
-    check_same_device(a=a, **{name: x})
-    return as_read(x).expand(shape)
-
-
-def _check_factors(a, b, up):
-    """Return the batch dimensions and N of a product; raise if the factors do not fit."""
-    for name, x in (("a", a), ("b", b)):
-        check_that(x.dim() >= 2, f"{name}: {x.dim()} dimensions, expected 2 or more")
-    *over_a, _, k = a.shape
-    *over_b, inner, n = b.shape
-    check_that(inner == k, f"b: shape {tuple(b.shape)}, expected (..., {k}, N)")
-    _check_dtype("a", a, *FLOATING, torch.float8_e4m3fn, torch.int8)
-    check_same_dtype(a=a, b=b)
-    check_same_device(a=a, b=b)
-    if up is not None:
-        check_shape("up", up, b.shape)
-        check_same_dtype(a=a, up=up)
-        check_same_device(a=a, up=up)
-    if not over_a and not over_b:
-        return (), n
-    longest = max(len(over_a), len(over_b))
-    over_a, over_b = ([1] * (longest - len(x)) + x for x in (over_a, over_b))
-    check_that(
-        all(p == q or 1 in (p, q) for p, q in zip(over_a, over_b, strict=True)),
-        f"b: shape {tuple(b.shape)}, expected batches that broadcast to those of {tuple(a.shape)}",
-    )
-    return tuple(q if p == 1 else p for p, q in zip(over_a, over_b, strict=True)), n
 
 
 def _called(
@@ -356,7 +274,7 @@ def _launch_whole(walk: Walk, epilogue: dict) -> None:
         return
     beside = (walk.operands[name] for name in ("up", "pre", "a_scale", "b_scale"))
     if is_hopper(a.device) and all(x is None for x in beside):
-        parts = parts_of(m, n, k, sm_count(a.device), _whole_sectors(walk))
+        parts = parts_of(m, n, k, sm_count(a.device), whole_sectors(walk))
         if parts > 1 and (whole := with_copies(walk, added, summed=True)) is not None:
             launch_parts(whole, parts, epilogue, _launch)
             return
@@ -367,128 +285,53 @@ def _launch_whole(walk: Walk, epilogue: dict) -> None:
 
 def _launch(walk: Walk, epilogue: dict) -> None:
     """Start the kernel that suits the operands of a launch."""
-    a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
-    (m, k), n, device = a.matrix.shape, b.matrix.shape[1], a.matrix.device
-    common = epilogue | {"inner_batches": walk.sizes[1], "batches": walk.count} | {
-        "M": m, "N": n, "K": k, "BATCHED": walk.count > 1,
-    }  # fmt: skip
-    residual = walk.operands["residual"]
-    common["residual_ptr"] = residual and residual.matrix
-    common |= _strides("r", residual)
-    factors = {}
-    for name, letter, line in (("a_scale", "x", "m"), ("b_scale", "y", "n")):
-        operand = walk.operands[name]
-        factors[f"{name}_ptr"] = operand and operand.matrix
-        strides = _strides(letter, operand)
-        factors |= {key: strides[key] for key in (f"stride_{letter}{each}" for each in "01" + line)}
-    common |= factors
-    a_turned, b_turned = a.by_columns(), b.by_columns()
-    stored = {"a": a.stored, "b": b.stored}
-    if up is not None:
-        stored["up"] = up.transposed if b_turned else up
-    size = a.matrix.element_size()
-    key = {
-        "m": m, "n": n, "k": triton.cdiv(k, walk.count) if walk.parted else k,
-        "batches": walk.count, "transposed": b_turned,
-        "shared": shared_bytes(device), "sms": sm_count(device),
-        "activation": epilogue["ACTIVATION"], "gated": up is not None, "itemsize": size,
-        "staged": out.matrix.element_size() * (1 + epilogue["ACCUMULATE"])
-        + (0 if residual is None else residual.matrix.element_size()),
-        "whole_sectors": _whole_sectors(walk),
-    }  # fmt: skip
-    # Tensor cores of Hopper take 8 bits only in runs along K.
-    runs = size == 2 or (size == 1 and not a_turned and b_turned)
-    described = runs and k > 0 and all(each.describable() for each in (*stored.values(), out))
-    few = m <= FEW_ROWS and walk.count == 1
-    sms = key["sms"]
-    described = described and not few and (up is None or _moving(up) == _moving(b))
-    if described and hopper.suits(walk, config := HOPPER.pick(device, **key)) and _faster(**key):
-        hopper.launch_product(walk, epilogue | factors, config, sms)
-    elif described:
-        config = DESCRIPTOR.pick(device, **key)
-        block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-        tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * walk.count
-        blocks = {
-            "a": [block_k, block_m] if a_turned else [block_m, block_k],
-            "b": [block_n, block_k] if b_turned else [block_k, block_n],
-            "out": [block_m, block_n],
-        }  # fmt: skip
-        blocks |= {"up": blocks["b"], "pre": blocks["out"], "up_pre": blocks["out"]}
-        descs = {
-            f"{name}_desc": _described(stored.get(name, walk.operands[name]), block, walk)
-            for name, block in blocks.items()
-        }
-        _descriptor_kernel[(min(sms, tiles),)](
-            **descs, A_TRANSPOSED=a_turned, B_TRANSPOSED=b_turned,
-            A_STEPS=_moving(a), B_STEPS=_moving(b), PARTED=walk.parted, **common, **config,
-        )  # fmt: skip
+    a = walk.operands["a"].matrix
+    key = rule_key(walk, epilogue["ACTIVATION"], epilogue["ACCUMULATE"])
+    few = key["m"] <= FEW_ROWS and walk.count == 1
+    if few or not descriptor.suits(walk):
+        _launch_pointer(walk, epilogue, POINTER.pick(a.device, **key))
+        return
+    config = HOPPER.pick(a.device, **key)
+    if hopper.suits(walk, config) and hopper_ends_first(**key):
+        hopper.launch_product(walk, epilogue | scale_arguments(walk), config, key["sms"])
     else:
-        assert not walk.parted, "parts of K are for kernels with descriptors"
-        config = POINTER.pick(device, **key)
-        tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * walk.count
-        partial = counters = None
-        if config["SPLITS"] > 1:
-            shape = (2 if up else 1, tiles * config["SPLITS"], config["BLOCK_M"], config["BLOCK_N"])
-            sums = torch.int32 if a.matrix.dtype == torch.int8 else torch.float32
-            partial = torch.empty(shape, dtype=sums, device=device)
-            counters = arrival_counters(device)
-        pointers = {
-            f"{name}_ptr": walk.operands[name] and walk.operands[name].matrix
-            for name in ("a", "b", "up", "out", "pre", "up_pre")
-        }
-        _pointer_kernel[(tiles * config["SPLITS"],)](
-            **pointers, partial_ptr=partial, counters_ptr=counters, **_strides("a", a),
-            **_strides("b", b), **_strides("u", up), **_strides("o", out),
-            # Only float32 has anything to split.
-            PRECISION=float32_dot() if size == 4 else "ieee",
-            A_WRAPS=not a_turned or m % config["BLOCK_M"] == 0,
-            B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, A_TRANSPOSED=a_turned,
-            B_TRANSPOSED=b_turned, A_ITEMS=_run_items(a), B_ITEMS=_run_items(b),
-            OUT_ITEMS=_row_items(out.matrix), **common, **config,
-        )  # fmt: skip
+        config = DESCRIPTOR.pick(a.device, **key)
+        descriptor.launch_product(walk, epilogue, config, key["sms"])
 
 
-def _strides(name, operand):
-    """Strides of an operand as a kernel takes them: two of batches, of rows, of columns."""
-    values = (0, 0, 0, 0) if operand is None else (*operand.steps, *operand.matrix.stride())
-    return {f"stride_{name}{d}": value for d, value in zip("01mn", values, strict=True)}
+def _launch_pointer(walk, epilogue, config):
+    """Start the pointer kernel, with memory for parts of K if the configuration has several."""
+    assert not walk.parted, "parts of K are for kernels with descriptors"
+    a, b, up, out = (walk.operands[name] for name in ("a", "b", "up", "out"))
+    m, n, device = a.matrix.shape[0], b.matrix.shape[1], a.matrix.device
+    a_turned, b_turned = a.by_columns(), b.by_columns()
+    tiles = triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]) * walk.count
+    partial = counters = None
+    if config["SPLITS"] > 1:
+        shape = (2 if up else 1, tiles * config["SPLITS"], config["BLOCK_M"], config["BLOCK_N"])
+        sums = torch.int32 if a.matrix.dtype == torch.int8 else torch.float32
+        partial = torch.empty(shape, dtype=sums, device=device)
+        counters = arrival_counters(device)
+    pointers = {
+        f"{name}_ptr": walk.operands[name] and walk.operands[name].matrix
+        for name in ("a", "b", "up", "out", "pre", "up_pre")
+    }
+    _pointer_kernel[(tiles * config["SPLITS"],)](
+        **pointers, partial_ptr=partial, counters_ptr=counters, **strides_of("a", a),
+        **strides_of("b", b), **strides_of("u", up), **strides_of("o", out),
+        # Only float32 has anything to split.
+        PRECISION=float32_dot() if a.matrix.element_size() == 4 else "ieee",
+        A_WRAPS=not a_turned or m % config["BLOCK_M"] == 0,
+        B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, A_TRANSPOSED=a_turned,
+        B_TRANSPOSED=b_turned, A_ITEMS=_items(a.stored), B_ITEMS=_items(b.stored),
+        OUT_ITEMS=_items(out), **common_arguments(walk, epilogue), **config,
+    )  # fmt: skip
 
 
-def _whole_sectors(walk):
-    """Whether rows of both factors in memory lie multiples of a sector of the L2 cache apart."""
-    stored = (walk.operands[name].stored.matrix for name in ("a", "b"))
-    rows = (x.stride(0) * x.element_size() for x in stored)
-    return all(each % SECTOR_BYTES == 0 for each in rows)
-
-
-def _run_items(operand):
-    """The items of an access to an operand's runs of memory, which begin at their multiples."""
-    return _row_items(operand.stored.matrix)
-
-
-def _row_items(matrix):
+def _items(operand):
     """The items of an access of which the length of rows and their distance are multiples."""
-    return access_items(matrix.element_size(), matrix.shape[1], matrix.stride(0))
-
-
-def _moving(operand):
-    """Whether an operand has a matrix for each outer batch (2) and each inner batch (1)."""
-    return 2 * (operand.steps[0] != 0) + (operand.steps[1] != 0)
-
-
-def _described(operand, block, walk):
-    """A descriptor of the matrices of an operand: two dimensions, or four if there are batches."""
-    if operand is None:
-        return None
     matrix = operand.matrix
-    if walk.count == 1:
-        return TensorDescriptor.from_tensor(matrix, block)
-    # A matrix that all batches share has a single place along that dimension.
-    over = [size if step else 1 for size, step in zip(walk.sizes, operand.steps, strict=True)]
-    steps = [step or ACCESS_BYTES for step in operand.steps]
-    return TensorDescriptor(
-        matrix, [*over, *matrix.shape], [*steps, *matrix.stride()], [1, 1, *block]
-    )
+    return access_items(matrix.element_size(), matrix.shape[1], matrix.stride(0))
 
 
 # A traced graph has no addresses, and the choice of the kernel needs them.
@@ -706,242 +549,7 @@ def _pointer_kernel(
     store_as(out_ptr + offsets, out, mask)
 
 
-@triton.jit
-def _descriptor_kernel(
-    a_desc, b_desc, up_desc, out_desc, pre_desc, up_pre_desc, bias_ptr, up_bias_ptr, residual_ptr,
-    a_scale_ptr, b_scale_ptr, stride_r0, stride_r1, stride_rm, stride_rn, stride_x0, stride_x1,
-    stride_xm, stride_y0, stride_y1, stride_yn, scale, inner_batches, batches, M, N, K,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, A_STEPS: tl.constexpr,
-    B_STEPS: tl.constexpr, BATCHED: tl.constexpr, PARTED: tl.constexpr, SCALED: tl.constexpr,
-    ACTIVATION: tl.constexpr, PRECISE: tl.constexpr, ACCUMULATE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-):  # fmt: skip
-    """out = activation(scale a b + bias) (scale a up + up_bias) + residual, for what TMA can read.
-
-    Grid: programs, one a multiprocessor at most, which stride over the tiles [BLOCK_M, BLOCK_N] of
-    all batches. Reads a [M, K], b [K, N] and up [K, N] by descriptors. Reads bias and up_bias [N]
-    and residual [M, N] by pointers. Writes out [M, N], pre and up_pre by descriptors. Each but a,
-    b and out may be None. With ACCUMULATE the result is added to out. Accumulates in float32.
-    A_TRANSPOSED: a_desc describes a transposed, blocks [BLOCK_K, BLOCK_M]. B_TRANSPOSED: b_desc and
-    up_desc describe blocks [BLOCK_N, BLOCK_K]. BATCHED: descriptors have two dimensions of batches
-    before these, with blocks of one. A_STEPS, B_STEPS: 2 if the outer batch moves an operand, plus
-    1 if the inner one does; up moves as b does. PARTED: inner batches are equal parts of K instead,
-    in whole steps; descriptors read zeros past the end. GROUP_M: rows of tiles that share columns
-    of b in the L2 cache.
-    """
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    tiles = tiles_m * tiles_n
-    for number in tl.range(tl.program_id(0), tiles * batches, tl.num_programs(0), flatten=True):
-        pid, outer, inner = number, 0, 0
-        if BATCHED:
-            pid = number % tiles
-            outer = number // tiles // inner_batches
-            inner = number // tiles % inner_batches
-        pid_m, pid_n = tile_coords(pid, tiles_m, tiles_n, GROUP_M)
-        first_m = pid_m * BLOCK_M
-        first_n = pid_n * BLOCK_N
-        SUM: tl.constexpr = tl.int32 if a_desc.dtype == tl.int8 else tl.float32
-        acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
-        if up_desc is not None:
-            up_acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
-        first_k, length = 0, K
-        if PARTED:
-            length = tl.cdiv(tl.cdiv(K, BLOCK_K), inner_batches) * BLOCK_K
-            first_k = inner * length
-        for start in range(0, length, BLOCK_K):
-            at_k = first_k + start
-            a = _block(a_desc, outer, inner, first_m, at_k, A_TRANSPOSED, BATCHED, A_STEPS)
-            b = _block(b_desc, outer, inner, at_k, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
-            acc = tl.dot(a, b, acc, out_dtype=SUM)
-            if up_desc is not None:
-                up = _block(up_desc, outer, inner, at_k, first_n, B_TRANSPOSED, BATCHED, B_STEPS)
-                up_acc = tl.dot(a, up, up_acc, out_dtype=SUM)
-        offs_n = first_n + tl.arange(0, BLOCK_N)
-        offs_m = first_m + tl.arange(0, BLOCK_M)
-        x_ptr, y_ptr = a_scale_ptr, b_scale_ptr
-        if BATCHED:
-            if x_ptr is not None:
-                x_ptr += outer.to(tl.int64) * stride_x0 + inner.to(tl.int64) * stride_x1
-            if y_ptr is not None:
-                y_ptr += outer.to(tl.int64) * stride_y0 + inner.to(tl.int64) * stride_y1
-        pre = affine(
-            acc, bias_ptr, scale, x_ptr, y_ptr, stride_xm, stride_yn, offs_m, offs_n, M, N, SCALED
-        )  # fmt: skip
-        if pre_desc is not None:
-            _put(pre_desc, outer, inner, first_m, first_n, pre, BATCHED)
-        out = activated(pre, ACTIVATION, PRECISE)
-        if up_desc is not None:
-            factor = affine(
-                up_acc, up_bias_ptr, scale, x_ptr, y_ptr, stride_xm, stride_yn, offs_m, offs_n, M,
-                N, SCALED,
-            )  # fmt: skip
-            if up_pre_desc is not None:
-                _put(up_pre_desc, outer, inner, first_m, first_n, factor, BATCHED)
-            out *= factor
-        if residual_ptr is not None:
-            mask = (offs_m[:, None] < M) & (offs_n[None, :] < N)
-            rows, columns = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[None, :]
-            first = residual_ptr
-            if BATCHED:
-                first += outer.to(tl.int64) * stride_r0 + inner.to(tl.int64) * stride_r1
-            out += load_f32(first + rows * stride_rm + columns * stride_rn, mask)
-        if ACCUMULATE:
-            out += _block(out_desc, outer, inner, first_m, first_n, False, BATCHED, 3)
-        _put(out_desc, outer, inner, first_m, first_n, out, BATCHED)
-
-
-@triton.jit
-def _block(
-    desc, outer, inner, row, column, TRANSPOSED: tl.constexpr, BATCHED: tl.constexpr,
-    STEPS: tl.constexpr,
-):  # fmt: skip
-    """The block of a matrix that begins at (row, column), in the matrix's own orientation."""
-    if TRANSPOSED:
-        row, column = column, row
-    if BATCHED:
-        rows: tl.constexpr = desc.block_shape[2]
-        columns: tl.constexpr = desc.block_shape[3]
-        outer = outer if STEPS >= 2 else 0
-        inner = inner if STEPS % 2 else 0
-        block = desc.load([outer, inner, row, column]).reshape(rows, columns)
-    else:
-        block = desc.load([row, column])
-    return block.T if TRANSPOSED else block
-
-
-@triton.jit
-def _put(desc, outer, inner, row, column, block, BATCHED: tl.constexpr):
-    """Store a block of a matrix in the dtype of its descriptor."""
-    block = block.to(desc.dtype)
-    if BATCHED:
-        desc.store([outer, inner, row, column], block.reshape(1, 1, *block.shape))
-    else:
-        desc.store([row, column], block)
-
-
-def _tile(m, n, k, group, warps, stages):
-    return {
-        "BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "GROUP_M": group,
-        "num_warps": warps, "num_stages": stages,
-    }  # fmt: skip
-
-
-# The rules choose from these; the tuner tries those named MORE_ as well.
-DESCRIPTOR_CONFIGS = (
-    _tile(128, 256, 64, 8, 8, 3),
-    _tile(128, 128, 64, 8, 8, 4),
-    _tile(128, 128, 64, 8, 8, 3),
-    _tile(128, 128, 64, 8, 4, 4),
-    _tile(64, 128, 128, 8, 4, 3),
-    _tile(64, 64, 128, 8, 4, 4),
-    _tile(64, 64, 32, 8, 4, 3),
-)
-MORE_DESCRIPTOR_CONFIGS = (
-    _tile(128, 256, 64, 16, 8, 3),
-    _tile(256, 128, 64, 8, 8, 3),
-    _tile(64, 256, 64, 8, 4, 4),
-    _tile(64, 128, 64, 8, 4, 5),
-)
-
-
-def _split(tile, splits):
-    return tile | {"SPLITS": splits}
-
-
-POINTER_TILES = (
-    _tile(128, 64, 32, 8, 4, 4),
-    _tile(128, 64, 64, 8, 8, 3),
-    _tile(64, 64, 64, 8, 4, 2),
-    _tile(128, 128, 32, 8, 8, 3),
-    _tile(64, 64, 32, 8, 4, 2),
-    _tile(32, 64, 64, 8, 4, 3),
-)
-# For few rows: nearly all traffic is b, so many programs have to copy it at once.
-ROW_TILES = (_tile(16, 64, 128, 1, 4, 4), _tile(16, 32, 128, 1, 4, 3), _tile(16, 32, 64, 1, 4, 2))
-POINTER_CONFIGS = tuple(
-    _split(tile, splits) for tile in POINTER_TILES + ROW_TILES for splits in (1, 2, 4, 8, 16)
-)
-MORE_POINTER_CONFIGS = (
-    *(_split(_tile(64, 64, 32, 8, 4, 4), splits) for splits in (1, 2)),
-    _split(_tile(128, 64, 32, 8, 4, 3), 1),
-    *(_split(_tile(16, 128, 64, 1, 4, 5), splits) for splits in (4, 8, 16)),
-    *(_split(_tile(16, 32, 256, 1, 4, 4), splits) for splits in (1, 2, 4)),
-)
-# Programs of few rows that run beside each other on a multiprocessor.
-FEW_ROWS, BESIDE = 16, 2
-# Parts of K at most, and steps that a part has at least.
-MOST_SPLITS, LEAST_STEPS = 16, 4
-
-
-def _fitting(configs, itemsize, shared, staged, gated):
-    """Those whose stages of a, b and up, and tiles of the epilogue, fit in `shared` bytes.
-
-    staged: bytes in shared memory for each entry of a tile of the result, summed over the tensors
-    that the epilogue reads or writes.
-    """
-    for config in configs:
-        m, n, k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
-        items = config["num_stages"] * (m * k + (1 + gated) * k * n)
-        # Two accumulators take the registers of a tile twice as wide.
-        if gated and m * n > 128 * 128:
-            continue
-        if items * itemsize + staged * m * n + 1024 <= shared:
-            yield config
-
-
-def _choose_descriptor(
-    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
-):  # fmt: skip
-    def us(config):
-        # A gated tile has two products.
-        tile, items = (config["BLOCK_M"], config["BLOCK_N"]), k * (1 + gated)
-        return cost.tiles_us(
-            cost.DESCRIPTOR, tile, m, n, items, batches, sms, itemsize, whole_sectors
-        )
-
-    return min(_described_configs(itemsize, shared, staged, activation, gated), key=us)
-
-
-def _described_configs(itemsize, shared, staged, activation, gated):
-    # exp needs registers that the widest tile does not leave.
-    return _fitting(DESCRIPTOR_CONFIGS[activation in LONG :], itemsize, shared, staged, gated)
-
-
-def _faster(
-    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
-):  # fmt: skip
-    """Whether the Hopper kernel ends before the descriptor kernel."""
-    configs = _described_configs(itemsize, shared, staged, activation, gated)
-    tiles = {(config["BLOCK_M"], config["BLOCK_N"]) for config in configs}
-    return cost.hopper_is_faster(tiles, m, n, k, batches, sms, itemsize, gated, whole_sectors)
-
-
-def _choose_pointer(
-    m, n, k, batches, sms, shared, itemsize, transposed, activation, gated, staged, whole_sectors
-):  # fmt: skip
-    few = m <= FEW_ROWS and itemsize == 2
-    if itemsize == 4:
-        first = 0 if m * n >= 2048 * 2048 else 1 if m * n >= 1024 * 1024 else 5
-    else:
-        first = 3 if m * n >= 4096 * 4096 else 2
-    ranked = ROW_TILES if few else (POINTER_TILES[first], *POINTER_TILES[2:])
-    tile = next(_fitting(ranked, itemsize, shared, 0, gated))
-    tiles = triton.cdiv(m, tile["BLOCK_M"]) * triton.cdiv(n, tile["BLOCK_N"]) * batches
-    steps = triton.cdiv(k, tile["BLOCK_K"])
-    room = sms * (BESIDE if few else 1)
-    most = 1
-    # K is split while programs are too few for the GPU and each keeps some steps for itself.
-    while 2 * most * tiles <= room and 2 * most <= steps // LEAST_STEPS and most < MOST_SPLITS:
-        most *= 2
-    return tile | {"SPLITS": most if tiles <= MOST_COUNTERS else 1}
-
-
-HOPPER = hopper.HOPPER
-POINTER = Configs(_pointer_kernel, POINTER_CONFIGS + MORE_POINTER_CONFIGS, _choose_pointer)
-DESCRIPTOR = Configs(
-    _descriptor_kernel, DESCRIPTOR_CONFIGS + MORE_DESCRIPTOR_CONFIGS, _choose_descriptor
-)
+POINTER = Configs(_pointer_kernel, POINTER_CONFIGS + MORE_POINTER_CONFIGS, choose_pointer)
 
 plain_fwd = cached_launch(plain_fwd)
 matmul_fwd = cached_launch(matmul_fwd)

@@ -1,6 +1,6 @@
 """Walks over batched operands: at most two batch dimensions in a launch, and no copies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,10 @@ class Operand:
         aligned = all(step % (ACCESS_BYTES // size) == 0 and step >= 0 for step in self.steps)
         return aligned and tma_compatible(self.matrix)
 
+    def moving(self) -> int:
+        """Return 2 if there is a matrix for each outer batch, plus 1 if for each inner one."""
+        return 2 * (self.steps[0] != 0) + (self.steps[1] != 0)
+
 
 @dataclass(frozen=True)
 class Walk:
@@ -53,6 +57,19 @@ class Walk:
     @property
     def count(self) -> int:
         return self.sizes[0] * self.sizes[1]
+
+    def described(self, operand: Operand, block: Sequence[int]) -> tuple[Sequence[int], ...]:
+        """Return shape, strides and block of a descriptor of an operand, whose rows are runs.
+
+        It has two dimensions, or four if there are batches.
+        """
+        shape, strides = operand.matrix.shape, operand.matrix.stride()
+        if self.count == 1:
+            return shape, strides, block
+        # A matrix that all batches share has a single place along that dimension.
+        over = [size if step else 1 for size, step in zip(self.sizes, operand.steps, strict=True)]
+        steps = [step or ACCESS_BYTES for step in operand.steps]
+        return [*over, *shape], [*steps, *strides], [1, 1, *block]
 
 
 def walks(

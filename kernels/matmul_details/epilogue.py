@@ -53,13 +53,3 @@ def activated(x, ACTIVATION: tl.constexpr, PRECISE: tl.constexpr, BRIEF: tl.cons
     elif ACTIVATION == "tanh":
         x = tanh_of(x, PRECISE)
     return x
-
-
-@triton.jit
-def tile_coords(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """The row and the column of tile pid, in groups of GROUP_M rows of tiles."""
-    group = pid // (GROUP_M * tiles_n)
-    first_m = group * GROUP_M
-    rows = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = pid % (GROUP_M * tiles_n)
-    return first_m + within % rows, within // rows

@@ -32,7 +32,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .._runtime.configs import Configs
 from .._runtime.device import is_hopper
-from .._runtime.layout import ACCESS_BYTES
 from . import cost
 from .epilogue import activated
 
@@ -561,16 +560,11 @@ def _layout(dtype, *block):
 
 
 def _described(operand, walk, *block):
-    """A descriptor of the matrices of an operand: two dimensions, or four if there are batches."""
+    """A descriptor of the matrices of an operand, or None."""
     if operand is None:
         return None
     x = operand.matrix
-    shape, strides, block = list(x.shape), list(x.stride()), list(block)
-    if walk.count > 1:
-        # A matrix that all batches share has a single place along that dimension.
-        over = [size if step else 1 for size, step in zip(walk.sizes, operand.steps, strict=True)]
-        shape, block = over + shape, [1, 1, *block]
-        strides = [step or ACCESS_BYTES for step in operand.steps] + strides
+    shape, strides, block = map(list, walk.described(operand, block))
     return TensorDescriptor(x, shape, strides, block, _layout(x.dtype, *block))
 
 
@@ -593,7 +587,7 @@ def launch_product(walk, epilogue, config, sms):
     b_block = (inner, columns) if b_turned else (columns, inner)
     leaving = rows, leaving_columns(out.matrix.dtype, columns)
     tiles = -(-m // config["BLOCK_M"]) * -(-n // columns) * walk.count
-    moving = {name: _moving(walk.operands[name]) for name in ("a", "b", "residual")}
+    residual = walk.operands["residual"]
     matmul_hopper_kernel[(min(sms, tiles),)](
         a_desc=_described(a.transposed, walk, inner, rows)
         if a_turned
@@ -604,11 +598,7 @@ def launch_product(walk, epilogue, config, sms):
             for name in ("residual", "out", "pre", "up_pre")
         },
         inner_batches=walk.sizes[1], batches=walk.count, M=m, N=n, K=k, A_TURNED=a_turned,
-        B_TURNED=b_turned, A_STEPS=moving["a"], B_STEPS=moving["b"], R_STEPS=moving["residual"],
-        BATCHED=walk.count > 1, PARTED=walk.parted, **epilogue, **config,
+        B_TURNED=b_turned, A_STEPS=a.moving(), B_STEPS=b.moving(),
+        R_STEPS=0 if residual is None else residual.moving(), BATCHED=walk.count > 1,
+        PARTED=walk.parted, **epilogue, **config,
     )  # fmt: skip
-
-
-def _moving(operand):
-    """2 if an operand has a matrix for each outer batch, plus 1 if for each inner one."""
-    return 0 if operand is None else 2 * (operand.steps[0] != 0) + (operand.steps[1] != 0)

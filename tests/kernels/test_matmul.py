@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kernels import matmul
 from kernels._runtime import call_cache, checks, device, launch_guard
-from kernels.matmul_details import batches, epilogue, hopper
+from kernels.matmul_details import batches, descriptor, epilogue, hopper, tiles
 from ops.matmul import LEAKY_SLOPE, matmul_reference
 from tests.support.values import DEVICE, close, dtypes, few, randn
 
@@ -118,9 +118,12 @@ def launched(monkeypatch):
         def __getitem__(self, grid):
             return lambda **arguments: found.append((self.name, arguments))
 
-    for name in ("_descriptor_kernel", "_pointer_kernel"):
-        monkeypatch.setattr(matmul, name, Noting(name))
-    monkeypatch.setattr(hopper, "matmul_hopper_kernel", Noting("matmul_hopper_kernel"))
+    for module, name in (
+        (matmul, "_pointer_kernel"),
+        (descriptor, "_descriptor_kernel"),
+        (hopper, "matmul_hopper_kernel"),
+    ):
+        monkeypatch.setattr(module, name, Noting(name))
 
     def call(*arguments, **options):
         found.clear()
@@ -296,13 +299,13 @@ def test_k_is_split_while_tiles_are_few():
         "whole_sectors": True,
     }  # fmt: skip
     for m, n, splits in ((1, 4096, 4), (16, 4096, 4), (16, 14336, 1), (16, 64, 8), (17, 4096, 2)):
-        assert matmul._choose_pointer(**key | {"m": m, "n": n})["SPLITS"] == splits
+        assert tiles.choose_pointer(**key | {"m": m, "n": n})["SPLITS"] == splits
     for k, splits in ((64, 1), (512, 1), (1024, 2), (2048, 4)):
-        assert matmul._choose_pointer(**key | {"m": 16, "n": 4096, "k": k})["SPLITS"] == splits
-    assert matmul._choose_pointer(**key | {"m": 16, "n": 64, "batches": 9999})["SPLITS"] == 1
-    for tile in (*matmul.POINTER_TILES, *matmul.ROW_TILES):
+        assert tiles.choose_pointer(**key | {"m": 16, "n": 4096, "k": k})["SPLITS"] == splits
+    assert tiles.choose_pointer(**key | {"m": 16, "n": 64, "batches": 9999})["SPLITS"] == 1
+    for tile in (*tiles.POINTER_TILES, *tiles.ROW_TILES):
         for splits in (1, 2, 4, 8, 16):
-            assert tile | {"SPLITS": splits} in matmul.POINTER_CONFIGS
+            assert tile | {"SPLITS": splits} in tiles.POINTER_CONFIGS
 
 
 # The tile that was the fastest of those measured: M, N, K, bytes of an item, activation, tile.
@@ -328,7 +331,7 @@ def test_the_rules_take_the_tiles_that_were_measured_to_be_the_fastest(shape):
         "transposed": False, "activation": activation, "gated": False, "staged": itemsize,
         "whole_sectors": True,
     }  # fmt: skip
-    rules = [matmul._choose_pointer] if itemsize == 4 else [matmul._choose_descriptor]
+    rules = [tiles.choose_pointer] if itemsize == 4 else [tiles.choose_descriptor]
     if itemsize == 2 and activation == "none" and m > 1024:
         rules.append(hopper.choose)
     for rule in rules:

@@ -24,7 +24,7 @@ CONFIGS = [
 def on_threads(config, programs, *form, **broken):
     with (
         mock.patch.object(hopper, "is_hopper", lambda device: True),
-        mock.patch.object(matmul, "_faster", lambda **_: True),
+        mock.patch.object(matmul, "hopper_ends_first", lambda **_: True),
         mock.patch.object(hopper.Configs, "pick", lambda *_, **__: config),
         mock.patch.object(matmul, "FEW_ROWS", 0), assume_device(sm_count=programs),
         product_on_threads(**broken) as launches, uncached(),

@@ -24,7 +24,7 @@ def main(form, sizes, turned, dtype):
 
     with (
         mock.patch.object(hopper, "launch_product", noted),
-        mock.patch.object(matmul, "_faster", lambda **_: True),
+        mock.patch.object(matmul, "hopper_ends_first", lambda **_: True),
         torch.inference_mode(),
     ):
         found, truths = called(*form, sizes, turned, getattr(torch, dtype))
