@@ -28,8 +28,8 @@ from ._runtime.checks import (
 from ._runtime.configs import Configs
 from ._runtime.layout import as_rows_2d
 from ._runtime.vector_access import access_items
-from .embedding_details.sort import sorted_tokens
-from .embedding_details.sums import add_tokens
+from .embedding_details.sort import sorted_keys
+from .embedding_details.sums import sum_tokens
 from .embedding_details.tiles import WIDE, columns, suits
 
 ACCUMULATES = {"embedding": "float32"}
@@ -125,8 +125,8 @@ def embedding_bwd(ids: torch.Tensor, dy: torch.Tensor, rows: int, padding: int) 
     dweight = torch.empty((rows, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
     if dweight.numel() == 0:
         return dweight
-    keys, zeroed = sorted_tokens(ids.contiguous(), dweight, padding)
-    add_tokens(keys, as_rows_2d(dy), dweight, zeroed)
+    keys = sorted_keys(ids.contiguous(), rows, padding)
+    sum_tokens(keys, as_rows_2d(dy), dweight)
     return dweight
 
 

@@ -1,11 +1,8 @@
-"""The tokens of an embedding in the order of their ids, and zeros for the ids without a token.
+"""The tokens of an embedding in the order of their ids.
 
 A key holds the id of a token and the token's place, so all keys differ and every correct sort gives
 the same order. The place of a key in a block of keys is the number of smaller keys, which a program
 counts. Its place in the whole is the sum of such numbers, found in each sorted block by bisection.
-
-Bisections wait for memory and leave it idle. So the launch that bisects also writes the zeros of
-the gradient. Its programs know the rows without a token by marks, which the launch before has set.
 
 Sources: sorting by ranks in sorted blocks is that of Satish, Harris and Garland, "Designing
 efficient sorting algorithms for manycore GPUs" (2009).
@@ -16,8 +13,6 @@ import triton
 import triton.language as tl
 
 from .._runtime.checks import MOST_ITEMS
-from .._runtime.vector_access import access_items
-from .tiles import columns
 
 # Keys of a sorted block, and of these those that a program places, and that it compares at a time.
 SORTED, PLACED, SEEN = 1024, 16, 512
@@ -30,76 +25,55 @@ MOST_STEPS = MOST_ITEMS.bit_length()
 RANKED, BISECTED_OF_FEW, BISECTED, FEW = 32, 8, 4, 16
 # Beyond so many tokens the bisections take more time than PyTorch's sort.
 MOST_RANKED = 2**16
-# Marks that a program clears, and rows whose zeros it writes, with the bytes of a row at a time.
-CLEARED, FILLED, FILLED_BYTES = 8192, 16, 2048
 # The upper half of a key is the id, the lower half the place of the token.
 PLACE_BITS = tl.constexpr(32)
 PLACE = tl.constexpr(2**32 - 1)
 LAST_KEY = tl.constexpr(2**63 - 1)
 
 
-def sorted_tokens(
-    ids: torch.Tensor, dweight: torch.Tensor, padding: int
-) -> tuple[torch.Tensor, bool]:
-    """Return the keys of all tokens, ascending, int64 `[M]`, and whether dweight has its zeros.
+def sorted_keys(ids: torch.Tensor, rows: int, padding: int) -> torch.Tensor:
+    """Return the keys of all tokens, ascending, int64 `[M]`.
 
-    ids: contiguous, M of them. dweight: contiguous `[V, C]`. If keys are ranked, its rows without a
-    token get zeros; no other row is written. padding: an id that counts as no row, or -1. The keys
-    of such tokens, and of those with an id out of range, have the id V.
+    ids: contiguous, M of them, of a weight of so many rows. padding: an id that counts as no row,
+    or -1. The keys of such tokens, and of those with an id out of range, have the id `rows`.
     """
-    m, (v, c) = ids.numel(), dweight.shape
+    m = ids.numel()
     keys = torch.empty(m, dtype=torch.int64, device=ids.device)
     if m == 0:
-        return keys, False
+        return keys
     few, blocks = m <= MOST_RANKED, (m - 1) // SORTED + 1
-    ranked = few and blocks > 1
-    unranked, marks = keys, None
-    if ranked:
-        unranked, clears = torch.empty_like(keys), (v - 1) // CLEARED + 1
-        marks = torch.empty(clears * CLEARED, dtype=torch.int8, device=ids.device)
-        _clear_kernel[(clears,)](marks_ptr=marks, BLOCK=CLEARED, num_warps=4)
+    unranked = keys if blocks == 1 else torch.empty_like(keys)
     _sort_kernel[((m - 1) // PLACED + 1,)](
-        ids_ptr=ids, keys_ptr=unranked, marks_ptr=marks, M=m, V=v, padding=padding,
+        ids_ptr=ids, keys_ptr=unranked, M=m, V=rows, padding=padding,
         BLOCK=SORTED if few else PLACED, OWN=PLACED, SEEN=SEEN if few else PLACED,
-        NARROW=v < NARROW, num_warps=4,
+        NARROW=rows < NARROW, num_warps=4,
     )  # fmt: skip
-    if ranked:
-        width = columns(c, FILLED_BYTES // dweight.element_size())
-        tiles, ranks = (c - 1) // width + 1, (m - 1) // RANKED + 1
-        _rank_kernel[(ranks + ((v - 1) // FILLED + 1) * tiles,)](
-            unranked_ptr=unranked, keys_ptr=keys, marks_ptr=marks, dweight_ptr=dweight,
-            M=m, V=v, C=c, blocks=blocks, steps=SORTED.bit_length(), ranks=ranks, tiles=tiles,
-            ITEMS=access_items(dweight.element_size(), c), BLOCK=SORTED, OWN=RANKED,
-            BISECTED=BISECTED_OF_FEW if blocks <= FEW else BISECTED,
-            BLOCK_V=FILLED, BLOCK_C=width, num_warps=4,
+    if not few:
+        return torch.sort(unranked)[0]
+    if blocks > 1:
+        _rank_kernel[((m - 1) // RANKED + 1,)](
+            unranked_ptr=unranked, keys_ptr=keys, M=m, blocks=blocks, steps=SORTED.bit_length(),
+            BLOCK=SORTED, OWN=RANKED, BISECTED=BISECTED_OF_FEW if blocks <= FEW else BISECTED,
+            num_warps=4,
         )  # fmt: skip
-    return (keys if few else torch.sort(unranked)[0]), ranked
-
-
-@triton.jit
-def _clear_kernel(marks_ptr, BLOCK: tl.constexpr):
-    """marks = 0. Grid: the number of blocks. A program owns a whole block of marks, int8."""
-    marks = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(marks_ptr + marks, tl.zeros((BLOCK,), tl.int8))
+    return keys
 
 
 @triton.jit
 def _sort_kernel(
-    ids_ptr, keys_ptr, marks_ptr, M, V, padding,
+    ids_ptr, keys_ptr, M, V, padding,
     BLOCK: tl.constexpr, OWN: tl.constexpr, SEEN: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """keys = the keys of each block of BLOCK tokens, ascending; marks = 1 for each of their ids.
+    """keys = the keys of each block of BLOCK tokens, ascending.
 
     Grid: cdiv(M, OWN). A program owns OWN tokens of a block. It reads the ids of the block, SEEN at
     a time and as many beyond it, and counts those before each of its own. It writes its keys to
-    those places of keys [M], and sets theirs of marks unless it is None. OWN and SEEN divide BLOCK.
-    NARROW: whether (V + 1) * BLOCK fits in 31 bits.
+    those places of keys [M]. OWN and SEEN divide BLOCK. NARROW: whether (V + 1) * BLOCK fits in 31
+    bits.
     """
     own = tl.program_id(0) * OWN + tl.arange(0, OWN)
     block = tl.program_id(0) * OWN // BLOCK * BLOCK
     ids = _ids(ids_ptr, own, M, V, padding)
-    if marks_ptr is not None:
-        tl.store(marks_ptr + ids, tl.full((OWN,), 1, tl.int8), mask=ids < V)
     order = _order(ids, own - block, BLOCK, NARROW)
     rank = tl.zeros((OWN,), tl.int32)
     within = tl.arange(0, SEEN)
@@ -134,39 +108,25 @@ def _order(ids, within, BLOCK: tl.constexpr, NARROW: tl.constexpr):
 
 @triton.jit
 def _rank_kernel(
-    unranked_ptr, keys_ptr, marks_ptr, dweight_ptr, M, V, C, blocks, steps, ranks, tiles,
-    ITEMS: tl.constexpr, BLOCK: tl.constexpr, OWN: tl.constexpr, BISECTED: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+    unranked_ptr, keys_ptr, M, blocks, steps,
+    BLOCK: tl.constexpr, OWN: tl.constexpr, BISECTED: tl.constexpr,
 ):  # fmt: skip
-    """keys = all keys, ascending, from blocks of which each is; dweight = 0 for rows without marks.
+    """keys = all keys, ascending, from blocks of which each is.
 
-    Grid: ranks + cdiv(V, BLOCK_V) * tiles, ranks = cdiv(M, OWN), tiles = cdiv(C, BLOCK_C). One of
-    the first `ranks` programs owns OWN keys of a block. It reads them, and bisects each of the
+    Grid: cdiv(M, OWN). A program owns OWN keys of a block. It reads them, and bisects each of the
     `blocks` blocks of BLOCK keys for the number of keys below each of its own, BISECTED blocks at a
     time. The sum of these numbers is the place in keys [M]. steps: the number of bits of BLOCK.
-    Each other program owns BLOCK_C columns of BLOCK_V rows of dweight [V, C], whose marks it reads.
-    C is a multiple of ITEMS, those of an access.
     """
-    pid = tl.program_id(0)
-    if pid < ranks:
-        own = pid * OWN + tl.arange(0, OWN)
-        inside = own < M
-        keys = tl.load(unranked_ptr + own, mask=inside, other=LAST_KEY)
-        rank = tl.zeros((OWN,), tl.int32)
-        for block in range(0, blocks, BISECTED):
-            first = tl.minimum((block + tl.arange(0, BISECTED)) * BLOCK, M)[:, None]
-            low = first + tl.zeros((BISECTED, OWN), tl.int32)
-            high = tl.minimum(low + BLOCK, M)
-            rank += tl.sum(bisect(unranked_ptr, keys[None, :], low, high, steps) - first, 0)
-        tl.store(keys_ptr + rank, keys, mask=inside)
-    else:
-        C = C // ITEMS * ITEMS
-        rows = ((pid - ranks) // tiles).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
-        cols = (pid - ranks) % tiles * BLOCK_C + tl.arange(0, BLOCK_C)
-        empty = tl.load(marks_ptr + rows, mask=rows < V, other=1) == 0
-        zeros = tl.zeros((BLOCK_V, BLOCK_C), dweight_ptr.dtype.element_ty)
-        ptrs = dweight_ptr + rows[:, None] * C + cols[None, :]
-        tl.store(ptrs, zeros, mask=empty[:, None] & (cols < C)[None, :])
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    inside = own < M
+    keys = tl.load(unranked_ptr + own, mask=inside, other=LAST_KEY)
+    rank = tl.zeros((OWN,), tl.int32)
+    for block in range(0, blocks, BISECTED):
+        first = tl.minimum((block + tl.arange(0, BISECTED)) * BLOCK, M)[:, None]
+        low = first + tl.zeros((BISECTED, OWN), tl.int32)
+        high = tl.minimum(low + BLOCK, M)
+        rank += tl.sum(bisect(unranked_ptr, keys[None, :], low, high, steps) - first, 0)
+    tl.store(keys_ptr + rank, keys, mask=inside)
 
 
 @triton.jit

@@ -24,11 +24,8 @@ CHUNK = 64
 AT_ONCE = 8
 
 
-def add_tokens(keys: torch.Tensor, dy: torch.Tensor, dweight: torch.Tensor, zeroed: bool) -> None:
-    """Write to dweight `[V, C]` the sums of dy `[M, C]` by the ids of the sorted keys `[M]`.
-
-    zeroed: whether the rows without a token have their zeros; else they get them here.
-    """
+def sum_tokens(keys: torch.Tensor, dy: torch.Tensor, dweight: torch.Tensor) -> None:
+    """Write to dweight `[V, C]` the sums of dy `[M, C]` by the ids of the sorted keys `[M]`."""
     m, (v, c) = len(keys), dweight.shape
     config = SUMS.pick(dy.device, c=min(c, WIDE), itemsize=dy.element_size())
     tiles, chunks = (c - 1) // config["BLOCK_C"] + 1, m // CHUNK
@@ -42,7 +39,7 @@ def add_tokens(keys: torch.Tensor, dy: torch.Tensor, dweight: torch.Tensor, zero
     }  # fmt: skip
     if chunks:
         _chunk_kernel[(chunks * tiles,)](tiles=tiles, **shared)
-    fills = 0 if zeroed else (v - 1) // config["BLOCK_V"] + 1
+    fills = (v - 1) // config["BLOCK_V"] + 1
     _sum_kernel[((fills + m) * tiles,)](
         dweight_ptr=dweight, M=m, tiles=tiles, fills=fills, steps=MOST_STEPS,
         BLOCK_V=config["BLOCK_V"], **shared,
@@ -81,13 +78,12 @@ def _sum_kernel(
 ):  # fmt: skip
     """dweight[v] = the sum of dy over the tokens with id v, computed in float32.
 
-    Grid: (fills + M) * tiles, tiles = cdiv(C, BLOCK_C). fills: cdiv(V, BLOCK_V), or 0 if zeros are
-    written. One of the first fills * tiles programs owns BLOCK_C columns of BLOCK_V rows of dweight
-    [V, C]. It bisects the keys [M], and writes zeros to the rows without a token. Each other
-    program owns BLOCK_C columns of a sorted token. If that is the first one of a row, it reads the
-    keys of the row's tokens, and of these the rows of dy, or of parts for whole chunks. Then it
-    writes the row of dweight. steps: at least the number of bits of M. C and the stride are
-    multiples of ITEMS, those of an access.
+    Grid: (fills + M) * tiles, fills = cdiv(V, BLOCK_V), tiles = cdiv(C, BLOCK_C). One of the first
+    fills * tiles programs owns BLOCK_C columns of BLOCK_V rows of dweight [V, C]. It bisects the
+    keys [M], and writes zeros to the rows without a token. Each other program owns BLOCK_C columns
+    of a sorted token. If that is the first one of a row, it reads the keys of the row's tokens, and
+    of these the rows of dy, or of parts for whole chunks. Then it writes the row of dweight. steps:
+    at least the number of bits of M. C and the stride are multiples of ITEMS, those of an access.
     BLOCK_V, BLOCK_C: powers of two.
     """
     stride_dy, C = stride_dy // ITEMS * ITEMS, C // ITEMS * ITEMS

@@ -127,25 +127,6 @@ def test_ids_that_need_wide_numbers_are_sorted_by_the_same_rule(tokens, monkeypa
     agrees(torch.arange(tokens) * 17 % 67, 70, 3, padding_idx=0)
 
 
-@many
-@given(st.integers(33, 150), st.integers(1, 200), st.integers(1, 40), st.data())
-def test_zeros_go_to_the_rows_without_a_token_and_to_no_other(tokens, v, c, data):
-    """Several blocks of keys are ranked, several programs clear marks and write zeros."""
-    ids = torch.tensor(data.draw(st.lists(st.integers(-1, v), min_size=tokens, max_size=tokens)))
-    padding = data.draw(st.integers(-1, v - 1))
-    dweight = torch.full((v, c), float("nan"), device=DEVICE)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, size in (SMALL | {"CLEARED": 16, "FILLED": 4, "FILLED_BYTES": 64}).items():
-            patch.setattr(sort, name, size)
-        keys, zeroed = sort.sorted_tokens(ids.to(DEVICE), dweight, padding)
-    assert zeroed
-    known = torch.where((ids < 0) | (ids == padding), v, ids)
-    assert torch.equal(keys.cpu(), (known * 2**32 + torch.arange(tokens)).sort()[0])
-    empty = torch.ones(v + 1, dtype=torch.bool).index_fill(0, known, False)[:v]
-    assert dweight.cpu()[empty].eq(0).all()
-    assert dweight.cpu()[~empty].isnan().all()
-
-
 def test_more_tokens_than_are_ranked(monkeypatch):
     for name, size in (SMALL | {"MOST_RANKED": 100}).items():
         monkeypatch.setattr(sort, name, size)
