@@ -1,15 +1,16 @@
 """The backward pass of attention on Hopper: five products a tile, dq summed in memory in float32.
 
 A program owns 128 keys of one key head: two warpgroups of 64 keys each. It walks the rows that see
-them, which four loading warps bring by TMA. A group holds its scores transposed, [keys, rows]. So
-the transposes of P and of dS are factors in registers, for dv and dk. The dS of both groups meet in
-shared memory for dq; each group computes half the columns of dq.
+them, which four loading warps bring by TMA, and whose numbers they tell. A group holds its scores
+transposed, [keys, rows]. So the transposes of P and of dS are factors in registers, for dv and dk.
+The dS of both groups meet in shared memory for dq; each group computes half of dq.
 
 TMA adds dq to memory in float32. The order of these sums may differ from run to run, and with it
-the last bits of dq; the form in `backward.py` has one order.
+the last bits of dq; the form in `backward.py` has one order. The sums lie as threads hold them. So
+a thread stores whole accesses that meet in no bank of shared memory.
 
 A first kernel writes delta = rowsum(dO O) - dlse and sets the sums of dq to zero. A last kernel
-rounds them.
+rounds them, and puts them into rows.
 """
 
 from collections.abc import Callable
@@ -39,6 +40,8 @@ from .launch import like, strides_of
 # Keys of a warpgroup.
 KEYS = 64
 GROUPS = gl.constexpr(2)
+# Threads of a group.
+THREADS = gl.constexpr(128)
 # Registers of a thread of a group.
 REGISTERS = gl.constexpr(240)
 
@@ -52,15 +55,16 @@ def add_to_global(desc, coord, src, _semantic=None):
     )
 
 
-def tile(rows, slots):
-    return {"BLOCK_M": rows, "SLOTS": slots, "num_warps": 4}
+def tile(rows, slots, early_m=0):
+    return {"BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "num_warps": 4}
 
 
-CONFIGS = (tile(64, 2), tile(128, 2), tile(64, 3))
+CONFIGS = (tile(64, 2, 1), tile(128, 2), tile(64, 3))
 
 
 def choose(d, causal):
-    return CONFIGS[0] if d == 128 else CONFIGS[2] if causal else CONFIGS[1]
+    # See the lab book. Heads of 64 have no registers to spare for the next m.
+    return CONFIGS[0] if d == 128 else CONFIGS[1]
 
 
 @gluon.jit
@@ -151,6 +155,7 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
+    MASKED: gl.constexpr = options[4]
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[-2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
     tile, key_head = key_tile_of(sizes, BLOCK_N)
@@ -163,8 +168,14 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
         place = (b * key_heads * GROUP + h) * padded
         for row_tile in range(tiles[0], tiles[3]):
             start = row_tile * BLOCK_M
+            slot, masked = step % SLOTS, 0
+            mbarrier.wait(barriers[3].index(slot), step // SLOTS % 2 ^ 1)
+            if MASKED:
+                masked = gl.where((row_tile < tiles[1]) | (row_tile >= tiles[2]), 1, 0)
+            tell_rows(rings[8], row_tile, b * key_heads * GROUP + h, masked, slot)
             copy_rows([b, h, start, 0], place + start, step, descs, rings, barriers, SLOTS)
             step += 1
+    tell_end(step, rings, barriers, SLOTS)
 
 
 @gluon.jit
@@ -183,36 +194,72 @@ def _kept(p, start_n, start_m, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr):
 
 
 @gluon.jit
-def _add_dq(dq, row, descs, rings, WHICH: gl.constexpr):
-    """Start the addition of half the columns of a tile of dq, in rows from `row` on, to memory."""
-    dq_desc, ring = descs[6], rings[7]
+def no_dq_of(BLOCK_M: gl.constexpr, D: gl.constexpr):
+    """Zeros for a group's part of a tile of dq: half the rows, or half the columns of 64 rows.
+
+    A group that has half the rows reads half of dS.
+    """
+    ROWS: gl.constexpr = max(64, BLOCK_M // 2)
+    COLUMNS: gl.constexpr = BLOCK_M * D // 2 // ROWS
+    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    return gl.zeros([ROWS, COLUMNS], gl.float32, DQ)
+
+
+@gluon.jit
+def _as_held(dq):
+    """dq [rows, columns] as [threads, numbers]: a thread's line is what it holds, in its order.
+
+    No thread reads another's. A warp has 16 of 64 rows. A thread has two rows, 8 apart, and there
+    two neighbours of each 8 columns. `rows_of_held` is the inverse.
+    """
+    PARTS: gl.constexpr = dq.shape[0] // 64
+    EIGHTS: gl.constexpr = dq.shape[1] // 8
+    HELD: gl.constexpr = dq.shape[0] * dq.shape[1] // THREADS
+    # Part, warp, half, line of threads, eight, thread of the line, number.
+    places = gl.reshape(dq, (PARTS, 4, 2, 8, EIGHTS, 4, 2))
+    lines = gl.reshape(gl.permute(places, (1, 3, 5, 0, 4, 2, 6)), (THREADS, HELD))
+    LINES: gl.constexpr = gl.BlockedLayout([1, HELD], [32, 1], [4, 1], [1, 0])
+    return gl.convert_layout(lines, LINES, assert_trivial=True)
+
+
+@gluon.jit
+def _add_dq(dq, row, descs, rings, WHICH: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Start the addition of a group's part of a tile of dq, in rows from `row` on, to memory."""
+    dq_desc, slot = descs[6], rings[7].index(WHICH)
     # The last tile's addition has read the slot.
     tma.store_wait(0)
-    ring.index(WHICH).store(dq)
+    slot.store(_as_held(dq))
     fence_async_shared()
-    add_to_global(dq_desc, [row, WHICH * dq.shape[1]], ring.index(WHICH))
+    # A tile has a line for each thread of both groups.
+    line = row * (GROUPS * THREADS // BLOCK_M) + WHICH * THREADS
+    add_to_global(dq_desc, [line, 0], slot)
 
 
 @gluon.jit
 def take_row_tile(
-    dk, dv, step, row_tile, cut_by_mask, start_n, head, descs, rings, barriers, sizes, factor,
-    no_scores, no_dq, MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
+    dk, dv, step, told, start_n, descs, rings, barriers, sizes, factor, no_scores, no_dq,
+    MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
 ):  # fmt: skip
-    """Take a tile of rows into dk and dv, and add what it gives of dq to memory."""
+    """Take a tile of rows into dk and dv, and add what it gives of dq to memory.
+
+    told: what `told_next` returned of the tile. Returns dk, dv, the next step and what is told of
+    its tile.
+    """
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
+    EARLY_M: gl.constexpr = options[3]
     q_ring, k_tile, v_tile, dout_ring, m_ring, delta_ring, ds_ring = rings[:7]
-    q_full, dout_full, free = barriers[1:]
+    dout_full, free = barriers[2], barriers[3]
     KEYS: gl.constexpr = dk.shape[0]
     D: gl.constexpr = dk.shape[1]
     BLOCK_M: gl.constexpr = no_scores.shape[1]
     ROWS: gl.constexpr = gl.SliceLayout(0, no_scores.type.layout)
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
+    row_tile, head, cut_by_mask, m = told
     slot, phase = step % SLOTS, step // SLOTS % 2
     q, dout = block_matrix(q_ring.index(slot)), block_matrix(dout_ring.index(slot))
     k, v = block_matrix(k_tile), block_matrix(v_tile)
-    mbarrier.wait(q_full.index(slot), phase)
     scores = warpgroup_mma(
         k.slice(WHICH * KEYS, KEYS), q.permute((1, 0)), no_scores, use_acc=False, is_async=True
     )
@@ -221,9 +268,11 @@ def take_row_tile(
         v.slice(WHICH * KEYS, KEYS), dout.permute((1, 0)), no_scores, use_acc=False, is_async=True
     )
     scores = warpgroup_mma_wait(1, (scores,))
-    p = gl.exp2(scores * factor - m_ring.index(slot).load(ROWS)[None, :])
+    if not EARLY_M:
+        m = m_ring.index(slot).load(ROWS)
+    p = gl.exp2(scores * factor - m[None, :])
     if MASKED:  # noqa: SIM102 (a constant and a value have no `and`)
-        if cut_by_mask:
+        if cut_by_mask > 0:
             p = _kept(p, start_n + WHICH * KEYS, row_tile * BLOCK_M, sizes, LEFT, RIGHT)
     factor_p = gl.convert_layout(p.to(q.dtype), FACTOR)
     dv = warpgroup_mma(factor_p, dout, dv, is_async=True)
@@ -236,16 +285,20 @@ def take_row_tile(
     shared.slice(WHICH * KEYS, KEYS).store(ds)
     fence_async_shared()
     meet()
-    dq = warpgroup_mma(
-        shared.permute((1, 0)), k.slice(WHICH * (D // 2), D // 2, dim=1), no_dq, use_acc=False,
-        is_async=True,
-    )  # fmt: skip
+    OWN: gl.constexpr = no_dq.shape[0]
+    if OWN < BLOCK_M:
+        mine = shared.slice(WHICH * OWN, OWN, dim=1)
+        dq = warpgroup_mma(mine.permute((1, 0)), k, no_dq, use_acc=False, is_async=True)
+    else:
+        mine = k.slice(WHICH * (D // 2), D // 2, dim=1)
+        dq = warpgroup_mma(shared.permute((1, 0)), mine, no_dq, use_acc=False, is_async=True)
     # The compiler must not reuse the registers of a factor before its product has read them.
     dv, dk, factor_p, factor_ds = warpgroup_mma_wait(1, (dv, dk, factor_p, factor_ds))
     mbarrier.arrive(free.index(slot), count=1)
+    following = told_next(step + 1, rings, barriers, no_scores, options)
     dq = warpgroup_mma_wait(0, (dq,))
-    _add_dq(dq, head * sizes[8] + row_tile * BLOCK_M, descs, rings, WHICH)
-    return dk, dv, step + 1
+    _add_dq(dq, head * sizes[8] + row_tile * BLOCK_M, descs, rings, WHICH, BLOCK_M)
+    return dk, dv, step + 1, following
 
 
 @gluon.jit
@@ -258,12 +311,26 @@ def tell_rows(numbers, row_tile, head, masked, slot):
 
 
 @gluon.jit
-def told_rows(numbers, slot):
+def _told_rows(numbers, slot):
     """The numbers that `tell_rows` puts there."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     row_tile = gl.sum(numbers.index(3 * slot).load(LAYOUT), 0)
     head = gl.sum(numbers.index(3 * slot + 1).load(LAYOUT), 0)
     return row_tile, head, gl.sum(numbers.index(3 * slot + 2).load(LAYOUT), 0)
+
+
+@gluon.jit
+def told_next(step, rings, barriers, no_scores, options: gl.constexpr):
+    """The numbers of a step's tile of rows, and its m if the configuration reads it so early."""
+    SLOTS: gl.constexpr = options[2]
+    EARLY_M: gl.constexpr = options[3]
+    slot = step % SLOTS
+    mbarrier.wait(barriers[1].index(slot), step // SLOTS % 2)
+    row_tile, head, masked = _told_rows(rings[8], slot)
+    m = 0
+    if EARLY_M:
+        m = rings[4].index(slot).load(gl.SliceLayout(0, no_scores.type.layout))
+    return row_tile, head, masked, m
 
 
 @gluon.jit
@@ -293,19 +360,12 @@ def take_told_rows(
 
     The groups hold gradients in nearly all registers, so they do not find these numbers themselves.
     """
-    SLOTS: gl.constexpr = options[2]
-    q_full, numbers = barriers[1], rings[8]
-    mbarrier.wait(q_full.index(0), 0)
-    row_tile, head, masked = told_rows(numbers, 0)
-    step = 0
-    while row_tile >= 0:
-        dk, dv, step = take_row_tile(
-            dk, dv, step, row_tile, masked > 0, start_n, head, descs, rings, barriers, sizes,
-            factor, no_scores, no_dq, MASKED, WHICH, options,
+    step, told = 0, told_next(0, rings, barriers, no_scores, options)
+    while told[0] >= 0:
+        dk, dv, step, told = take_row_tile(
+            dk, dv, step, told, start_n, descs, rings, barriers, sizes, factor, no_scores, no_dq,
+            MASKED, WHICH, options,
         )  # fmt: skip
-        slot = step % SLOTS
-        mbarrier.wait(q_full.index(slot), step // SLOTS % 2)
-        row_tile, head, masked = told_rows(numbers, slot)
     return dk, dv
 
 
@@ -328,35 +388,26 @@ def store_keys(dk, dv, scale, at, descs, rings, WHICH: gl.constexpr):
 
 @gluon.jit
 def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, options: gl.constexpr):
-    """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
+    """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
     scale, factor = numbers
     dk_desc = descs[7]
-    key_heads, GROUP = sizes[2], sizes[3]
-    LEFT: gl.constexpr = options[0]
-    RIGHT: gl.constexpr = options[1]
+    key_heads = sizes[2]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     KEYS: gl.constexpr = dk_desc.block_type.shape[-2]
     D: gl.constexpr = dk_desc.block_type.shape[-1]
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
     no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    no_dq = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ)
+    no_dq = no_dq_of(BLOCK_M, D)
     dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
     tile, key_head = key_tile_of(sizes, BLOCK_N)
     b, key_head = key_head // key_heads, key_head % key_heads
-    first, whole, cut, last = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
     mbarrier.wait(barriers[0].index(0), 0)
-    step = 0
-    for member in range(GROUP):
-        head = (b * key_heads + key_head) * GROUP + member
-        for row_tile in range(first, last):
-            cut_by_mask = (row_tile < whole) | (row_tile >= cut)
-            dk, dv, step = take_row_tile(
-                dk, dv, step, row_tile, cut_by_mask, tile * BLOCK_N, head, descs, rings, barriers,
-                sizes, factor, no_scores, no_dq, options[3], WHICH, options,
-            )  # fmt: skip
+    dk, dv = take_told_rows(
+        dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, options[4],
+        WHICH, options,
+    )  # fmt: skip
     at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
     store_keys(dk, dv, scale, at, descs, rings, WHICH)
 
@@ -394,14 +445,14 @@ def backward_hopper_kernel(
     q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc,
     key_heads, GROUP, SQ, SK, left, right, heads, near, padded, scale,
     DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, WHOLE: gl.constexpr,
-    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each key head.
 
     Grid: cdiv(SK, 128) * heads programs. Reads q and dO by descriptors of blocks [1, 1, BLOCK_M,
     D], k and v by blocks [1, 1, 128, D]. Reads m and delta, [B * H * padded], by blocks [BLOCK_M].
     m is in base 2, and infinity for a row that sees nothing. Adds to dq float32 [B * H * padded, D]
-    by blocks [BLOCK_M, D / 2]. Writes dk and dv by blocks [1, 1, 64, D].
+    by the blocks of `_sums_of`. Writes dk and dv by blocks [1, 1, 64, D].
 
     heads: key heads of all batches, key_heads: of one. DS: the layout of dS in shared memory. Other
     parameters are those of the forward kernel. `padded` is a multiple of BLOCK_M.
@@ -412,10 +463,10 @@ def backward_hopper_kernel(
     descs = (
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
-    rings = rings_of(descs, DS, SLOTS)
+    rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()
-    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, not WHOLE)
+    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M, not WHOLE)
     gl.warp_specialize(
         [
             (producer, (descs, rings, barriers, sizes, OPTIONS)),
@@ -459,20 +510,39 @@ def _delta_kernel(
 
 
 @triton.jit
+def rows_of_held(x, HELD: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr):
+    """A tile [BLOCK_M, D] of what lies as `_as_held` has it; HELD: the rows of a group's part."""
+    EIGHTS: tl.constexpr = BLOCK_M * D // 2 // HELD // 8
+    # Group, warp, line of threads, thread of the line, part of 64 rows, eight, half, number.
+    x = tl.reshape(x, (2, 4, 8, 4, HELD // 64, EIGHTS, 2, 2))
+    # The groups share rows, or columns.
+    if HELD < BLOCK_M:
+        x = tl.permute(x, (0, 4, 1, 6, 2, 5, 3, 7))
+    else:
+        x = tl.permute(x, (4, 1, 6, 2, 0, 5, 3, 7))
+    return tl.reshape(x, (BLOCK_M, D))
+
+
+@triton.jit
 def _round_kernel(
     sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, H, SQ, padded, scale,
-    D: tl.constexpr, BLOCK_M: tl.constexpr,
+    HELD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale sums, rounded. Grid: padded / BLOCK_M * B * H programs of BLOCK_M rows."""
+    """dq = scale sums, rounded. Grid: padded / BLOCK_M * B * H programs of BLOCK_M rows.
+
+    The sums lie as threads held them. BLOCK_M is that of the kernel that added them, HELD the rows
+    of a group's part of its tile.
+    """
     tiles = padded // BLOCK_M
     tile, head = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
     b, h = head // H, head % H
     offs_m, offs_d = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, D)
-    row = offs_m.to(tl.int64)[:, None]
-    sums = tl.load(sums_ptr + (head * padded + row) * D + offs_d[None, :])
-    dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + row * stride_dqs + offs_d[None, :]
+    first = (head * padded + tile * BLOCK_M) * D
+    sums = tl.load(sums_ptr + first + tl.arange(0, BLOCK_M * D))
     dq = (sums * tl.cast(scale, tl.float32)).to(dq_ptr.dtype.element_ty)
-    tl.store(dq_ptrs, dq, mask=(offs_m < SQ)[:, None])
+    row = offs_m.to(tl.int64)[:, None]
+    dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + row * stride_dqs + offs_d[None, :]
+    tl.store(dq_ptrs, rows_of_held(dq, HELD, BLOCK_M, D), mask=(offs_m < SQ)[:, None])
 
 
 def _flat(x, *block):
@@ -481,7 +551,7 @@ def _flat(x, *block):
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), layout)
 
 
-# Rows of a program of the first and the last kernel.
+# Rows of a program of the first kernel.
 NEARBY_ROWS = 64
 
 
@@ -509,12 +579,25 @@ def begun(
     return padded, m, delta, sums
 
 
-def rounded(q: torch.Tensor, sums: torch.Tensor, padded: int, scale: float) -> torch.Tensor:
-    """Return dq from its sums."""
+def _sums_of(sums, block_m):
+    """The descriptor of sums of dq: a line for each thread of a group, by tiles of block_m rows."""
+    held = block_m * sums.shape[1] // (2 * THREADS.value)
+    return _flat(sums.view(-1, held), THREADS.value, held)
+
+
+def rounding(block_m: int) -> dict[str, int]:
+    """Return the tile of the kernel that rounds sums by tiles of so many rows."""
+    return {"BLOCK_M": block_m, "HELD": max(64, block_m // 2)}
+
+
+def rounded(
+    q: torch.Tensor, sums: torch.Tensor, padded: int, scale: float, block_m: int
+) -> torch.Tensor:
+    """Return dq from its sums, which came by tiles of block_m rows."""
     b, h = q.shape[:2]
-    dq = like(q)
-    _round_kernel[(padded // NEARBY_ROWS * b * h,)](
-        sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of(dq=dq), **_nearby(q, padded)
+    dq, tile = like(q), rounding(block_m)
+    _round_kernel[(padded // tile["BLOCK_M"] * b * h,)](
+        sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of(dq=dq), **_nearby(q, padded) | tile
     )
     return dq
 
@@ -542,7 +625,6 @@ def descriptors(
 
     of: makes the descriptor of a tensor of rows or keys, with blocks of so many.
     """
-    d = q.shape[-1]
     return {
         "q_desc": of(q, block_m),
         "k_desc": of(k, 2 * KEYS),
@@ -550,7 +632,7 @@ def descriptors(
         "dout_desc": of(dout, block_m),
         "m_desc": _flat(m, block_m),
         "delta_desc": _flat(delta, block_m),
-        "dq_desc": _flat(sums, block_m, d // 2),
+        "dq_desc": _sums_of(sums, block_m),
         "dk_desc": of(dk, KEYS),
         "dv_desc": of(dv, KEYS),
         "DS": layout_of(q.dtype, 2 * KEYS, block_m),
@@ -595,4 +677,4 @@ def backward_hopper(
         LEFT=left is not None, RIGHT=right is not None,
         WHOLE=left is None and right is None and sk % (2 * KEYS) == 0, **config,
     )  # fmt: skip
-    return rounded(q, sums, padded, scale), dk, dv
+    return rounded(q, sums, padded, scale, config["BLOCK_M"]), dk, dv

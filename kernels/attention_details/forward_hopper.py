@@ -8,8 +8,10 @@ of a tile of rows runs under the first exponentials of the next one, whose rows 
 own.
 
 The kernel walks keys from the last that any row sees to the first. Only tiles that the diagonal, a
-window or the end of the keys cuts are masked. Programs stay and stride over the tiles of rows. If
-these differ in length, programs draw them from a counter, the longest first.
+window or the end of the keys cuts are masked. The tile of keys on the diagonal is a square. The
+group of the upper rows sees half of its keys, and leaves out the others. Programs stay and stride
+over the tiles of rows. If these differ in length, programs draw them from a counter, the longest
+first.
 
 The scheme is FlashAttention-3's (Shah et al., 2024), written anew for Gluon.
 """
@@ -79,9 +81,9 @@ CONFIGS = (
 
 
 def choose(s, d, causal):
-    # See the lab book: the tiles' order by a counter; heads of 128 at short sequences.
+    # See the lab book: the tiles' order by a counter; the square on the diagonal.
     if d == 128:
-        return SHORT if causal and s <= 1024 else PAIR
+        return PAIR
     # Three groups with masks have registers that spill. Their tiles of 192 rows reach far beyond
     # the end of a short sequence.
     return IN_TURN if causal else TRIPLE if s >= 2048 else PAIR

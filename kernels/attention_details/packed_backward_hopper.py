@@ -30,9 +30,12 @@ from .backward_hopper import (
     copy_rows,
     descriptors,
     near_key_heads,
+    no_dq_of,
     numbers_of_rows,
     rings_of,
+    rounding,
     row_tiles,
+    rows_of_held,
     store_keys,
     take_told_rows,
     tell_end,
@@ -117,7 +120,7 @@ def producer(descs, rings, barriers, sizes, owned, padded, options: gl.constexpr
 def consumer(
     descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr, options: gl.constexpr
 ):
-    """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
+    """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
     scale, factor = scales
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     KEYS: gl.constexpr = descs[7].block_type.shape[-2]
@@ -125,9 +128,8 @@ def consumer(
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
     no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    no_dq = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ)
+    no_dq = no_dq_of(BLOCK_M, D)
     dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
     tile, key_head, first_key, _, _ = owned
     SK = sizes[1]
@@ -153,7 +155,7 @@ def packed_backward_hopper_kernel(
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, key_heads, GROUP, before, after,
     slots, near, padded, scale,
     DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
-    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each sequence and key head.
 
@@ -176,7 +178,7 @@ def packed_backward_hopper_kernel(
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()
-    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS)
+    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M)
     sizes, tile, key_head, first_key, first_row, place = _owned(
         boundaries, totals, shape, ORDERED, BLOCK_M, BLOCK_N
     )
@@ -236,16 +238,18 @@ def _delta_kernel(
 @triton.jit(do_not_specialize=["B", "TOTAL", "slots"])
 def _round_kernel(
     sums_ptr, dq_ptr, cu_ptr, stride_dqs, stride_dqh, stride_cu, B, TOTAL, slots, H, scale,
-    SLOT: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    SLOT: tl.constexpr, HELD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale sums, rounded. Grid: slots * SLOT / BLOCK_M * H programs of BLOCK_M rows."""
+    """dq = scale sums, rounded. Grid: slots * SLOT / BLOCK_M * H programs of BLOCK_M rows.
+
+    HELD: as in the dense kernel of this name.
+    """
     head, first, rows, place = _place_of(cu_ptr, stride_cu, B, TOTAL, slots, H, SLOT, BLOCK_M)
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, D)
     inside, row = offs_m < rows, (first + offs_m).to(tl.int64)
-    sums = tl.load(
-        sums_ptr + (place + offs_m)[:, None] * D + offs_d[None, :], mask=inside[:, None], other=0.0
-    )
+    sums = tl.load(sums_ptr + place * D + tl.arange(0, BLOCK_M * D))
     dq = (sums * tl.cast(scale, tl.float32)).to(dq_ptr.dtype.element_ty)
+    dq = rows_of_held(dq, HELD, BLOCK_M, D)
     at = row[:, None] * stride_dqs + head * stride_dqh + offs_d[None, :]
     tl.store(dq_ptr + at, dq, mask=inside[:, None])
 
@@ -298,7 +302,10 @@ def packed_backward_hopper(
         near=near_key_heads(as_batch(q), as_batch(k), longest_q), padded=padded, scale=scale,
         LEFT=left is not None, RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
     )  # fmt: skip
-    _round_kernel[grid](sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby)
+    nearby |= rounding(slot)
+    _round_kernel[(padded // nearby["BLOCK_M"] * h,)](
+        sums_ptr=sums, dq_ptr=dq, scale=scale, **strides_of("sh", dq=dq), **nearby
+    )
     return dq, dk, dv
 
 

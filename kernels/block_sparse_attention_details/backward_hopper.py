@@ -26,6 +26,7 @@ from ..attention_details.backward_hopper import (
     copy_rows,
     descriptors,
     near_key_heads,
+    no_dq_of,
     numbers_of_rows,
     rings_of,
     rounded,
@@ -96,7 +97,7 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
     """
     CAUSAL: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
-    BLOCK: gl.constexpr = options[4]
+    BLOCK: gl.constexpr = options[5]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     BLOCK_N: gl.constexpr = descs[1].block_type.shape[-2]
     key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
@@ -126,18 +127,17 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
 @gluon.jit
 def consumer(descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr,
              options: gl.constexpr):  # fmt: skip
-    """Compute dk and dv of a group's keys, and half the columns of what the program gives of dq."""
+    """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
     scale, factor = scales
-    MASKED: gl.constexpr = options[3]
+    MASKED: gl.constexpr = options[4]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     KEYS: gl.constexpr = descs[7].block_type.shape[-2]
     D: gl.constexpr = descs[7].block_type.shape[-1]
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
     no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    no_dq = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ)
+    no_dq = no_dq_of(BLOCK_M, D)
     dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
     tile, b, key_head = owned
     mbarrier.wait(barriers[0].index(0), 0)
@@ -160,7 +160,7 @@ def block_sparse_backward_hopper_kernel(
     offsets_ptr, indices_ptr, order_ptr, stride_lb, stride_lh,
     key_heads, GROUP, SQ, SK, blocks, right, heads, near, padded, scale,
     DS: gl.constexpr, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, BLOCK: gl.constexpr,
-    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, over kept blocks.
 
@@ -180,7 +180,7 @@ def block_sparse_backward_hopper_kernel(
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()
-    OPTIONS: gl.constexpr = (False, CAUSAL, SLOTS, not WHOLE, BLOCK)
+    OPTIONS: gl.constexpr = (False, CAUSAL, SLOTS, EARLY_M, not WHOLE, BLOCK)
     tile, key_head = _owned(lists, sizes, BLOCK, BLOCK_N)
     owned = tile, key_head // key_heads, key_head % key_heads
     gl.warp_specialize(
@@ -227,7 +227,7 @@ def backward_hopper(
         heads=b * key_heads, near=near_key_heads(q, k), padded=padded, scale=scale, CAUSAL=causal,
         WHOLE=not causal and sk % block_size == 0, BLOCK=block_size, **config,
     )  # fmt: skip
-    return rounded(q, sums, padded, scale), dk, dv
+    return rounded(q, sums, padded, scale, config["BLOCK_M"]), dk, dv
 
 
 BACKWARD = Configs(
