@@ -59,7 +59,7 @@ def tile(rows, slots, early_m=0):
     return {"BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "num_warps": 4}
 
 
-CONFIGS = (tile(64, 2, 1), tile(128, 2), tile(64, 3))
+CONFIGS = (tile(64, 2, 1), tile(128, 2), tile(64, 3), tile(64, 2))
 
 
 def choose(d, causal):

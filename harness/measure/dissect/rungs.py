@@ -111,16 +111,17 @@ def _backward(adds: str, stages: int) -> Rung:
     return Rung(adds, "_dkdv_kernel", configs, _PORTABLE_BACKWARD)
 
 
-def _backward_hopper(adds: str, rows: int, slots: int) -> Rung:
-    configs = {"backward_hopper_kernel": {"BLOCK_M": rows, "SLOTS": slots, "num_warps": 4}}
-    return Rung(adds, "backward_hopper_kernel", configs)
+def _backward_hopper(adds: str, rows: int, slots: int, early_m: int = 0) -> Rung:
+    config = {"BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "num_warps": 4}
+    return Rung(adds, "backward_hopper_kernel", {"backward_hopper_kernel": config})
 
 
 ATTENTION_BACKWARD = (
     _backward("each gradient has one owner, one step after the other", 1),
     _backward("loads of later steps under the products", 2),
     _backward_hopper("one kernel, warps with roles, dq added in memory", 64, 2),
-    _backward_hopper("a ring of three tiles of rows", 64, 3),
+    _backward_hopper("the next tile's m read under the last product", 64, 2, 1),
+    _backward_hopper("a ring of three tiles of rows, in its place", 64, 3),
     _backward_hopper("tiles of 128 rows, in its place", 128, 2),
     SHIPPED,
 )
