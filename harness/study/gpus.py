@@ -15,8 +15,8 @@ from harness.files import read_json
 from harness.machine import gpu_lock
 from harness.study import placement
 
-# Libraries that tune themselves at a time, for each GPU: as many as an op has. Else the one that
-# compiles the longest may begin when the others have ended.
+# Libraries that tune themselves at a time at most, for each GPU: as many as an op has. Else the one
+# that compiles the longest may begin when the others have ended.
 TRIALS = 4
 
 
@@ -101,7 +101,7 @@ class Gpus:
 
     @property
     def trial(self) -> dict[str, object]:
-        """The resources of a library that tunes itself: a place among TRIALS for each GPU.
+        """The resources of a library that tunes itself: a place among those of its GPU.
 
         It compiles most of the time, beside others, and the lock gives it its GPU alone for the
         rest. If it kept the GPU from other trials and verifications meanwhile, they would wait for
@@ -122,7 +122,7 @@ class Gpus:
         """How much there is of each resource of `one_gpu` and `trial` on this machine."""
         count = max(1, len(self.boards))
         lanes = {name: 1 for _, name in self._lanes}
-        trials = {"trial": TRIALS * count} if self.spread and self.boards else {}
+        trials = {"trial": self._trials * count} if self.spread and self.boards else {}
         return {"gpu": count} | lanes | trials
 
     def threads(self, cores: int | None) -> int | None:
@@ -137,7 +137,13 @@ class Gpus:
         beside them.
         """
         share = self.threads(cores)
-        return share and (max(1, share // (2 * TRIALS)) if self.spread else share)
+        return share and (max(1, share // (2 * self._trials)) if self.spread else share)
+
+    @property
+    def _trials(self) -> int:
+        """How many libraries tune themselves at a time for each GPU: no more than there are."""
+        there = sum(map(len, self.tuned_by.values()))
+        return max(1, min(TRIALS, -(-there // max(1, len(self.boards)))))
 
     @functools.cached_property
     def _plan(self) -> dict[str, str]:
