@@ -266,7 +266,8 @@ def attention_fwd(
     if out.numel() == 0:
         return out, lse, stats
     if mask is None and not dropped and not softcap and hopper.suits(q, k, v):
-        config = HOPPER_FORWARD.pick(q.device, s=sk, d=d, causal=right is not None)
+        square = hopper.ends_in_square(sq, sk, right)
+        config = HOPPER_FORWARD.pick(q.device, s=sk, d=d, causal=right is not None, square=square)
         hopper.forward_hopper(q, k, v, out, lse, stats, scale, left, right, config)
         return out, lse, stats
     config = FORWARD.pick(

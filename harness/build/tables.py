@@ -3,15 +3,14 @@
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from harness.build import recorder
 from harness.cli import UserError
-from harness.project import registry
 from kernels._runtime import configs as _tuned
 
 
 def tunable(stem: str) -> dict[str, _tuned.Configs]:
-    """Return the `Configs` that a kernel file declares or imports, by the kernel's name."""
-    values = vars(registry.kernel(stem)).values()
-    return {each.name: each for each in values if isinstance(each, _tuned.Configs)}
+    """Return the `Configs` of a kernel file and of the folder beside it, by the kernel's name."""
+    return {each.name: each for each in recorder.declared(stem)}
 
 
 def sources(stem: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ The dS of both groups meet in shared memory for dq; each group computes half of 
 
 TMA adds dq to memory in float32. The order of these sums may differ from run to run, and with it
 the last bits of dq; the form in `backward.py` has one order. The sums lie as threads hold them. So
-a thread stores whole accesses that meet in no bank of shared memory.
+each store to shared memory has 16 bytes a thread, and no two of a warp wait for one bank.
 
 A first kernel writes delta = rowsum(dO O) - dlse and sets the sums of dq to zero. A last kernel
 rounds them, and puts them into rows.
@@ -59,12 +59,13 @@ def tile(rows, slots, early_m=0):
     return {"BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "num_warps": 4}
 
 
-CONFIGS = (tile(64, 2, 1), tile(128, 2), tile(64, 3), tile(64, 2))
+EARLY, WIDE, DEEP, PLAIN = tile(64, 2, 1), tile(128, 2), tile(64, 3), tile(64, 2)
+CONFIGS = (EARLY, WIDE, DEEP, PLAIN)
 
 
 def choose(d, causal):
-    # See the lab book. Heads of 64 have no registers to spare for the next m.
-    return CONFIGS[0] if d == 128 else CONFIGS[1]
+    # See the lab book. A diagonal changes nothing.
+    return EARLY if d == 128 else WIDE
 
 
 @gluon.jit
@@ -125,7 +126,7 @@ def copy_keys(at, descs, rings, barriers):
 
 
 @gluon.jit
-def copy_rows(at, place, step, descs, rings, barriers, SLOTS: gl.constexpr):
+def copy_rows(at, place, told, step, descs, rings, barriers, SLOTS: gl.constexpr):
     """Start the copies of a tile of rows of q and dO, and of their m and delta.
 
     at: coordinates in q and dO. place: that of the first row in m and delta.
@@ -135,6 +136,8 @@ def copy_rows(at, place, step, descs, rings, barriers, SLOTS: gl.constexpr):
     q_full, dout_full, free = barriers[1:]
     slot = step % SLOTS
     mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
+    row_tile, head, masked = told
+    tell_rows(rings[8], row_tile, head, masked, slot)
     mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + m_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(q_desc, at, q_full.index(slot), q_ring.index(slot))
     tma.async_copy_global_to_shared(m_desc, [place], q_full.index(slot), m_ring.index(slot))
@@ -148,7 +151,7 @@ def copy_rows(at, place, step, descs, rings, barriers, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def producer(descs, rings, barriers, sizes, options: gl.constexpr):
+def producer(descs, rings, barriers, sizes, owned, options: gl.constexpr):
     """Start all copies of a program: its keys and values, then rows of q, dO, m and delta."""
     q_desc, k_desc = descs[0], descs[1]
     key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
@@ -158,8 +161,7 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
     MASKED: gl.constexpr = options[4]
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[-2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
-    tile, key_head = key_tile_of(sizes, BLOCK_N)
-    b, key_head = key_head // key_heads, key_head % key_heads
+    tile, b, key_head = owned
     tiles = row_tiles(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
     copy_keys([b, key_head, tile * BLOCK_N, 0], descs, rings, barriers)
     step = 0
@@ -168,12 +170,11 @@ def producer(descs, rings, barriers, sizes, options: gl.constexpr):
         place = (b * key_heads * GROUP + h) * padded
         for row_tile in range(tiles[0], tiles[3]):
             start = row_tile * BLOCK_M
-            slot, masked = step % SLOTS, 0
-            mbarrier.wait(barriers[3].index(slot), step // SLOTS % 2 ^ 1)
+            masked = 0
             if MASKED:
                 masked = gl.where((row_tile < tiles[1]) | (row_tile >= tiles[2]), 1, 0)
-            tell_rows(rings[8], row_tile, b * key_heads * GROUP + h, masked, slot)
-            copy_rows([b, h, start, 0], place + start, step, descs, rings, barriers, SLOTS)
+            told = row_tile, b * key_heads * GROUP + h, masked
+            copy_rows([b, h, start, 0], place + start, told, step, descs, rings, barriers, SLOTS)
             step += 1
     tell_end(step, rings, barriers, SLOTS)
 
@@ -214,11 +215,11 @@ def _as_held(dq):
     """
     PARTS: gl.constexpr = dq.shape[0] // 64
     EIGHTS: gl.constexpr = dq.shape[1] // 8
-    HELD: gl.constexpr = dq.shape[0] * dq.shape[1] // THREADS
+    NUMBERS: gl.constexpr = dq.shape[0] * dq.shape[1] // THREADS
     # Part, warp, half, line of threads, eight, thread of the line, number.
     places = gl.reshape(dq, (PARTS, 4, 2, 8, EIGHTS, 4, 2))
-    lines = gl.reshape(gl.permute(places, (1, 3, 5, 0, 4, 2, 6)), (THREADS, HELD))
-    LINES: gl.constexpr = gl.BlockedLayout([1, HELD], [32, 1], [4, 1], [1, 0])
+    lines = gl.reshape(gl.permute(places, (1, 3, 5, 0, 4, 2, 6)), (THREADS, NUMBERS))
+    LINES: gl.constexpr = gl.BlockedLayout([1, NUMBERS], [32, 1], [4, 1], [1, 0])
     return gl.convert_layout(lines, LINES, assert_trivial=True)
 
 
@@ -387,25 +388,25 @@ def store_keys(dk, dv, scale, at, descs, rings, WHICH: gl.constexpr):
 
 
 @gluon.jit
-def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, options: gl.constexpr):
+def consumer(
+    descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr, options: gl.constexpr
+):
     """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
-    scale, factor = numbers
-    dk_desc = descs[7]
-    key_heads = sizes[2]
+    scale, factor = scales
+    MASKED: gl.constexpr = options[4]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
-    KEYS: gl.constexpr = dk_desc.block_type.shape[-2]
-    D: gl.constexpr = dk_desc.block_type.shape[-1]
+    KEYS: gl.constexpr = descs[7].block_type.shape[-2]
+    D: gl.constexpr = descs[7].block_type.shape[-1]
     BLOCK_N: gl.constexpr = GROUPS * KEYS
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
     no_dq = no_dq_of(BLOCK_M, D)
     dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
-    tile, key_head = key_tile_of(sizes, BLOCK_N)
-    b, key_head = key_head // key_heads, key_head % key_heads
+    tile, b, key_head = owned
     mbarrier.wait(barriers[0].index(0), 0)
     dk, dv = take_told_rows(
-        dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, options[4],
+        dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, MASKED,
         WHICH, options,
     )  # fmt: skip
     at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
@@ -454,12 +455,13 @@ def backward_hopper_kernel(
     m is in base 2, and infinity for a row that sees nothing. Adds to dq float32 [B * H * padded, D]
     by the blocks of `_sums_of`. Writes dk and dv by blocks [1, 1, 64, D].
 
-    heads: key heads of all batches, key_heads: of one. DS: the layout of dS in shared memory. Other
-    parameters are those of the forward kernel. `padded` is a multiple of BLOCK_M.
+    heads: key heads of all batches, key_heads: of one. DS: the layout of dS in shared memory.
+    EARLY_M: whether the next m is read under the product for dq. Other parameters are those of the
+    forward kernel. `padded` is a multiple of BLOCK_M.
     """
     sizes = (SQ, SK, key_heads, GROUP, left, right, heads, near, padded)
     scale = gl.cast(scale, gl.float32)
-    numbers = scale, scale * LOG2E
+    scales = scale, scale * LOG2E
     descs = (
         q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc
     )  # fmt: skip
@@ -467,11 +469,13 @@ def backward_hopper_kernel(
     barriers = barriers_of(SLOTS)
     fence_async_shared()
     OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M, not WHOLE)
+    tile, key_head = key_tile_of(sizes, k_desc.block_type.shape[-2])
+    owned = tile, key_head // key_heads, key_head % key_heads
     gl.warp_specialize(
         [
-            (producer, (descs, rings, barriers, sizes, OPTIONS)),
-            (consumer, (descs, rings, barriers, sizes, numbers, 0, OPTIONS)),
-            (consumer, (descs, rings, barriers, sizes, numbers, 1, OPTIONS)),
+            (producer, (descs, rings, barriers, sizes, owned, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, owned, scales, 0, OPTIONS)),
+            (consumer, (descs, rings, barriers, sizes, owned, scales, 1, OPTIONS)),
         ],
         [4, 4],
         [REGISTERS, REGISTERS],
@@ -510,13 +514,14 @@ def _delta_kernel(
 
 
 @triton.jit
-def rows_of_held(x, HELD: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr):
-    """A tile [BLOCK_M, D] of what lies as `_as_held` has it; HELD: the rows of a group's part."""
-    EIGHTS: tl.constexpr = BLOCK_M * D // 2 // HELD // 8
+def rows_of_held(x, PART_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr):
+    """A tile [BLOCK_M, D] of what lies as `_as_held` has it; PART_ROWS: the rows of a group's
+    part."""
+    EIGHTS: tl.constexpr = BLOCK_M * D // 2 // PART_ROWS // 8
     # Group, warp, line of threads, thread of the line, part of 64 rows, eight, half, number.
-    x = tl.reshape(x, (2, 4, 8, 4, HELD // 64, EIGHTS, 2, 2))
+    x = tl.reshape(x, (2, 4, 8, 4, PART_ROWS // 64, EIGHTS, 2, 2))
     # The groups share rows, or columns.
-    if HELD < BLOCK_M:
+    if PART_ROWS < BLOCK_M:
         x = tl.permute(x, (0, 4, 1, 6, 2, 5, 3, 7))
     else:
         x = tl.permute(x, (4, 1, 6, 2, 0, 5, 3, 7))
@@ -526,12 +531,12 @@ def rows_of_held(x, HELD: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def _round_kernel(
     sums_ptr, dq_ptr, stride_dqb, stride_dqh, stride_dqs, H, SQ, padded, scale,
-    HELD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    PART_ROWS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """dq = scale sums, rounded. Grid: padded / BLOCK_M * B * H programs of BLOCK_M rows.
 
-    The sums lie as threads held them. BLOCK_M is that of the kernel that added them, HELD the rows
-    of a group's part of its tile.
+    The sums lie as threads held them. BLOCK_M is that of the kernel that added them, PART_ROWS the
+    rows of a group's part of its tile.
     """
     tiles = padded // BLOCK_M
     tile, head = tl.program_id(0) % tiles, (tl.program_id(0) // tiles).to(tl.int64)
@@ -542,7 +547,7 @@ def _round_kernel(
     dq = (sums * tl.cast(scale, tl.float32)).to(dq_ptr.dtype.element_ty)
     row = offs_m.to(tl.int64)[:, None]
     dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh + row * stride_dqs + offs_d[None, :]
-    tl.store(dq_ptrs, rows_of_held(dq, HELD, BLOCK_M, D), mask=(offs_m < SQ)[:, None])
+    tl.store(dq_ptrs, rows_of_held(dq, PART_ROWS, BLOCK_M, D), mask=(offs_m < SQ)[:, None])
 
 
 def _flat(x, *block):
@@ -581,13 +586,16 @@ def begun(
 
 def _sums_of(sums, block_m):
     """The descriptor of sums of dq: a line for each thread of a group, by tiles of block_m rows."""
-    held = block_m * sums.shape[1] // (2 * THREADS.value)
-    return _flat(sums.view(-1, held), THREADS.value, held)
+    numbers = block_m * sums.shape[1] // (2 * THREADS.value)
+    return _flat(sums.view(-1, numbers), THREADS.value, numbers)
 
 
 def rounding(block_m: int) -> dict[str, int]:
-    """Return the tile of the kernel that rounds sums by tiles of so many rows."""
-    return {"BLOCK_M": block_m, "HELD": max(64, block_m // 2)}
+    """Return the tile of the kernel that rounds sums by tiles of so many rows.
+
+    PART_ROWS: those of `no_dq_of`.
+    """
+    return {"BLOCK_M": block_m, "PART_ROWS": max(64, block_m // 2)}
 
 
 def rounded(

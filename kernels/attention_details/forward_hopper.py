@@ -8,7 +8,7 @@ of a tile of rows runs under the first exponentials of the next one, whose rows 
 own.
 
 The kernel walks keys from the last that any row sees to the first. Only tiles that the diagonal, a
-window or the end of the keys cuts are masked. The tile of keys on the diagonal is a square. The
+window or the end of the keys cuts are masked. If the tile of keys on the diagonal is a square, the
 group of the upper rows sees half of its keys, and leaves out the others. Programs stay and stride
 over the tiles of rows. If these differ in length, programs draw them from a counter, the longest
 first.
@@ -80,16 +80,26 @@ CONFIGS = (
 )
 
 
-def choose(s, d, causal):
-    # See the lab book: the tiles' order by a counter; the square on the diagonal.
+# Rows and keys of a square on the diagonal.
+SQUARE = 128
+
+
+def ends_in_square(sq: int, sk: int, right: int | None) -> bool:
+    """Return whether the keys that a tile of SQUARE rows sees end in a square on the diagonal."""
+    return right == 0 and (sk - sq) % SQUARE == 0
+
+
+def choose(s, d, causal, square):
+    # See the lab book: the tiles' order by a counter; heads of 128 at short sequences; the square
+    # on the diagonal, of which narrower tiles leave out less.
     if d == 128:
-        return PAIR
+        return SHORT if causal and not square and s <= 1024 else PAIR
     # Three groups with masks have registers that spill. Their tiles of 192 rows reach far beyond
     # the end of a short sequence.
     return IN_TURN if causal else TRIPLE if s >= 2048 else PAIR
 
 
-def fits(config, s, d, causal):
+def fits(config, d, **key):
     """Return whether the slots of a configuration fit in shared memory."""
     rows = (Q_SLOTS.value + 1) * config["GROUPS"] * config["ROWS"]
     rows += (config["K_SLOTS"] + config["V_SLOTS"]) * config["BLOCK_N"]
@@ -477,7 +487,7 @@ def forward_hopper(
         left=0 if left is None else sk - sq - left, right=0 if right is None else sk - sq + right,
         heads=b * h, near=near, scale=scale, LEFT=left is not None, RIGHT=right is not None,
         WHOLE=left is None and right is None and sk % block_n == 0,
-        DIAGONAL=right == 0 and block_n == groups * rows and (sk - sq) % block_n == 0, **config,
+        DIAGONAL=ends_in_square(sq, sk, right) and block_n == groups * rows == SQUARE, **config,
     )  # fmt: skip
 
 

@@ -20,12 +20,14 @@ from .._runtime.configs import Config, Configs
 from .._triton.math import LOG2E
 from .backward_hopper import (
     CONFIGS,
+    DEEP,
     GROUPS,
     KEYS,
     NEARBY_ROWS,
+    PLAIN,
     REGISTERS,
+    WIDE,
     barriers_of,
-    choose,
     copy_keys,
     copy_rows,
     descriptors,
@@ -39,7 +41,6 @@ from .backward_hopper import (
     store_keys,
     take_told_rows,
     tell_end,
-    tell_rows,
 )
 from .hopper_tiles import readable
 from .launch import like, strides_of
@@ -98,7 +99,6 @@ def producer(descs, rings, barriers, sizes, owned, padded, options: gl.constexpr
     BLOCK_N: gl.constexpr = descs[1].block_type.shape[-2]
     tile, key_head, first_key, first_row, place = owned
     SQ, SK, GROUP = sizes[0], sizes[1], sizes[3]
-    free = barriers[3]
     step = 0
     if tile * BLOCK_N < SK:
         copy_keys(rows_at(key_head, first_key, SK, tile * BLOCK_N), descs, rings, barriers)
@@ -106,12 +106,11 @@ def producer(descs, rings, barriers, sizes, owned, padded, options: gl.constexpr
         for member in range(GROUP):
             h = key_head * GROUP + member
             for row_tile in range(first, last):
-                start, slot = row_tile * BLOCK_M, step % SLOTS
-                mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
+                start = row_tile * BLOCK_M
                 masked = gl.where((row_tile < whole) | (row_tile >= cut), 1, 0)
-                tell_rows(rings[8], row_tile, h * padded + place, masked, slot)
+                told = row_tile, h * padded + place, masked
                 at = rows_at(h, first_row, SQ, start)
-                copy_rows(at, h * padded + place + start, step, descs, rings, barriers, SLOTS)
+                copy_rows(at, h * padded + place + start, told, step, descs, rings, barriers, SLOTS)
                 step += 1
         tell_end(step, rings, barriers, SLOTS)
 
@@ -238,18 +237,18 @@ def _delta_kernel(
 @triton.jit(do_not_specialize=["B", "TOTAL", "slots"])
 def _round_kernel(
     sums_ptr, dq_ptr, cu_ptr, stride_dqs, stride_dqh, stride_cu, B, TOTAL, slots, H, scale,
-    SLOT: tl.constexpr, HELD: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
+    SLOT: tl.constexpr, PART_ROWS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """dq = scale sums, rounded. Grid: slots * SLOT / BLOCK_M * H programs of BLOCK_M rows.
 
-    HELD: as in the dense kernel of this name.
+    PART_ROWS: as in the dense kernel of this name.
     """
     head, first, rows, place = _place_of(cu_ptr, stride_cu, B, TOTAL, slots, H, SLOT, BLOCK_M)
     offs_m, offs_d = tl.arange(0, BLOCK_M), tl.arange(0, D)
     inside, row = offs_m < rows, (first + offs_m).to(tl.int64)
     sums = tl.load(sums_ptr + place * D + tl.arange(0, BLOCK_M * D))
     dq = (sums * tl.cast(scale, tl.float32)).to(dq_ptr.dtype.element_ty)
-    dq = rows_of_held(dq, HELD, BLOCK_M, D)
+    dq = rows_of_held(dq, PART_ROWS, BLOCK_M, D)
     at = row[:, None] * stride_dqs + head * stride_dqh + offs_d[None, :]
     tl.store(dq_ptr + at, dq, mask=inside[:, None])
 
@@ -321,18 +320,20 @@ def suits_backward(
 
     longest: the smaller of the longest rows and keys of a sequence.
     """
-    spare = CONFIGS[0]["BLOCK_M"] * cu_q.shape[0] <= 2 * q.shape[0]
+    spare = PLAIN["BLOCK_M"] * cu_q.shape[0] <= 2 * q.shape[0]
     return spare and suits_packed(q, k, v, longest) and readable(as_batch(dout))
 
 
 def choose_packed(mean, d, causal):
-    # See the lab book: heads that share keys share tiles.
-    return CONFIGS[2] if d == 64 and mean < 1024 else choose(d, causal)
+    # See the lab book: heads that share keys share tiles. An early m spills here.
+    if d == 128:
+        return PLAIN
+    return DEEP if mean < 1024 else WIDE
 
 
 def spares(config, mean, d, causal):
     """Return whether the sums of dq take thrice their rows at most, as `suits_backward` says."""
-    return config["BLOCK_M"] <= max(CONFIGS[0]["BLOCK_M"], 2 * mean)
+    return config["BLOCK_M"] <= max(PLAIN["BLOCK_M"], 2 * mean)
 
 
 BACKWARD = Configs(

@@ -443,6 +443,6 @@ FORWARD = Configs(
     packed_forward_hopper_kernel,
     CONFIGS,
     choose,
-    lambda config, s, mean, d, causal: fits(config, s, d, causal),
+    fits,
     family="attention_varlen",
 )

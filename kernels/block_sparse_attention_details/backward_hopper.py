@@ -10,30 +10,26 @@ TMA adds dq to memory in float32, as there. So the last bits of dq may differ fr
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from .._runtime.configs import Config, Configs
 from .._triton.math import LOG2E
 from ..attention_details.backward_hopper import (
     CONFIGS,
-    GROUPS,
     KEYS,
     REGISTERS,
     barriers_of,
     begun,
     choose,
+    consumer,
     copy_keys,
     copy_rows,
     descriptors,
     near_key_heads,
-    no_dq_of,
     numbers_of_rows,
     rings_of,
     rounded,
-    store_keys,
-    take_told_rows,
     tell_end,
-    tell_rows,
 )
 from ..attention_details.launch import like
 from .lists_hopper import entries_below, tile_start
@@ -101,7 +97,7 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     BLOCK_N: gl.constexpr = descs[1].block_type.shape[-2]
     key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
-    indices_ptr, numbers, free = lists[1], rings[8], barriers[3]
+    indices_ptr = lists[1]
     tile, b, key_head = owned
     copy_keys([b, key_head, tile * BLOCK_N, 0], descs, rings, barriers)
     keys_end = tile * BLOCK_N + BLOCK_N > sizes[1]
@@ -113,40 +109,13 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
         start = tile_start(indices_ptr, begin, begin < end, BLOCK, BLOCK_M)
         for at in range(begin, end):
             following = tile_start(indices_ptr, at + 1, at + 1 < end, BLOCK, BLOCK_M)
-            slot = step % SLOTS
-            mbarrier.wait(free.index(slot), step // SLOTS % 2 ^ 1)
             masked = gl.where((at < whole) | keys_end, 1, 0)
-            tell_rows(numbers, start // BLOCK_M, head, masked, slot)
+            told = start // BLOCK_M, head, masked
             place = head * padded + start
-            copy_rows([b, h, start, 0], place, step, descs, rings, barriers, SLOTS)
+            copy_rows([b, h, start, 0], place, told, step, descs, rings, barriers, SLOTS)
             start = following
             step += 1
     tell_end(step, rings, barriers, SLOTS)
-
-
-@gluon.jit
-def consumer(descs, rings, barriers, sizes, owned, scales, WHICH: gl.constexpr,
-             options: gl.constexpr):  # fmt: skip
-    """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
-    scale, factor = scales
-    MASKED: gl.constexpr = options[4]
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
-    KEYS: gl.constexpr = descs[7].block_type.shape[-2]
-    D: gl.constexpr = descs[7].block_type.shape[-1]
-    BLOCK_N: gl.constexpr = GROUPS * KEYS
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    no_dq = no_dq_of(BLOCK_M, D)
-    dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
-    tile, b, key_head = owned
-    mbarrier.wait(barriers[0].index(0), 0)
-    dk, dv = take_told_rows(
-        dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, MASKED,
-        WHICH, options,
-    )  # fmt: skip
-    at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
-    store_keys(dk, dv, scale, at, descs, rings, WHICH)
 
 
 @gluon.jit(

@@ -353,6 +353,6 @@ FORWARD = Configs(
     block_sparse_forward_hopper_kernel,
     CONFIGS,
     choose,
-    lambda config, d, causal: fits(config, 0, d, causal),
+    fits,
     family="block_sparse_attention",
 )

@@ -62,19 +62,32 @@ def _tensors(d: int, rows: int = ROWS) -> tuple[list[torch.Tensor], torch.Tensor
 
 
 def dense(
-    d: int, left: int | None, right: int | None, rows: int = ROWS
+    d: int, left: int | None, right: int | None, rows: int = ROWS, more: int = 0
 ) -> list[tuple[str, Launch]]:
-    """Return the launches of both passes for heads of d, each with a name."""
+    """Return the launches of both passes for heads of d, each with a name.
+
+    more: keys beyond as many as rows.
+    """
     (q, k, v, out, dout), lse = _tensors(d, rows)
-    causal = right is not None
+    k, v = (x.new_empty(1, 8, rows + more, d) for x in (k, v))
+    causal, square = right is not None, forward_hopper.ends_in_square(rows, rows + more, right)
     with recorded() as calls:
         forward_hopper.forward_hopper(
-            q, k, v, out, lse, lse, 0.1, left, right, forward_hopper.choose(rows, d, causal)
+            q,
+            k,
+            v,
+            out,
+            lse,
+            lse,
+            0.1,
+            left,
+            right,
+            forward_hopper.choose(rows + more, d, causal, square),
         )
         backward_hopper.backward_hopper(
             q, k, v, out, lse, dout, None, 0.1, left, right, backward_hopper.choose(d, causal)
         )
-    return _named(calls, f"{d} {left} {right} {rows}")
+    return _named(calls, f"{d} {left} {right} {rows} {more}")
 
 
 def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
@@ -213,13 +226,13 @@ def _steps(texts: list[str]) -> list[str]:
 
 WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
-    # Short sequences with a diagonal have tiles of their own.
-    "dense": lambda d: [*(dense(d, *window) for window in WINDOWS), dense(d, None, 0, 1024)],
+    # Short sequences have tiles of their own, if a diagonal ends in no square.
+    "dense": lambda d: [*(dense(d, *window) for window in WINDOWS), dense(d, None, 0, 512, 8)],
     # Few sequences have an order of their own. Tiles are those of one, four and eight heads.
     "packed": lambda d: [
         packed(d, *WINDOWS[0], 8, 8),
         packed(d, *WINDOWS[-1], 80, 2),
-        packed(d, None, 0, 8, 1, 1024),
+        packed(d, None, 0, 8, 1, 512),
     ],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }

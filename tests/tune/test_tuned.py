@@ -13,6 +13,8 @@ from harness.cli import UserError
 from harness.tune import merge
 from kernels import softmax
 from kernels._runtime import configs as _tuned
+from kernels._runtime.configs import Configs
+from tests.support import kernel_files
 from tests.support.modules import loaded
 
 CUDA = torch.device("cuda", 0)
@@ -360,3 +362,15 @@ def test_entries_that_do_not_bind_are_listed(folder):
     put(folder, "{")
     with pytest.raises(UserError, match=r"fake-gpu.json: no table"):
         tables.findings("softmax", folder)
+
+
+def test_a_table_may_have_each_kernel_of_a_file_and_of_its_folder():
+    """As seen: a kernel that moved into the folder could be timed, and not written down."""
+    declared = {
+        value
+        for module in kernel_files.modules()
+        for value in vars(module).values()
+        if isinstance(value, Configs)
+    }
+    for stem in {each.family for each in declared}:
+        assert set(tables.tunable(stem).values()) == {x for x in declared if x.family == stem}
