@@ -55,17 +55,21 @@ def add_to_global(desc, coord, src, _semantic=None):
     )
 
 
-def tile(rows, slots, early_m=0):
-    return {"BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "num_warps": 4}
+def tile(rows, slots, early_m=0, delta_first=0):
+    return {
+        "BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "DELTA_FIRST": delta_first,
+        "num_warps": 4,
+    }  # fmt: skip
 
 
-EARLY, WIDE, DEEP, PLAIN = tile(64, 2, 1), tile(128, 2), tile(64, 3), tile(64, 2)
-CONFIGS = (EARLY, WIDE, DEEP, PLAIN)
+EARLY, WIDE, DEEP, PLAIN = tile(64, 2, early_m=1), tile(128, 2), tile(64, 3), tile(64, 2)
+WIDE_CAUSAL = tile(128, 2, delta_first=1)
+CONFIGS = (EARLY, WIDE, DEEP, PLAIN, WIDE_CAUSAL)
 
 
 def choose(d, causal):
-    # See the lab book. A diagonal changes nothing.
-    return EARLY if d == 128 else WIDE
+    # See the lab book: sums of dq as threads hold them.
+    return EARLY if d == 128 else WIDE_CAUSAL if causal else WIDE
 
 
 @gluon.jit
@@ -158,7 +162,7 @@ def producer(descs, rings, barriers, sizes, owned, options: gl.constexpr):
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
-    MASKED: gl.constexpr = options[4]
+    MASKED: gl.constexpr = options[5]
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[-2]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[-2]
     tile, b, key_head = owned
@@ -250,6 +254,7 @@ def take_row_tile(
     RIGHT: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
     EARLY_M: gl.constexpr = options[3]
+    DELTA_FIRST: gl.constexpr = options[4]
     q_ring, k_tile, v_tile, dout_ring, m_ring, delta_ring, ds_ring = rings[:7]
     dout_full, free = barriers[2], barriers[3]
     KEYS: gl.constexpr = dk.shape[0]
@@ -261,13 +266,20 @@ def take_row_tile(
     slot, phase = step % SLOTS, step // SLOTS % 2
     q, dout = block_matrix(q_ring.index(slot)), block_matrix(dout_ring.index(slot))
     k, v = block_matrix(k_tile), block_matrix(v_tile)
+    dp = no_scores
+    if DELTA_FIRST:
+        # After the product for scores has begun, the assembler would wait for it before this.
+        mbarrier.wait(dout_full.index(slot), phase)
+        dp = no_scores - delta_ring.index(slot).load(ROWS)[None, :]
     scores = warpgroup_mma(
         k.slice(WHICH * KEYS, KEYS), q.permute((1, 0)), no_scores, use_acc=False, is_async=True
     )
-    mbarrier.wait(dout_full.index(slot), phase)
+    if not DELTA_FIRST:
+        mbarrier.wait(dout_full.index(slot), phase)
     dp = warpgroup_mma(
-        v.slice(WHICH * KEYS, KEYS), dout.permute((1, 0)), no_scores, use_acc=False, is_async=True
-    )
+        v.slice(WHICH * KEYS, KEYS), dout.permute((1, 0)), dp, use_acc=DELTA_FIRST > 0,
+        is_async=True,
+    )  # fmt: skip
     scores = warpgroup_mma_wait(1, (scores,))
     if not EARLY_M:
         m = m_ring.index(slot).load(ROWS)
@@ -278,7 +290,9 @@ def take_row_tile(
     factor_p = gl.convert_layout(p.to(q.dtype), FACTOR)
     dv = warpgroup_mma(factor_p, dout, dv, is_async=True)
     dp = warpgroup_mma_wait(1, (dp,))
-    ds = (p * (dp - delta_ring.index(slot).load(ROWS)[None, :])).to(q.dtype)
+    if not DELTA_FIRST:
+        dp = dp - delta_ring.index(slot).load(ROWS)[None, :]
+    ds = (p * dp).to(q.dtype)
     factor_ds = gl.convert_layout(ds, FACTOR)
     dk = warpgroup_mma(factor_ds, q, dk, is_async=True)
     # Two slots: the other group has read this one before it came to the last meeting.
@@ -393,7 +407,7 @@ def consumer(
 ):
     """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
     scale, factor = scales
-    MASKED: gl.constexpr = options[4]
+    MASKED: gl.constexpr = options[5]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     KEYS: gl.constexpr = descs[7].block_type.shape[-2]
     D: gl.constexpr = descs[7].block_type.shape[-1]
@@ -446,7 +460,7 @@ def backward_hopper_kernel(
     q_desc, k_desc, v_desc, dout_desc, m_desc, delta_desc, dq_desc, dk_desc, dv_desc,
     key_heads, GROUP, SQ, SK, left, right, heads, near, padded, scale,
     DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, WHOLE: gl.constexpr,
-    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr, DELTA_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each key head.
 
@@ -456,8 +470,9 @@ def backward_hopper_kernel(
     by the blocks of `_sums_of`. Writes dk and dv by blocks [1, 1, 64, D].
 
     heads: key heads of all batches, key_heads: of one. DS: the layout of dS in shared memory.
-    EARLY_M: whether the next m is read under the product for dq. Other parameters are those of the
-    forward kernel. `padded` is a multiple of BLOCK_M.
+    EARLY_M: whether the next m is read under the product for dq. DELTA_FIRST: whether the product
+    for dP begins at -delta. Other parameters are those of the forward kernel. `padded` is a
+    multiple of BLOCK_M.
     """
     sizes = (SQ, SK, key_heads, GROUP, left, right, heads, near, padded)
     scale = gl.cast(scale, gl.float32)
@@ -468,7 +483,7 @@ def backward_hopper_kernel(
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()
-    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M, not WHOLE)
+    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M, DELTA_FIRST, not WHOLE)
     tile, key_head = key_tile_of(sizes, k_desc.block_type.shape[-2])
     owned = tile, key_head // key_heads, key_head % key_heads
     gl.warp_specialize(

@@ -26,8 +26,8 @@ from .backward_hopper import (
     NEARBY_ROWS,
     PLAIN,
     REGISTERS,
-    WIDE,
     barriers_of,
+    choose,
     copy_keys,
     copy_rows,
     descriptors,
@@ -154,7 +154,7 @@ def packed_backward_hopper_kernel(
     cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, key_heads, GROUP, before, after,
     slots, near, padded, scale,
     DS: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
-    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr, DELTA_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, for each sequence and key head.
 
@@ -177,7 +177,7 @@ def packed_backward_hopper_kernel(
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()
-    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M)
+    OPTIONS: gl.constexpr = (LEFT, RIGHT, SLOTS, EARLY_M, DELTA_FIRST)
     sizes, tile, key_head, first_key, first_row, place = _owned(
         boundaries, totals, shape, ORDERED, BLOCK_M, BLOCK_N
     )
@@ -328,7 +328,7 @@ def choose_packed(mean, d, causal):
     # See the lab book: heads that share keys share tiles. An early m spills here.
     if d == 128:
         return PLAIN
-    return DEEP if mean < 1024 else WIDE
+    return DEEP if mean < 1024 else choose(d, causal)
 
 
 def spares(config, mean, d, causal):

@@ -93,7 +93,7 @@ def producer(descs, rings, barriers, sizes, lists, owned, options: gl.constexpr)
     """
     CAUSAL: gl.constexpr = options[1]
     SLOTS: gl.constexpr = options[2]
-    BLOCK: gl.constexpr = options[5]
+    BLOCK: gl.constexpr = options[6]
     BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     BLOCK_N: gl.constexpr = descs[1].block_type.shape[-2]
     key_heads, GROUP, padded = sizes[2], sizes[3], sizes[8]
@@ -129,7 +129,7 @@ def block_sparse_backward_hopper_kernel(
     offsets_ptr, indices_ptr, order_ptr, stride_lb, stride_lh,
     key_heads, GROUP, SQ, SK, blocks, right, heads, near, padded, scale,
     DS: gl.constexpr, CAUSAL: gl.constexpr, WHOLE: gl.constexpr, BLOCK: gl.constexpr,
-    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr,
+    BLOCK_M: gl.constexpr, SLOTS: gl.constexpr, EARLY_M: gl.constexpr, DELTA_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dv = Pᵀ dO, dk = scale dSᵀ q, and sums of dS k in memory, over kept blocks.
 
@@ -149,7 +149,7 @@ def block_sparse_backward_hopper_kernel(
     rings = rings_of(descs, DS, SLOTS) + (numbers_of_rows(SLOTS),)  # noqa: RUF005 (Triton unpacks no tuple)
     barriers = barriers_of(SLOTS)
     fence_async_shared()
-    OPTIONS: gl.constexpr = (False, CAUSAL, SLOTS, EARLY_M, not WHOLE, BLOCK)
+    OPTIONS: gl.constexpr = (False, CAUSAL, SLOTS, EARLY_M, DELTA_FIRST, not WHOLE, BLOCK)
     tile, key_head = _owned(lists, sizes, BLOCK, BLOCK_N)
     owned = tile, key_head // key_heads, key_head % key_heads
     gl.warp_specialize(

@@ -132,7 +132,7 @@ def test_the_forward_pass_on_threads_is_that_of_float64(call, config):
 
 
 # All calls with one configuration, some with the others.
-BACKWARD = [(call, 0) for call in CALLS] + [(CALLS[n], i) for n in (3, 5, 6) for i in (1, 2, 3)]
+BACKWARD = [(call, 0) for call in CALLS] + [(CALLS[n], i) for n in (3, 5, 6) for i in (1, 2, 3, 4)]
 
 
 @pytest.mark.no_gpu

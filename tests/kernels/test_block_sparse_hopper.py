@@ -101,7 +101,9 @@ def test_the_forward_pass_on_threads_is_that_of_float64(shape, config):
 
 
 # All shapes with one configuration, some with the others.
-BACKWARD = [(shape, 0) for shape in SHAPES] + [(SHAPES[n], i) for n in (3, 5, 6) for i in (1, 2, 3)]
+BACKWARD = [(shape, 0) for shape in SHAPES] + [
+    (SHAPES[n], i) for n in (3, 5, 6) for i in (1, 2, 3, 4)
+]
 
 
 @pytest.mark.no_gpu

@@ -111,18 +111,20 @@ def _backward(adds: str, stages: int) -> Rung:
     return Rung(adds, "_dkdv_kernel", configs, _PORTABLE_BACKWARD)
 
 
-def _backward_hopper(adds: str, rows: int, slots: int, early_m: int = 0) -> Rung:
-    config = {"BLOCK_M": rows, "SLOTS": slots, "EARLY_M": early_m, "num_warps": 4}
+def _backward_hopper(adds: str, **changes: int) -> Rung:
+    plain = {"BLOCK_M": 64, "SLOTS": 2, "EARLY_M": 0, "DELTA_FIRST": 0, "num_warps": 4}
+    config = plain | changes
     return Rung(adds, "backward_hopper_kernel", {"backward_hopper_kernel": config})
 
 
 ATTENTION_BACKWARD = (
     _backward("each gradient has one owner, one step after the other", 1),
     _backward("loads of later steps under the products", 2),
-    _backward_hopper("one kernel, warps with roles, dq added in memory", 64, 2),
-    _backward_hopper("the next tile's m read under the last product", 64, 2, 1),
-    _backward_hopper("a ring of three tiles of rows, in its place", 64, 3),
-    _backward_hopper("tiles of 128 rows, in its place", 128, 2),
+    _backward_hopper("one kernel, warps with roles, dq added in memory"),
+    _backward_hopper("the next tile's m read under the last product", EARLY_M=1),
+    _backward_hopper("a ring of three tiles of rows, in its place", SLOTS=3),
+    _backward_hopper("tiles of 128 rows, in its place", BLOCK_M=128),
+    _backward_hopper("a product for dP that begins at -delta", BLOCK_M=128, DELTA_FIRST=1),
     SHIPPED,
 )
 
