@@ -131,9 +131,10 @@ def copy_keys(at, descs, rings, barriers):
 
 @gluon.jit
 def copy_rows(at, place, told, step, descs, rings, barriers, SLOTS: gl.constexpr):
-    """Start the copies of a tile of rows of q and dO, and of their m and delta.
+    """Tell the groups a tile of rows, and start the copies of its q, dO, m and delta.
 
-    at: coordinates in q and dO. place: that of the first row in m and delta.
+    at: coordinates in q and dO. place: that of the first row in m and delta. told: the tile's
+    numbers, as `tell_rows` takes them.
     """
     q_desc, dout_desc, m_desc, delta_desc = descs[0], descs[3], descs[4], descs[5]
     q_ring, dout_ring, m_ring, delta_ring = rings[0], rings[3], rings[4], rings[5]
@@ -530,8 +531,10 @@ def _delta_kernel(
 
 @triton.jit
 def rows_of_held(x, PART_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr):
-    """A tile [BLOCK_M, D] of what lies as `_as_held` has it; PART_ROWS: the rows of a group's
-    part."""
+    """A tile [BLOCK_M, D] of what lies as `_as_held` has it.
+
+    PART_ROWS: the rows of a group's part.
+    """
     EIGHTS: tl.constexpr = BLOCK_M * D // 2 // PART_ROWS // 8
     # Group, warp, line of threads, thread of the line, part of 64 rows, eight, half, number.
     x = tl.reshape(x, (2, 4, 8, 4, PART_ROWS // 64, EIGHTS, 2, 2))
