@@ -200,7 +200,7 @@ def _kept(p, start_n, start_m, sizes, LEFT: gl.constexpr, RIGHT: gl.constexpr):
 
 
 @gluon.jit
-def no_dq_of(BLOCK_M: gl.constexpr, D: gl.constexpr):
+def _no_dq_of(BLOCK_M: gl.constexpr, D: gl.constexpr):
     """Zeros for a group's part of a tile of dq: half the rows, or half the columns of 64 rows.
 
     A group that has half the rows reads half of dS.
@@ -242,13 +242,13 @@ def _add_dq(dq, row, descs, rings, WHICH: gl.constexpr, BLOCK_M: gl.constexpr):
 
 
 @gluon.jit
-def take_row_tile(
+def _take_row_tile(
     dk, dv, step, told, start_n, descs, rings, barriers, sizes, factor, no_scores, no_dq,
     MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
 ):  # fmt: skip
     """Take a tile of rows into dk and dv, and add what it gives of dq to memory.
 
-    told: what `told_next` returned of the tile. Returns dk, dv, the next step and what is told of
+    told: what `_told_next` returned of the tile. Returns dk, dv, the next step and what is told of
     its tile.
     """
     LEFT: gl.constexpr = options[0]
@@ -311,7 +311,7 @@ def take_row_tile(
     # The compiler must not reuse the registers of a factor before its product has read them.
     dv, dk, factor_p, factor_ds = warpgroup_mma_wait(1, (dv, dk, factor_p, factor_ds))
     mbarrier.arrive(free.index(slot), count=1)
-    following = told_next(step + 1, rings, barriers, no_scores, options)
+    following = _told_next(step + 1, rings, barriers, no_scores, options)
     dq = warpgroup_mma_wait(0, (dq,))
     _add_dq(dq, head * sizes[8] + row_tile * BLOCK_M, descs, rings, WHICH, BLOCK_M)
     return dk, dv, step + 1, following
@@ -336,7 +336,7 @@ def _told_rows(numbers, slot):
 
 
 @gluon.jit
-def told_next(step, rings, barriers, no_scores, options: gl.constexpr):
+def _told_next(step, rings, barriers, no_scores, options: gl.constexpr):
     """The numbers of a step's tile of rows, and its m if the configuration reads it so early."""
     SLOTS: gl.constexpr = options[2]
     EARLY_M: gl.constexpr = options[3]
@@ -369,16 +369,25 @@ def numbers_of_rows(SLOTS: gl.constexpr):
 
 @gluon.jit
 def take_told_rows(
-    dk, dv, start_n, descs, rings, barriers, sizes, factor, no_scores, no_dq,
-    MASKED: gl.constexpr, WHICH: gl.constexpr, options: gl.constexpr,
+    start_n, descs, rings, barriers, sizes, factor, MASKED: gl.constexpr, WHICH: gl.constexpr,
+    options: gl.constexpr,
 ):  # fmt: skip
-    """Take all tiles of rows into dk and dv whose numbers `tell_rows` tells.
+    """dk and dv of a group's keys, from all tiles of rows whose numbers `tell_rows` tells.
 
     The groups hold gradients in nearly all registers, so they do not find these numbers themselves.
     """
-    step, told = 0, told_next(0, rings, barriers, no_scores, options)
+    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
+    KEYS: gl.constexpr = descs[7].block_type.shape[-2]
+    D: gl.constexpr = descs[7].block_type.shape[-1]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
+    no_dq = _no_dq_of(BLOCK_M, D)
+    dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
+    mbarrier.wait(barriers[0].index(0), 0)
+    step, told = 0, _told_next(0, rings, barriers, no_scores, options)
     while told[0] >= 0:
-        dk, dv, step, told = take_row_tile(
+        dk, dv, step, told = _take_row_tile(
             dk, dv, step, told, start_n, descs, rings, barriers, sizes, factor, no_scores, no_dq,
             MASKED, WHICH, options,
         )  # fmt: skip
@@ -409,23 +418,11 @@ def consumer(
     """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
     scale, factor = scales
     MASKED: gl.constexpr = options[5]
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     KEYS: gl.constexpr = descs[7].block_type.shape[-2]
-    D: gl.constexpr = descs[7].block_type.shape[-1]
-    BLOCK_N: gl.constexpr = GROUPS * KEYS
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    no_dq = no_dq_of(BLOCK_M, D)
-    dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
     tile, b, key_head = owned
-    mbarrier.wait(barriers[0].index(0), 0)
-    dk, dv = take_told_rows(
-        dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, MASKED,
-        WHICH, options,
-    )  # fmt: skip
-    at = [b, key_head, tile * BLOCK_N + WHICH * KEYS, 0]
-    store_keys(dk, dv, scale, at, descs, rings, WHICH)
+    start_n = tile * (GROUPS * KEYS)
+    dk, dv = take_told_rows(start_n, descs, rings, barriers, sizes, factor, MASKED, WHICH, options)
+    store_keys(dk, dv, scale, [b, key_head, start_n + WHICH * KEYS, 0], descs, rings, WHICH)
 
 
 @gluon.jit
@@ -611,7 +608,7 @@ def _sums_of(sums, block_m):
 def rounding(block_m: int) -> dict[str, int]:
     """Return the tile of the kernel that rounds sums by tiles of so many rows.
 
-    PART_ROWS: those of `no_dq_of`.
+    PART_ROWS: those of `_no_dq_of`.
     """
     return {"BLOCK_M": block_m, "PART_ROWS": max(64, block_m // 2)}
 

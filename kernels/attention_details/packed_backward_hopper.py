@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from .._runtime.configs import Config, Configs
 from .._triton.math import LOG2E
@@ -32,7 +32,6 @@ from .backward_hopper import (
     copy_rows,
     descriptors,
     near_key_heads,
-    no_dq_of,
     numbers_of_rows,
     rings_of,
     rounding,
@@ -121,24 +120,14 @@ def consumer(
 ):
     """Compute dk and dv of a group's keys, and a half of what the program gives of dq."""
     scale, factor = scales
-    BLOCK_M: gl.constexpr = descs[0].block_type.shape[-2]
     KEYS: gl.constexpr = descs[7].block_type.shape[-2]
-    D: gl.constexpr = descs[7].block_type.shape[-1]
-    BLOCK_N: gl.constexpr = GROUPS * KEYS
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    no_scores = gl.zeros([KEYS, BLOCK_M], gl.float32, SCORES)
-    no_dq = no_dq_of(BLOCK_M, D)
-    dk, dv = gl.zeros([KEYS, D], gl.float32, ACC), gl.zeros([KEYS, D], gl.float32, ACC)
     tile, key_head, first_key, _, _ = owned
-    SK = sizes[1]
-    if tile * BLOCK_N < SK:
-        mbarrier.wait(barriers[0].index(0), 0)
+    SK, start_n = sizes[1], tile * (GROUPS * KEYS)
+    if start_n < SK:
         dk, dv = take_told_rows(
-            dk, dv, tile * BLOCK_N, descs, rings, barriers, sizes, factor, no_scores, no_dq, True,
-            WHICH, options,
-        )  # fmt: skip
-        at = rows_at(key_head, first_key, SK, tile * BLOCK_N + WHICH * KEYS)
+            start_n, descs, rings, barriers, sizes, factor, True, WHICH, options
+        )
+        at = rows_at(key_head, first_key, SK, start_n + WHICH * KEYS)
         store_keys(dk, dv, scale, at, descs, rings, WHICH)
 
 
