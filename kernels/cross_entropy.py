@@ -25,19 +25,36 @@ from ._runtime.autograd import needs_grad, once
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import check_floating, check_integer, check_same_device, check_tensors
 from ._runtime.configs import Configs
-from ._runtime.layout import as_rows_2d
+from ._runtime.layout import ACCESS_BYTES, as_rows_2d
 from ._triton.arrival_counter import arrival_counter
 from ._triton.memory import load_f32
 from ._triton.row_access import body_ptr, max_body, needs_peeling, peeled_columns_of, vector_body
-from .cross_entropy_details import row as shared
+from .cross_entropy_details.arguments import (
+    as_rows,
+    check_targets,
+    dtype_of_loss,
+    in_shape,
+    options_of,
+    with_penalty,
+)
+from .cross_entropy_details.reduction import (
+    alone,
+    count_valid,
+    count_valid_targets,
+    defers_mean,
+    reduced_penalty,
+    scaled,
+    sum_losses,
+)
 from .cross_entropy_details.row import (
     LOOP_CONFIGS,
     ROW_CONFIGS,
     capped,
     choose_loop,
     choose_row,
+    chunk_split,
+    chunks_of,
     columns_of,
-    count_valid_targets,
     gradient_of_row,
     load_chunk,
     loop_row,
@@ -46,7 +63,6 @@ from .cross_entropy_details.row import (
     store_grad_chunk,
     store_grad_peeled,
     suits_row,
-    sum_losses,
     target_logit,
 )
 
@@ -112,19 +128,19 @@ def cross_entropy(
         >>> cross_entropy(logits, torch.tensor([1, 2, 3, 9], device="cuda")).shape
         torch.Size([])
     """
-    options = shared.options_of(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    options = options_of(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_tensors(logits=logits, targets=targets)
-    options += (shared.dtype_of_loss(logits, loss_dtype, return_z_loss), return_z_loss)
+    options += (dtype_of_loss(logits, loss_dtype, return_z_loss), return_z_loss)
     shape = targets.shape
-    logits, targets = shared.as_rows("logits", _classes_last(logits, dim), targets)
+    logits, targets = as_rows("logits", _classes_last(logits, dim), targets)
     if not needs_grad(logits):
         loss, _, _, penalty = cross_entropy_fwd(logits, targets, *options, False)
-        result = shared.with_penalty(loss, penalty)
-    elif shared.defers_mean(logits.dtype, reduction):
+        result = with_penalty(loss, penalty)
+    elif defers_mean(logits.dtype, reduction):
         result = _RecomputeCrossEntropy.apply(logits, targets, *options)
     else:
         result = _CrossEntropy.apply(logits, targets, *options)
-    return shared.in_shape(result, shape)
+    return in_shape(result, shape)
 
 
 def _classes_last(logits, dim):
@@ -147,16 +163,16 @@ class _CrossEntropy(torch.autograd.Function):
         loss, dlogits, penalty = cross_entropy_fwd_bwd(logits, targets, *options)
         # Autograd checks the saved loss in the place of the logits, which are not saved.
         ctx.save_for_backward(dlogits, loss)
-        ctx.unseen = shared.alone()
+        ctx.unseen = alone()
         if penalty is not None:
             ctx.mark_non_differentiable(penalty)
-        return shared.with_penalty(loss, penalty)
+        return with_penalty(loss, penalty)
 
     @staticmethod
     @once
     def backward(ctx, dloss, _=None):
         dlogits, _ = ctx.saved_tensors
-        dlogits = shared.scaled(dlogits, dloss, unseen=ctx.unseen)
+        dlogits = scaled(dlogits, dloss, unseen=ctx.unseen)
         return (dlogits, *(None,) * 8)
 
 
@@ -169,7 +185,7 @@ class _RecomputeCrossEntropy(torch.autograd.Function):
         ctx.options = ignore_index, smoothing, softcap
         if penalty is not None:
             ctx.mark_non_differentiable(penalty)
-        return shared.with_penalty(loss, penalty)
+        return with_penalty(loss, penalty)
 
     @staticmethod
     @once
@@ -213,7 +229,7 @@ def cross_entropy_fwd(
             MEAN=reduction == "mean", PEELED=needs_peeling(v, (logits, logits.stride(0))),
             **LOSS.pick(device, v=v, itemsize=logits.element_size()),
         )  # fmt: skip
-    penalty = shared.reduced_penalty(penalties, targets, ignore_index, reduction, dtype)
+    penalty = reduced_penalty(penalties, targets, ignore_index, reduction, dtype)
     return losses if out is None else out, rows, n_valid, penalty
 
 
@@ -235,16 +251,14 @@ def cross_entropy_fwd_bwd(
     penalties = torch.empty_like(losses) if wants_penalty else None
     dlogits = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if m == 0:
-        penalty = shared.reduced_penalty(penalties, targets, ignore_index, reduction, dtype)
+        penalty = reduced_penalty(penalties, targets, ignore_index, reduction, dtype)
         return losses if out is None else out, dlogits, penalty
     mean = reduction == "mean"
-    n_valid = shared.count_valid(targets, ignore_index) if mean else None
+    n_valid = count_valid(targets, ignore_index) if mean else None
     peeled = needs_peeling(v, (logits, logits.stride(0)), (dlogits, v))
     itemsize = logits.element_size()
     key = {"v": max_body(v, itemsize) if peeled else v, "itemsize": itemsize}
-    num_looped, config = shared.chunk_split(
-        **key, config=GRADIENT.pick(device, **key, peeled=peeled)
-    )
+    num_looped, config = chunk_split(**key, config=GRADIENT.pick(device, **key, peeled=peeled))
     _gradient_kernel[(m,)](
         logits_ptr=logits, targets_ptr=targets, losses_ptr=losses,
         z_losses_ptr=penalties, out_ptr=out, counter_ptr=counter, dlogits_ptr=dlogits,
@@ -253,7 +267,7 @@ def cross_entropy_fwd_bwd(
         smoothing=smoothing, z_loss=z_loss, softcap=softcap or None, SMOOTH=smoothing > 0,
         MEAN=mean, PEELED=peeled, **config,
     )  # fmt: skip
-    penalty = shared.reduced_penalty(penalties, targets, ignore_index, reduction, dtype)
+    penalty = reduced_penalty(penalties, targets, ignore_index, reduction, dtype)
     return losses if out is None else out, dlogits, penalty
 
 
@@ -278,14 +292,14 @@ def cross_entropy_bwd(
     held = max_body(v, itemsize) if peeled else v
     config = RECOMPUTE.pick(logits.device, v=held, itemsize=itemsize)
     warps = config["num_warps"]
-    parts = max(1, -(-shared.chunks_of(held, itemsize, warps) // config["STEPS"]))
+    parts = max(1, -(-chunks_of(held, itemsize, warps) // config["STEPS"]))
     if m:
         recompute_backward_kernel[(m * parts,)](
             logits_ptr=logits, targets_ptr=targets, rows_ptr=rows,
             n_valid_ptr=n_valid, dloss_ptr=dloss, dlogits_ptr=dlogits, stride_m=logits.stride(0),
             M=m, V=v, parts=parts, ignore_index=ignore_index, smoothing=smoothing,
             softcap=softcap or None, SMOOTH=smoothing > 0, PEELED=peeled, STEPS=config["STEPS"],
-            LANES=32 * warps, VEC=shared.ACCESS_BYTES // itemsize, num_warps=warps,
+            LANES=32 * warps, VEC=ACCESS_BYTES // itemsize, num_warps=warps,
         )  # fmt: skip
     return dlogits
 
@@ -296,7 +310,7 @@ def _checked(logits, targets, ignore_index):
         raise ValueError(f"logits: shape {tuple(logits.shape)}, expected two dimensions")
     check_floating(logits=logits)
     check_same_device(logits=logits, targets=targets)
-    shared.check(targets, *logits.shape, ignore_index)
+    check_targets(targets, *logits.shape, ignore_index)
     return as_rows_2d(logits), targets.contiguous()
 
 
@@ -471,7 +485,7 @@ def _choose_recompute(v, itemsize):
 
 
 def _suits_recompute(candidate, v, itemsize):
-    chunks = shared.chunks_of(v, itemsize, candidate["num_warps"])
+    chunks = chunks_of(v, itemsize, candidate["num_warps"])
     return candidate["STEPS"] <= chunks
 
 

@@ -45,12 +45,29 @@ from ._runtime.launch_guard import guarded
 from ._runtime.layout import as_read, as_rows_2d
 from ._runtime.traced import operation, spread
 from .cross_entropy_details import linear_tiles as tiled
-from .cross_entropy_details import row as shared
+from .cross_entropy_details.arguments import (
+    as_rows,
+    autocast_dtype,
+    check_targets,
+    dtype_of_loss,
+    in_shape,
+    options_of,
+    with_penalty,
+)
+from .cross_entropy_details.reduction import (
+    alone,
+    count_valid,
+    defers_mean,
+    reduced,
+    scale_rows,
+    scaled,
+)
 from .cross_entropy_details.row import (
     LOOP_CONFIGS,
     ROW_CONFIGS,
     choose_loop,
     choose_row,
+    chunk_split,
     gradient_of_row,
     loop_row,
     row_loss,
@@ -129,21 +146,21 @@ def linear_cross_entropy(
         torch.Size([])
     """
     check_tensors(x=x, weight=weight, targets=targets, **({} if bias is None else {"bias": bias}))
-    options = shared.options_of(ignore_index, label_smoothing, z_loss, softcap, reduction)
+    options = options_of(ignore_index, label_smoothing, z_loss, softcap, reduction)
     check_no_tangent(x=x, weight=weight, bias=bias)
     given = {"x": x, "weight": weight, **({} if bias is None else {"bias": bias})}
     check_floating(**given)
     compute = _dtype_of_products(given)
     check_same_device(**given, targets=targets)
-    options += (shared.dtype_of_loss(x, loss_dtype, return_z_loss), return_z_loss)
+    options += (dtype_of_loss(x, loss_dtype, return_z_loss), return_z_loss)
     if x.dim() == 0 or weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
         h = x.shape[-1] if x.dim() else "H"
         raise ValueError(
             f"weight: shape {tuple(weight.shape)}, expected (V, {h}) for x of {tuple(x.shape)}"
         )
     shape, v = targets.shape, weight.shape[0]
-    x, targets = shared.as_rows("x", x, targets)
-    shared.check(targets, x.shape[0], v, ignore_index)
+    x, targets = as_rows("x", x, targets)
+    check_targets(targets, x.shape[0], v, ignore_index)
     if bias is not None:
         check_shape("bias", bias, (v,))
     x, weight, targets = as_rows_2d(as_read(x)), as_read(weight), targets.contiguous()
@@ -151,12 +168,12 @@ def linear_cross_entropy(
     if not needs_grad(x, weight, bias):
         factors = _cast(compute, x, weight, bias)
         loss, *_, penalty = _forward(*factors, targets, *options, [False] * 3, False)
-        result = shared.with_penalty(loss, penalty)
+        result = with_penalty(loss, penalty)
     elif reduction == "none":
         result = _LinearCrossEntropyOfRows.apply(x, weight, bias, targets, compute, *options)
     else:
         result = _LinearCrossEntropy.apply(x, weight, bias, targets, compute, *options)
-    return shared.in_shape(result, shape)
+    return in_shape(result, shape)
 
 
 def _dtype_of_products(given):
@@ -164,7 +181,7 @@ def _dtype_of_products(given):
 
     given: tensors by name. Raises TypeError if their dtypes differ and autocast is not enabled.
     """
-    dtype = shared.autocast_dtype(given["x"])
+    dtype = autocast_dtype(given["x"])
     if dtype is None:
         check_same_dtype(**given)
         dtype = given["x"].dtype
@@ -191,17 +208,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, *sums, penalty = _forward(*factors, targets, *options, *wanted)
         # Autograd checks the saved loss in the place of the inputs, which are not saved.
         ctx.save_for_backward(*sums, loss)
-        ctx.unseen = shared.alone()
+        ctx.unseen = alone()
         if penalty is not None:
             ctx.mark_non_differentiable(penalty)
-        return shared.with_penalty(loss, penalty)
+        return with_penalty(loss, penalty)
 
     @staticmethod
     @once
     def backward(ctx, dloss, _=None):
         *sums, n_valid, _ = ctx.saved_tensors
         gradients = (
-            None if d is None else shared.scaled(d, dloss, n_valid, unseen=ctx.unseen, dtype=dtype)
+            None if d is None else scaled(d, dloss, n_valid, unseen=ctx.unseen, dtype=dtype)
             for d, dtype in zip(sums, ctx.dtypes, strict=True)
         )
         return (*gradients, *(None,) * 9)
@@ -218,7 +235,7 @@ class _LinearCrossEntropyOfRows(torch.autograd.Function):
         ctx.compute, ctx.options = compute, options[:4]
         if penalty is not None:
             ctx.mark_non_differentiable(penalty)
-        return shared.with_penalty(loss, penalty)
+        return with_penalty(loss, penalty)
 
     @staticmethod
     @once
@@ -235,7 +252,7 @@ def _forward(*arguments):
     if not torch.compiler.is_compiling():
         return linear_cross_entropy_fwd(*arguments)
     x, *_, reduction, _, wants_penalty, wanted, _ = arguments
-    later = any(wanted) and shared.defers_mean(x.dtype, reduction)
+    later = any(wanted) and defers_mean(x.dtype, reduction)
     return spread(_traced_forward(*arguments), (True, *wanted, later, wants_penalty))
 
 
@@ -272,8 +289,8 @@ def linear_cross_entropy_fwd(
     """
     losses = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     penalties = torch.empty_like(losses) if wants_penalty else None
-    n_valid = shared.count_valid(targets, ignore_index) if reduction == "mean" else None
-    later = n_valid if any(wanted) and shared.defers_mean(x.dtype, reduction) else None
+    n_valid = count_valid(targets, ignore_index) if reduction == "mean" else None
+    later = n_valid if any(wanted) and defers_mean(x.dtype, reduction) else None
     options, sums = (ignore_index, smoothing, z_loss, softcap), (None,) * 3
     if not any(wanted) and tiled.suited(x, weight):
         tiled.write_losses(losses, x, weight, targets, bias, *options, penalties)
@@ -283,8 +300,8 @@ def linear_cross_entropy_fwd(
         sums = _in_chunks(x, weight, bias, targets, options, wanted, wide, *written)
     if reduction == "none":
         return losses.to(dtype), *sums, None, None if penalties is None else penalties.to(dtype)
-    penalty = None if penalties is None else shared.reduced(penalties, n_valid, dtype)
-    return shared.reduced(losses, n_valid, dtype), *sums, later, penalty
+    penalty = None if penalties is None else reduced(penalties, n_valid, dtype)
+    return reduced(losses, n_valid, dtype), *sums, later, penalty
 
 
 def linear_cross_entropy_bwd(
@@ -339,7 +356,7 @@ def _in_chunks(
             n_valid, *options, any(wanted),
         )  # fmt: skip
         if factors is not None:
-            shared.scale_rows(padded, factors[rows])
+            scale_rows(padded, factors[rows])
         if dx is not None:
             _write_product(dx[rows], logits, weight)
         if dw is not None:
@@ -382,7 +399,7 @@ def _finish(
             **LOSS.pick(logits.device, **key),
         )  # fmt: skip
     else:
-        num_looped, config = shared.chunk_split(**key, config=CHUNK.pick(logits.device, **key))
+        num_looped, config = chunk_split(**key, config=CHUNK.pick(logits.device, **key))
         _chunk_kernel[(m,)](
             logits_ptr=logits, targets_ptr=targets, losses_ptr=losses, z_losses_ptr=penalties,
             n_valid_ptr=n_valid, stride=logits.stride(0), V=v, num_looped=num_looped,
@@ -539,7 +556,7 @@ def _like_forward(x, weight, bias, targets, *options):
     """Return tensors as the results of `linear_cross_entropy_fwd` that are there."""
     reduction, dtype, wants_penalty, wanted, wide = options[4:]
     losses = x.new_empty(targets.shape if reduction == "none" else (), dtype=dtype)
-    later = any(wanted) and shared.defers_mean(x.dtype, reduction)
+    later = any(wanted) and defers_mean(x.dtype, reduction)
     made = [losses, *_gradients_like(x, weight, wanted, wide or later)]
     made += [x.new_empty((), dtype=torch.float32)] * later
     return made + ([torch.empty_like(losses)] if wants_penalty else [])

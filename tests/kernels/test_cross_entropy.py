@@ -12,7 +12,7 @@ from kernels import cross_entropy as plain
 from kernels import linear_cross_entropy as linear
 from kernels.cross_entropy import cross_entropy
 from kernels.cross_entropy_details import linear_tiles as tiled
-from kernels.cross_entropy_details import row as shared
+from kernels.cross_entropy_details.arguments import REDUCTIONS
 from kernels.linear_cross_entropy import linear_cross_entropy
 from ops.cross_entropy import cross_entropy_reference
 from ops.linear_cross_entropy import linear_cross_entropy_reference
@@ -87,7 +87,7 @@ dtypes = st.sampled_from(list(BOUND))
     st.integers(1, 5000),
     dtypes,
     st.sampled_from([torch.int64, torch.int32]),
-    st.sampled_from(shared.REDUCTIONS),
+    st.sampled_from(REDUCTIONS),
     options,
 )
 def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
@@ -104,7 +104,7 @@ def test_random_shapes_and_options(m, v, dtype, index, reduction, chosen):
     st.integers(1, 600),
     dtypes,
     st.booleans(),
-    st.sampled_from(shared.REDUCTIONS),
+    st.sampled_from(REDUCTIONS),
     options,
 )
 def test_random_shapes_and_options_of_the_linear_form(m, h, v, dtype, bias, reduction, chosen):
@@ -117,7 +117,7 @@ def test_random_shapes_and_options_of_the_linear_form(m, h, v, dtype, bias, redu
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_the_loss_is_that_of_pytorch(smoothing, reduction):
     logits, targets = randn(7, 90) * 4, classes(7, 90)
     named = {"label_smoothing": smoothing, "reduction": reduction}
@@ -130,7 +130,7 @@ def test_the_loss_is_that_of_pytorch(smoothing, reduction):
 def test_the_formulas_have_the_gradients_of_their_differences(chosen):
     logits = randn(4, 6).double().requires_grad_()
     targets = classes(4, 6)
-    for reduction in shared.REDUCTIONS:
+    for reduction in REDUCTIONS:
         torch.autograd.gradcheck(
             lambda x, r=reduction: cross_entropy_reference(x, targets, reduction=r, **chosen),
             logits,
@@ -463,14 +463,14 @@ def test_targets_out_of_range_are_named_or_make_their_row_nan(monkeypatch):
                 linear_cross_entropy(randn(3, 4), randn(20, 4), targets)
         # On a GPU the targets are not checked.
         with monkeypatch.context() as patch:
-            patch.setattr(shared, "check", lambda *arguments: None)
+            patch.setattr(plain, "check_targets", lambda *arguments: None)
             options = IGNORED, 0.0, 0.0, 0.0, "none", torch.float32, False
             losses, gradient, _ = plain.cross_entropy_fwd_bwd(logits.detach(), targets, *options)
         assert losses.isnan().tolist() == [False, True, False]
         assert gradient.isnan().all(1).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("shape", [(3, 11, 4), (2, 7, 3, 2), (0, 5, 2), (2, 1, 3)])
 def test_logits_of_more_dimensions_are_those_of_pytorch(shape, reduction):
     """PyTorch's layout [N, V, d1, ...], and the same with the classes last."""
@@ -494,12 +494,12 @@ def test_logits_of_more_dimensions_are_those_of_pytorch(shape, reduction):
 
 def test_a_single_row_has_a_target_without_dimensions():
     logits, target = randn(9), torch.tensor(4, device=DEVICE)
-    for reduction in shared.REDUCTIONS:
+    for reduction in REDUCTIONS:
         loss = cross_entropy(logits, target, reduction=reduction)
         torch.testing.assert_close(loss, F.cross_entropy(logits, target, reduction=reduction))
 
 
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_factors_of_more_dimensions_are_rows(reduction):
     x, weight = randn(2, 3, 8).requires_grad_(), randn(40, 8, seed=2).requires_grad_()
     targets = classes(6, 40).view(2, 3)
@@ -546,7 +546,7 @@ def test_a_softcap_bounds_logits_that_are_far_or_infinite():
 
 
 @pytest.mark.parametrize("dtype", BOUND)
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_the_z_loss_comes_by_itself_and_has_no_gradient(reduction, dtype):
     m, v, h = 7, 50, 12
     targets = classes(m, v)
@@ -574,7 +574,7 @@ def test_the_z_loss_comes_by_itself_and_has_no_gradient(reduction, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_float32_loss_keeps_the_digits_that_16_bits_lose(reduction, dtype):
     m, v, h = 9, 50, 12
     targets, logits = classes(m, v), randn(m, v, dtype=dtype)
@@ -597,7 +597,7 @@ def test_a_float32_loss_keeps_the_digits_that_16_bits_lose(reduction, dtype):
     assert [grad.dtype for grad in found] == [dtype, dtype]
 
 
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("narrow", [True, False])
 def test_under_autocast_a_float32_weight_has_its_gradient_in_float32(reduction, narrow):
     m, h, v, half = 40, 16, 30, torch.float16
