@@ -335,6 +335,12 @@ def described(x: torch.Tensor, rows: int) -> TensorDescriptor:
     )
 
 
+def flat(x: torch.Tensor, *block: int) -> TensorDescriptor:
+    """Return a descriptor of x, contiguous, with blocks of this shape."""
+    layout = layout_of(x.dtype, *block)
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block), layout)
+
+
 def readable(x: torch.Tensor) -> bool:
     """Return whether TMA can read x: [B, H, S, D]."""
     # A tensor of a build has no memory, but it may begin past an aligned address.

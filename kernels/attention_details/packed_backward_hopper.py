@@ -21,9 +21,7 @@ from .._triton.math import LOG2E
 from .backward_hopper import (
     CONFIGS,
     DEEP,
-    GROUPS,
     KEYS,
-    NEARBY_ROWS,
     PLAIN,
     REGISTERS,
     barriers_of,
@@ -34,13 +32,12 @@ from .backward_hopper import (
     near_key_heads,
     numbers_of_rows,
     rings_of,
-    rounding,
     row_tiles,
-    rows_of_held,
     store_keys,
     take_told_rows,
     tell_end,
 )
+from .dq_sums_hopper import GROUPS, NEARBY_ROWS, rounding, rows_of_held
 from .hopper_tiles import readable
 from .launch import like, strides_of
 from .packed import rows_in, tile_in

@@ -19,7 +19,6 @@ from ..attention_details.backward_hopper import (
     KEYS,
     REGISTERS,
     barriers_of,
-    begun,
     choose,
     consumer,
     copy_keys,
@@ -28,9 +27,9 @@ from ..attention_details.backward_hopper import (
     near_key_heads,
     numbers_of_rows,
     rings_of,
-    rounded,
     tell_end,
 )
+from ..attention_details.dq_sums_hopper import begun, rounded
 from ..attention_details.launch import like
 from .lists_hopper import entries_below, tile_start
 
