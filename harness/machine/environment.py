@@ -106,16 +106,22 @@ def revision(root: Path) -> tuple[str, bool]:
 
     Without history the commit is that of TILEWRIGHT_COMMIT, which ends in "-dirty" for a tree that
     differed. Without that it is "unknown", which counts as dirty: nothing shows that the tree is as
-    committed.
+    committed. Raises UserError where the history is at another commit than the variable says: one
+    of the two came along with files of the other.
     """
+    stated = os.environ.get("TILEWRIGHT_COMMIT", "")
+    named = stated.removesuffix(DIRTY)
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is not None and Path(top).resolve() == root.resolve():
         commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
         if commit is not None:
+            if not commit.startswith(named):
+                raise UserError(
+                    f"TILEWRIGHT_COMMIT is {named}, and the history here is at {commit[:12]}:"
+                    " unset the variable, or take .git away if it is not of these files"
+                )
             return commit, status != ""
-    stated = os.environ.get("TILEWRIGHT_COMMIT", "")
-    commit = stated.removesuffix(DIRTY)
-    return (commit, commit != stated) if commit else ("unknown", True)
+    return (named, named != stated) if named else ("unknown", True)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

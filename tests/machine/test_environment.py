@@ -147,6 +147,16 @@ def test_without_history_the_variable_is_the_commit(tmp_path, monkeypatch):
     assert environment.revision(tmp_path) == ("unknown", True)
 
 
+def test_a_history_of_another_commit_than_the_variable_says_is_refused(tree, monkeypatch):
+    commit = git(tree, "rev-parse", "HEAD")
+    for stated in (commit, commit[:9], f"{commit}-dirty"):
+        monkeypatch.setenv("TILEWRIGHT_COMMIT", stated)
+        assert environment.revision(tree) == (commit, False)
+    monkeypatch.setenv("TILEWRIGHT_COMMIT", "abc1234")
+    with pytest.raises(UserError, match=f"is abc1234, and the history here is at {commit[:12]}"):
+        environment.revision(tree)
+
+
 def test_the_history_around_a_tree_is_not_its_own(tree, monkeypatch):
     monkeypatch.delenv("TILEWRIGHT_COMMIT", raising=False)
     assert environment.revision(tree / "baselines") == ("unknown", True)
