@@ -18,6 +18,7 @@ STATUSES = (
     "hung",
     "throttled",
     "impossible",
+    "unreached",
 )
 # The statuses of a row that has times.
 TIMED = ("ok", "throttled", "impossible")

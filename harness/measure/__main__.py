@@ -11,20 +11,19 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 
-from harness import cli, files
+from harness import cli
 from harness.calls import cell, drawn
 from harness.cli import UserError
-from harness.machine import affinity, ceilings, gpu_lock
+from harness.machine import ceilings, gpu_lock
 from harness.machine import environment as surroundings
-from harness.measure import autotune, checkpoint, scheduler
+from harness.measure import autotune, checkpoint, close, scheduler
 from harness.measure.gate import Gate
 from harness.measure.rows import work
-from harness.measure.stopping import REASONS, Timing
+from harness.measure.stopping import Timing
 from harness.project import fingerprint, registry
 from harness.project.implementations import OURS, TWIN, is_ours
 from harness.project.source_tree import self_tuned
@@ -129,7 +128,9 @@ def measure(
     """
     started = _now()
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
-    with checkpoint.Journal(out.with_name(f".{plan.op.name}.journal"), digest, plan.seed) as kept:
+    about = close.about(plan, origin, monitor.board)
+    journal = out.with_name(f".{plan.op.name}.journal")
+    with checkpoint.Journal(journal, digest, plan.seed, about) as kept:
         rest = [each for each in _short_first(plan) if str(each) not in kept.cells]
         runner = scheduler.Scheduler(replace(plan, cells=rest, seed=kept.seed), gate, monitor)
         with contextlib.closing(runner.cells()) as cells:
@@ -139,16 +140,12 @@ def measure(
                 now = time.monotonic()
                 kept.add(done.name, asdict(done) | {"spent_s": now - began})
                 began = now
-        if not any(
-            row["status"] in raw.TIMED for each in kept.cells.values() for row in each["rows"]
-        ):
+        if not close.has_time(kept.cells):
             # Taken over, these cells would fail the next attempt too.
             kept.remove()
             _keep(out)
         total = sum(each["spent_s"] for each in kept.cells.values()) + time.monotonic() - began
-        span = {"began": started, "ended": _now()}
-        about = origin | _schedule(plan, kept) | {"span": span}
-        _write(out, [kept.cells[str(each)] for each in plan.cells], total, about)
+        close.write(out, kept, total, {"began": started, "ended": _now()})
         kept.remove()
 
 
@@ -181,41 +178,6 @@ def _keep(out: Path) -> None:
         f"{out}: holds measured times, and this measurement took none; they stay: set another run,"
         " or remove the file to have what failed in its place"
     )
-
-
-def _write(out: Path, cells: list[dict], total_s: float, sidecar: dict[str, object]) -> None:
-    timed_s, first_s = (sum(each[key] for each in cells) for key in ("timed_s", "first_s"))
-    share = 1 - (timed_s + first_s) / total_s
-    lines = [raw.line(row) for each in cells for row in each["rows"]]
-    with files.whole_file(out) as temporary:
-        temporary.write_text(raw.header_line() + "".join(lines), encoding="utf-8")
-        sidecar = sidecar | {
-            "rows": len(lines),
-            "csv_sha256": raw.sha256(temporary.read_bytes()),
-            "overhead": {
-                "total_s": round(total_s, 3),
-                "timed_s": round(timed_s, 3),
-                "first_s": round(first_s, 3),
-                "share": round(share, 4),
-            },
-        }
-        files.write_json(out.with_suffix(".json"), sidecar)
-    done = f"{sidecar['op']}: {len(lines)} rows in {total_s:.1f} s, "
-    done += f"first calls {first_s / total_s:.0%}, overhead {share:.0%}"
-    print(done, file=sys.stderr)
-
-
-def _schedule(plan: scheduler.MeasurementPlan, kept: checkpoint.Journal) -> dict[str, object]:
-    """The part of the sidecar that tells how the times were taken."""
-    stopped = Counter(each["stopped"] for each in kept.cells.values())
-    schedule = {
-        "seed": kept.seed,
-        "drawn_seed": plan.drawn_seed,
-        **asdict(plan.timing),
-        "cores": affinity.count(),
-    }
-    schedule |= {"stopped": {reason: stopped[reason] for reason in REASONS}}
-    return {"schedule": schedule, "resumed": kept.resumed}
 
 
 def origin_of(op: str, environment: dict, limits: list[dict]) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """The finished cells of a measurement that has not finished: what an interruption leaves behind.
 
 One JSON line says what is measured; then each finished cell adds one, written whole and flushed to
-the disk before the next cell begins.
+the disk before the next cell begins. `harness.measure.close` makes the two files from it.
 """
 
 import contextlib
@@ -27,22 +27,46 @@ class Journal:
     - digest: of everything that could move a number; the content of a journal with another one is
       discarded.
     - seed: None draws one, or takes over the one that was drawn.
+    - about: what the files of the measurement hold beside its cells; that of a journal that is
+      taken over stays.
     - cells: the records of the finished cells by name, as `add` got them.
     - resumed: how often a measurement with this digest was taken up again.
 
     Raises UserError where another job writes the file.
     """
 
-    def __init__(self, path: Path, digest: str, seed: int | None):
-        self._path = path
+    def __init__(self, path: Path, digest: str, seed: int | None, about: Mapping | None = None):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = _locked(path)
-        self.cells: dict[str, dict] = {}
-        self.resumed, self.seed = 0, -1
+        self._open(path)
         self._take_over(digest)
         if self.seed < 0:
             self.seed = fresh_seed() if seed is None else seed
-            self._append("head", {"digest": digest, "seed": self.seed})
+            self.about = dict(about or {})
+            self._append("head", {"digest": digest, "seed": self.seed, "about": self.about})
+
+    @classmethod
+    def found(cls, path: Path) -> "Journal":
+        """The journal that lies at `path`, whatever it was of; it is not resumed.
+
+        Raises UserError where there is none, or another job writes it.
+        """
+        if not path.is_file():
+            raise UserError(f"{path}: missing; a measurement that has ended leaves none")
+        journal = cls.__new__(cls)
+        journal._open(path)
+        records, _ = journal._records()
+        if not records or records[0][0] != "head":
+            os.close(journal._file)
+            raise UserError(f"{path}: no journal of a measurement; name raw/.<op>.journal of a run")
+        journal._keep(records)
+        journal.resumed -= 1
+        return journal
+
+    def _open(self, path: Path) -> None:
+        self._path, self._file = path, _locked(path)
+        self.cells: dict[str, dict] = {}
+        self.about: dict[str, object] = {}
+        self.resumed, self.seed = 0, -1
 
     def __enter__(self) -> "Journal":
         return self
@@ -60,6 +84,20 @@ class Journal:
 
     def _take_over(self, digest: str) -> None:
         """Reads what there is, and cuts off what is torn or belongs to something else."""
+        records, whole = self._records()
+        if records and records[0][1].get("digest") == digest:
+            self._keep(records)
+        elif os.fstat(self._file).st_size:
+            print(f"{self._path}: of another plan, machine or code; discarded", file=sys.stderr)
+            whole = 0
+        os.ftruncate(self._file, whole)
+        os.lseek(self._file, whole, os.SEEK_SET)
+        if self.resumed:
+            self._append("resumed", {})
+            print(f"{self._path}: {len(self.cells)} cells taken over", file=sys.stderr)
+
+    def _records(self) -> tuple[list[tuple[str, dict]], int]:
+        """The whole records of the file by kind, and how many bytes they have."""
         size = os.fstat(self._file).st_size
         lines = os.pread(self._file, size, 0).splitlines(keepends=True)
         records, whole = [], 0
@@ -70,18 +108,13 @@ class Journal:
                 record = json.loads(line)
                 records.append((record["what"], record))
                 whole += len(line)
-        if records and records[0][1].get("digest") == digest:
-            self.seed = records[0][1]["seed"]
-            self.cells = {each["name"]: each["record"] for what, each in records if what == "cell"}
-            self.resumed = 1 + sum(what == "resumed" for what, _ in records)
-        elif size:
-            print(f"{self._path}: of another plan, machine or code; discarded", file=sys.stderr)
-            whole = 0
-        os.ftruncate(self._file, whole)
-        os.lseek(self._file, whole, os.SEEK_SET)
-        if self.resumed:
-            self._append("resumed", {})
-            print(f"{self._path}: {len(self.cells)} cells taken over", file=sys.stderr)
+        return records, whole
+
+    def _keep(self, records: list[tuple[str, dict]]) -> None:
+        head = records[0][1]
+        self.seed, self.about = head["seed"], head.get("about", {})
+        self.cells = {each["name"]: each["record"] for what, each in records if what == "cell"}
+        self.resumed = 1 + sum(what == "resumed" for what, _ in records)
 
     def _append(self, what: str, record: Mapping) -> None:
         rest = json.dumps({"what": what, **record}, allow_nan=False).encode() + b"\n"

@@ -15,7 +15,7 @@ import pytest
 
 from harness.calls.cell import sweep
 from harness.machine import gpu_lock
-from harness.measure import __main__ as measure
+from harness.measure import close
 from harness.project import registry
 from harness.results import raw
 from tests.support.fake_nvml import FAKE
@@ -179,7 +179,7 @@ def test_a_disk_full_at_the_end_costs_no_cell(timed, tmp_path, monkeypatch):
     log = tmp_path / "prepared"
     monkeypatch.setenv("FAKE_LOG", str(log))
 
-    write, (soft, hard) = measure._write, resource.getrlimit(resource.RLIMIT_FSIZE)
+    write, (soft, hard) = close.write, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write_to_a_full_disk(*arguments):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -189,7 +189,7 @@ def test_a_disk_full_at_the_end_costs_no_cell(timed, tmp_path, monkeypatch):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     with monkeypatch.context() as patch:
-        patch.setattr(measure, "_write", write_to_a_full_disk)
+        patch.setattr(close, "write", write_to_a_full_disk)
         with pytest.raises(OSError, match=r"File too large.*fake\.csv"):
             timed(["ours"])
     assert [path.name for path in (tmp_path / "raw").iterdir()] == [".fake.journal"]
