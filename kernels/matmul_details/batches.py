@@ -42,6 +42,11 @@ class Operand:
         """Return 2 if there is a matrix for each outer batch, plus 1 if for each inner one."""
         return 2 * (self.steps[0] != 0) + (self.steps[1] != 0)
 
+    def is_one_number(self) -> bool:
+        """Return whether all entries of all matrices are the same place in memory."""
+        lines = zip(self.matrix.shape, self.matrix.stride(), strict=True)
+        return not any(self.steps) and all(size == 1 or stride == 0 for size, stride in lines)
+
 
 @dataclass(frozen=True)
 class Walk:

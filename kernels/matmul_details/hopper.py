@@ -346,8 +346,16 @@ def multiply_loop(
     COLUMNS: gl.constexpr = BLOCK_N if descs[2] is None else BLOCK_N // 2
     LEAVING: gl.constexpr = descs[4].block_type.shape[-1]
     PARTS: gl.constexpr = COLUMNS // LEAVING
-    bias_ptr, up_bias_ptr = epilogue[:2]
+    bias_ptr, up_bias_ptr, scale = epilogue[:3]
     rows_ptr, columns_ptr, M, N, strides = epilogue[3:]
+    A_PER_TENSOR: gl.constexpr = META[13][0]
+    B_PER_TENSOR: gl.constexpr = META[13][1]
+    # One number for all rows or columns joins scale, and no factor of a row or column is left.
+    if A_PER_TENSOR:
+        scale, rows_ptr = scale * gl.load(rows_ptr), None
+    if B_PER_TENSOR:
+        scale, columns_ptr = scale * gl.load(columns_ptr), None
+    epilogue = bias_ptr, up_bias_ptr, scale, rows_ptr, columns_ptr, M, N, strides
     # An instruction takes 32 bytes of K.
     INNER: gl.constexpr = 32 * ROWS * META[2] // descs[0].block_type.nbytes
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, INNER])
@@ -436,8 +444,9 @@ def matmul_hopper_kernel(
     a_scale_ptr, b_scale_ptr, stride_x0, stride_x1, stride_xm, stride_y0, stride_y1, stride_yn,
     scale, inner_batches, batches, M, N, K,
     A_TURNED: gl.constexpr, B_TURNED: gl.constexpr, A_STEPS: gl.constexpr, B_STEPS: gl.constexpr,
-    R_STEPS: gl.constexpr, BATCHED: gl.constexpr, PARTED: gl.constexpr, SCALED: gl.constexpr,
-    ACTIVATION: gl.constexpr, PRECISE: gl.constexpr, ACCUMULATE: gl.constexpr,
+    R_STEPS: gl.constexpr, A_PER_TENSOR: gl.constexpr, B_PER_TENSOR: gl.constexpr,
+    BATCHED: gl.constexpr, PARTED: gl.constexpr, SCALED: gl.constexpr, ACTIVATION: gl.constexpr,
+    PRECISE: gl.constexpr, ACCUMULATE: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr,
     SLOTS: gl.constexpr, LEAVING_SLOTS: gl.constexpr,
 ):  # fmt: skip
@@ -446,7 +455,9 @@ def matmul_hopper_kernel(
     Grid: programs, one a multiprocessor at most, which stride over the tiles of all batches. The
     first four warps copy; the other two groups of four have half of the rows of a tile each. Reads
     a [M, K], b and up [K, N] and residual [M, N] by descriptors. Reads bias and up_bias [N], and
-    a_scale [M] and b_scale [N], the factors of rows and columns, by pointers.
+    a_scale [M] and b_scale [N], the factors of rows and columns, by pointers. A_PER_TENSOR,
+    B_PER_TENSOR: a_scale or b_scale is one number for all batches instead. A group loads it once
+    and multiplies it into scale.
     Writes out, pre and up_pre [M, N] by descriptors; each but a, b and out may be None. With
     ACCUMULATE the result is added to out. Accumulates in float32.
 
@@ -489,7 +500,8 @@ def matmul_hopper_kernel(
     epilogue = bias_ptr, up_bias_ptr, scale, a_scale_ptr, b_scale_ptr, M, N, strides
     META: gl.constexpr = (
         BLOCK_M, BLOCK_N, BLOCK_K, SLOTS, GROUP_M, BATCHED, (A_TURNED, B_TURNED),
-        (A_STEPS, B_STEPS, R_STEPS), SCALED, ACTIVATION, PRECISE, ACCUMULATE, PARTED,
+        (A_STEPS, B_STEPS, R_STEPS), SCALED or A_PER_TENSOR or B_PER_TENSOR, ACTIVATION, PRECISE,
+        ACCUMULATE, PARTED, (A_PER_TENSOR, B_PER_TENSOR),
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -587,7 +599,9 @@ def launch_product(walk, epilogue, config, sms):
     b_block = (inner, columns) if b_turned else (columns, inner)
     leaving = rows, leaving_columns(out.matrix.dtype, columns)
     tiles = -(-m // config["BLOCK_M"]) * -(-n // columns) * walk.count
-    residual = walk.operands["residual"]
+    residual, a_scale, b_scale = (
+        walk.operands[name] for name in ("residual", "a_scale", "b_scale")
+    )
     matmul_hopper_kernel[(min(sms, tiles),)](
         a_desc=_described(a.transposed, walk, inner, rows)
         if a_turned
@@ -599,6 +613,8 @@ def launch_product(walk, epilogue, config, sms):
         },
         inner_batches=walk.sizes[1], batches=walk.count, M=m, N=n, K=k, A_TURNED=a_turned,
         B_TURNED=b_turned, A_STEPS=a.moving(), B_STEPS=b.moving(),
-        R_STEPS=0 if residual is None else residual.moving(), BATCHED=walk.count > 1,
-        PARTED=walk.parted, **epilogue, **config,
+        R_STEPS=0 if residual is None else residual.moving(),
+        A_PER_TENSOR=a_scale is not None and a_scale.is_one_number(),
+        B_PER_TENSOR=b_scale is not None and b_scale.is_one_number(),
+        BATCHED=walk.count > 1, PARTED=walk.parted, **epilogue, **config,
     )  # fmt: skip

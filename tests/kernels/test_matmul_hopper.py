@@ -25,7 +25,9 @@ CASES += [(False, False, parts, FIRST) for parts in PARTS]
 CASES += [(True, True, ("gated", "residual"), FIRST)]
 # Tensor cores take items of 8 bits in runs along K only: b by columns.
 WIDE = FIRST | {"BLOCK_K": 2 * FIRST["BLOCK_K"]}
-CASES += [(False, True, ("float8", "scales", *rest), WIDE) for rest in ((), ("bias", "gelu"))]
+SCALES = list(itertools.product(("a_lines", "a_one"), ("b_lines", "b_one")))
+CASES += [(False, True, ("float8", *scales), WIDE) for scales in SCALES]
+CASES += [(False, True, ("float8", *scales, "bias", "gelu"), WIDE) for scales in SCALES[::3]]
 CASES += [(False, True, (), config) for config in OTHERS]
 GROUPS = hopper.GROUPS.value
 
@@ -60,6 +62,17 @@ def test_a_binary_multiplies_with_one_product_under_way_and_does_not_spill(rows,
     kept = ("kept" in parts) * (1 + ("gated" in parts))
     assert row["added"] == GROUPS * blocks * ("added" in parts)
     assert row["instructions"]["tma"] + row["added"] == copied + GROUPS * blocks * (1 + kept)
+
+
+@pytest.mark.parametrize("scales", SCALES, ids=str)
+def test_a_group_loads_a_factor_of_one_number_once(rows, scales):
+    row = rows[CASES.index((False, True, ("float8", *scales), WIDE))]
+    # A thread holds entries of two rows and of a quarter of the columns.
+    loads = {"a_lines": 2, "b_lines": WIDE["BLOCK_N"] // 4, "a_one": 1, "b_one": 1}
+    assert row["loads"] == GROUPS * sum(loads[each] for each in scales)
+    # Two such factors are one product with scale, so an entry has one multiplication.
+    entries = WIDE["BLOCK_M"] * WIDE["BLOCK_N"] // GROUPS // 128
+    assert row["epilogue"]["FMUL"] == entries * (1 if scales == ("a_one", "b_one") else 2)
 
 
 # Machine instructions of an epilogue for an entry of a tile; docs/lab/matmul.md has what they cost.

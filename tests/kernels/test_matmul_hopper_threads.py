@@ -9,7 +9,7 @@ from kernels import matmul
 from kernels._runtime.call_cache import uncached
 from kernels._runtime.device import assume_device
 from kernels.matmul_details import hopper
-from tests.support.product_forms import FLOAT8, FLOAT8_FORMS, FORMS, called, compare
+from tests.support.product_forms import FLOAT8, FLOAT8_FORMS, FORMS, SCALES, called, compare
 from tests.support.product_threads import product_on_threads
 
 # Tiles small enough for threads; the ring and the slots of the parts that leave are as on a GPU.
@@ -45,11 +45,13 @@ def test_each_form_is_that_of_float64(form):
 
 
 @pytest.mark.no_gpu
+@pytest.mark.parametrize("scale", [0.5, 1.0])
+@pytest.mark.parametrize("scales", SCALES, ids=str)
 @pytest.mark.parametrize("form", FLOAT8_FORMS, ids=str)
-def test_each_form_of_float8_is_that_of_float64(form):
+def test_each_form_of_float8_is_that_of_float64(form, scales, scale):
     config = CONFIGS[FLOAT8_FORMS.index(form) % len(CONFIGS)]
     config = {**config, "BLOCK_K": 2 * config["BLOCK_K"]}
-    compare(*on_threads(config, 2, *form, (13, 200, 80), (False, True), FLOAT8))
+    compare(*on_threads(config, 2, *form, (13, 200, 80), (False, True), FLOAT8, scales, scale))
 
 
 @pytest.mark.no_gpu

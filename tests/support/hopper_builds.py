@@ -14,6 +14,7 @@ import torch
 
 from harness.build import compiler, recorder
 from kernels.matmul_details import batches, hopper
+from kernels.matmul_details.launch import scale_arguments
 
 SIZE = 4096
 
@@ -30,6 +31,10 @@ def row(a_turned, b_turned, parts, config):
     def given(part, tensor):
         return tensor if part in parts else None
 
+    def scales(name, lines):
+        shape = lines if f"{name}_lines" in parts else (1, 1) if f"{name}_one" in parts else None
+        return shape and torch.empty(shape, device="meta").expand(lines)
+
     of_b = (1, 4) if batch else ()
     whole = torch.broadcast_shapes(batch, of_b)
     made = {
@@ -37,28 +42,28 @@ def row(a_turned, b_turned, parts, config):
             "a": empty(a_turned, dtype=factor), "residual": given("residual", empty(over=whole)),
             "out": empty(over=whole, dtype=dtype), "pre": given("kept", empty(over=whole)),
             "up_pre": given("kept", given("gated", empty(over=whole))),
+            "a_scale": scales("a", (SIZE, 1)),
         },
         "by_column": {
             "b": empty(b_turned, of_b, factor),
             "up": given("gated", empty(b_turned, of_b, factor)),
+            "b_scale": scales("b", (1, SIZE)),
         },
     }  # fmt: skip
     for group in made.values():
         for name, x in group.items():
-            group[name] = x if x is None else x.expand(*whole, SIZE, SIZE)
+            group[name] = x if x is None else x.expand(*whole, *x.shape[-2:])
     activation = next((p for p in parts if p in ("leaky_relu", "gelu", "silu", "tanh")), "none")
     bias = given("bias", torch.empty(SIZE, dtype=torch.bfloat16, device="meta"))
-    strides = (f"stride_{each}" for each in ("x0", "x1", "xm", "y0", "y1", "yn"))
-    scales = given("scales", torch.empty(SIZE, device="meta"))
-    epilogue = dict.fromkeys(strides, 1 if "scales" in parts else 0) | {
+    epilogue = {
         "bias_ptr": bias, "up_bias_ptr": bias if "gated" in parts else None, "scale": 1.0,
-        "a_scale_ptr": scales, "b_scale_ptr": scales, "SCALED": False, "ACTIVATION": activation,
-        "PRECISE": dtype == torch.float32, "ACCUMULATE": "added" in parts,
+        "SCALED": False, "ACTIVATION": activation, "PRECISE": dtype == torch.float32,
+        "ACCUMULATE": "added" in parts,
     }  # fmt: skip
     with recorder.recorded() as calls:
         for walk in batches.walks(tuple(whole), **made):
             walk = dataclasses.replace(walk, parted="parted" in parts)
-            hopper.launch_product(walk, epilogue, config, 132)
+            hopper.launch_product(walk, epilogue | scale_arguments(walk), config, 132)
     [(kernel, arguments, grid)] = calls
     launch = recorder.Launch(kernel, arguments, None, None, str(dtype), grid=grid)
     found = compiler.row(launch, "90")
@@ -67,7 +72,7 @@ def row(a_turned, b_turned, parts, config):
     waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", sass)
     return found | {
         "waits": waits, "added": added, "products": len(re.findall(r"\b[HQ]GMMA\.", sass)),
-        "epilogue": _epilogue(sass),
+        "loads": len(re.findall(r"\bLDG\.", sass)), "epilogue": _epilogue(sass),
     }  # fmt: skip
 
 

@@ -20,12 +20,23 @@ FLOAT8_FORMS = [FORMS[index] for index in (0, 3, 6, 9, 15, 32)]
 FLOAT8 = torch.float8_e4m3fn
 
 
-def called(result, kept, residual, gated, batched, sizes, turned, dtype=torch.bfloat16):
+# How many numbers a_scale and b_scale have: one for each line, for each batch, or in all.
+SCALES = [
+    ("lines", "lines"), ("one", "one"), ("one", "lines"), ("lines", "one"), ("batches", "batches")
+]  # fmt: skip
+
+
+def called(
+    result, kept, residual, gated, batched, sizes, turned, dtype=torch.bfloat16, scales=SCALES[0],
+    scale=0.5,
+):  # fmt: skip
     """Return what `matmul` gives for a form, and what float64 gives.
 
     - sizes: M, N and K; N and K are multiples of 16 bytes.
     - turned: whether a and b are stored by columns.
     - dtype: of a and b; of all else too, unless it is float8.
+    - scales: a pair of SCALES, for float8.
+    - scale: the factor of the products; at 1 the kernel has none.
     """
     over_a, over_b = ((2, 1), (3,)) if batched else ((), ())
     m, n, k = sizes
@@ -36,11 +47,16 @@ def called(result, kept, residual, gated, batched, sizes, turned, dtype=torch.bf
     shape = (*over_b, n, k) if turned[1] else (*over_b, k, n)
     b, up = (randn(*shape, dtype=dtype, seed=seed) for seed in (1, 2))
     b, up = (b.mT, up.mT) if turned[1] else (b, up)
-    products, factor = (0.5 * (a.double() @ each.double()) for each in (b, up))
+    products, factor = (scale * (a.double() @ each.double()) for each in (b, up))
     options, wide = {}, dtype
     if dtype == FLOAT8:
         wide = torch.bfloat16 if result == "same" else torch.float32
-        rows, columns = randn(*over_a, m, 1, seed=7).abs(), randn(1, n, seed=8).abs()
+        of_a = {"lines": (*over_a, m, 1), "batches": (*over_a, 1, 1), "one": (1,)}
+        of_b = {"lines": (1, n), "batches": (*over_b, 1, 1), "one": (1, 1)}
+        rows, columns = (
+            randn(*shapes[kind], seed=seed).abs()
+            for shapes, kind, seed in zip((of_a, of_b), scales, (7, 8), strict=True)
+        )
         options |= {"a_scale": rows, "b_scale": columns}
         products, factor = (each * rows.double() * columns for each in (products, factor))
     bias, up_bias = randn(n, dtype=wide, seed=3), randn(n, dtype=wide, seed=4)
@@ -58,7 +74,7 @@ def called(result, kept, residual, gated, batched, sizes, turned, dtype=torch.bf
         options["out_dtype"] = torch.float32
     if result == "added":
         options["accumulate_into"], out = buffer.clone(), buffer + out
-    found = matmul.matmul(a, b, given, "gelu", scale=0.5, save_preactivation=kept, **options)
+    found = matmul.matmul(a, b, given, "gelu", scale=scale, save_preactivation=kept, **options)
     truths = [out, expected, factor][: 1 + kept * (1 + gated)]
     return (found if kept else (found,)), truths
 

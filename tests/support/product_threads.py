@@ -143,7 +143,7 @@ def _described(x, shape, strides, block, layout):
 
 
 def _load(pointer, mask=None, other=0.0):
-    tensor, places = pointer
+    tensor, places = pointer if isinstance(pointer, Places) else (pointer.tensor, 0)
     places = torch.as_tensor(places)
     memory = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
     kept = torch.where(mask, places, 0) if mask is not None else places

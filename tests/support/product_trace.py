@@ -121,6 +121,7 @@ def _group(which, tiles, steps_k, programs, residual, slots):
     sizes = tiles, 1, steps_k, 1, tiles
     meta = (
         128, 256, 64, slots, 8, False, (False, True), (0, 0, 0), False, "none", False, False, False,
+        (False, False),
     )  # fmt: skip
     made = {name: value.fn for name, value in vars(hopper).items() if hasattr(value, "fn")}
     stands = {
