@@ -1,4 +1,4 @@
-"""The forward pass of attention on Hopper: warps that load, and groups of warps that take turns.
+"""The forward pass of attention on Hopper: warps that load, and groups of warps that multiply.
 
 A program has four warps that only start copies and two or three warpgroups of 64 query rows each.
 The groups share one ring of keys and one of values, which TMA fills. A group issues the scores of a
@@ -9,9 +9,10 @@ own.
 
 The kernel walks keys from the last that any row sees to the first. Only tiles that the diagonal, a
 window or the end of the keys cuts are masked. If the tile of keys on the diagonal is a square, the
-group of the upper rows sees half of its keys, and leaves out the others. Programs stay and stride
-over the tiles of rows. If these differ in length, programs draw them from a counter, the longest
-first.
+group of the upper rows sees half of its keys, and leaves out the others. Then no other tile is
+masked, unless a window cuts it. Programs stay and stride over the tiles of rows. If these differ in
+length, programs draw them from a counter, the longest first. The warps that copy find the tile, the
+batch and the head, and write them beside the slot of the rows. So a group divides no numbers.
 
 The scheme is FlashAttention-3's (Shah et al., 2024), written anew for Gluon.
 """
@@ -42,13 +43,16 @@ from .hopper_tiles import (
     make_ring,
     mask_scores,
     matrix_of,
-    next_scores,
+    numbers_to_tell,
     pass_turn,
+    read_number,
     readable,
     row_sums,
+    scores_of_next,
     softmax,
     start_values,
     store_rows,
+    write_number,
 )
 
 # Shared memory of a program, and at most so much of it for barriers.
@@ -65,14 +69,15 @@ def tile(block_n, groups, k_slots, v_slots, turns, pinned, q_loaded=0, split=0, 
 
 PAIR, TRIPLE = tile(128, 2, 2, 2, 0, 0), tile(128, 3, 4, 4, 0, 0, split=1)
 # Rings of four tiles, where heads of 64 leave room for them.
-DEEP, IN_TURN = tile(128, 2, 4, 4, 0, 0), tile(128, 2, 4, 4, 1, 0)
+DEEP = tile(128, 2, 4, 4, 0, 0)
 # Tiles that are cut in half reach less far beyond the diagonal.
 SHORT = tile(64, 2, 4, 4, 0, 0)
 CONFIGS = (
     PAIR,
     TRIPLE,
     SHORT,
-    IN_TURN,
+    DEEP,
+    tile(128, 2, 4, 4, 1, 0),
     tile(128, 2, 4, 4, 0, 1),
     tile(128, 2, 4, 4, 0, 1, q_loaded=1),
     tile(128, 2, 2, 2, 0, 1, q_loaded=1),
@@ -96,7 +101,7 @@ def choose(s, d, causal, square):
         return SHORT if causal and not square and s <= 1024 else PAIR
     # Three groups with masks have registers that spill. Their tiles of 192 rows reach far beyond
     # the end of a short sequence.
-    return IN_TURN if causal else TRIPLE if s >= 2048 else PAIR
+    return DEEP if causal else TRIPLE if s >= 2048 else PAIR
 
 
 def fits(config, d, **key):
@@ -123,20 +128,19 @@ def tile_of(index, sizes, RIGHT: gl.constexpr):
 
 
 @gluon.jit
-def _tell(index, slot, barriers, turn):
-    """Tell the groups the index of the next tile, after they have read that of this one."""
-    mbarrier.wait(barriers[7].index(0), turn % 2 ^ 1)
-    slot.store(gl.full([1], index, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
-    mbarrier.arrive(barriers[6].index(0), count=1)
+def _tell(numbers, slot, tile, b, h):
+    """Write tile, batch and head beside a free slot of rows, before an arrival at its barrier."""
+    write_number(numbers, 3 * slot, tile)
+    write_number(numbers, 3 * slot + 1, b)
+    write_number(numbers, 3 * slot + 2, h)
 
 
 @gluon.jit
-def _told(slot, barriers, turn):
-    """The index that `_tell` tells."""
-    mbarrier.wait(barriers[6].index(0), turn % 2)
-    index = gl.sum(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-    mbarrier.arrive(barriers[7].index(0), count=1)
-    return index
+def _told(numbers, barriers, turn, slot):
+    """Wait for the rows of a slot; return their tile, batch and head. The tile is -1 at the end."""
+    mbarrier.wait(barriers[0].index(slot), turn // Q_SLOTS % 2)
+    tile, b = read_number(numbers, 3 * slot), read_number(numbers, 3 * slot + 1)
+    return tile, b, read_number(numbers, 3 * slot + 2)
 
 
 @gluon.jit
@@ -167,7 +171,10 @@ def key_tiles(
 
 @gluon.jit
 def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
-    """Start all copies of a program: the rows of each group, then tiles of keys and values."""
+    """Start all copies of a program: the rows of each group, then tiles of keys and values.
+
+    Each group is told the tile, batch and head of its rows, and the end after the last.
+    """
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     BLOCK_N: gl.constexpr = options[3]
@@ -187,6 +194,7 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
         for which in gl.static_range(GROUPS):
             slot = turn % Q_SLOTS * GROUPS + which
             mbarrier.wait(q_free.index(slot), turn // Q_SLOTS % 2 ^ 1)
+            _tell(rings[4], slot, tile, b, h)
             mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
                 q_desc, [b, h, (tile * GROUPS + which) * ROWS, 0], q_full.index(slot),
@@ -211,8 +219,12 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
             index += gl.num_programs(0)
         else:
             index = drawn(counter_ptr, sizes[6] * sizes[7])
-            _tell(index, rings[4], barriers, turn)
         turn += 1
+    for which in gl.static_range(GROUPS):
+        slot = turn % Q_SLOTS * GROUPS + which
+        mbarrier.wait(q_free.index(slot), turn // Q_SLOTS % 2 ^ 1)
+        _tell(rings[4], slot, -1, 0, 0)
+        mbarrier.arrive(q_full.index(slot), count=1)
 
 
 @gluon.jit
@@ -248,21 +260,22 @@ def _begun(
 
 
 @gluon.jit
-def consumer(
-    descs, rings, barriers, sizes, counter_ptr, numbers, WHICH: gl.constexpr, options: gl.constexpr
-):
+def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, options: gl.constexpr):
     """Compute the rows of one group in each tile of the program."""
     factor = numbers[2]
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
+    K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
     TURNS: gl.constexpr = options[7]
     PINNED: gl.constexpr = options[8]
     Q_LOADED: gl.constexpr = options[9]
     SPLIT: gl.constexpr = options[10]
     DIAGONAL: gl.constexpr = options[11]
+    # Under a square on the diagonal no tile of keys but the first needs a mask.
+    CUT: gl.constexpr = LEFT or not DIAGONAL
     out_desc, out_ring = descs[3], rings[3]
     q_free, v_free = barriers[1], barriers[5]
     SQ, H = sizes[0], sizes[2]
@@ -280,14 +293,13 @@ def consumer(
     nothing = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
     if TURNS and WHICH == GROUPS - 1:
         pass_turn(WHICH, GROUPS)
-    index, turn, step = gl.program_id(0), 0, 0
+    turn, step = 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
-    tile, _ = tile_of(index, sizes, RIGHT)
+    tile, b, h = _told(rings[4], barriers, turn, WHICH)
     scores = first_scores(rings, barriers, no_scores, WHICH, options)
     p, m, l = _begun(scores, tile, nothing, no_sums, sizes, factor, WHICH, options)
     p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
-    while index < sizes[6] * sizes[7]:
-        tile, head = tile_of(index, sizes, RIGHT)
+    while tile >= 0:
         first, whole, cut, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
         start_m = (tile * GROUPS + WHICH) * ROWS
         rows = start_m + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
@@ -320,24 +332,22 @@ def consumer(
             for back in range(2, last - first + 1):
                 key_tile = last - back
                 acc, p, m, l, step = attend_key_tile(
-                    acc, p, m, l, step, key_tile * BLOCK_N, (key_tile < whole) | (key_tile >= cut),
+                    acc, p, m, l, step, key_tile * BLOCK_N,
+                    (key_tile < whole) | (key_tile >= cut) if CUT else False,
                     q, rings, barriers, rows, sizes, factor, zeros, WHICH, options,
                 )  # fmt: skip
         if not Q_LOADED:
             mbarrier.arrive(q_free.index(slot), count=1)
-        if counter_ptr is None:
-            index += gl.num_programs(0)
-        else:
-            index = _told(rings[4], barriers, turn)
         turn += 1
         m_next, l_next = m, l
-        if index < sizes[6] * sizes[7]:
-            scores, acc = next_scores(
-                acc, p, turn, step, rings, barriers, no_scores, WHICH, options
+        slot = turn % Q_SLOTS * GROUPS + WHICH
+        tile_next, b_next, h_next = _told(rings[4], barriers, turn, slot)
+        if tile_next >= 0:
+            scores, acc = scores_of_next(
+                acc, p, slot, step, rings, barriers, no_scores, K_SLOTS, V_SLOTS
             )
-            tile, _ = tile_of(index, sizes, RIGHT)
             p_next, m_next, l_next = _begun(
-                scores, tile, nothing, no_sums, sizes, factor, WHICH, options
+                scores, tile_next, nothing, no_sums, sizes, factor, WHICH, options
             )
             if PINNED:
                 l_next = computed(l_next)
@@ -347,9 +357,10 @@ def consumer(
             acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
             acc, p = warpgroup_mma_wait(0, (acc, p))
         mbarrier.arrive(v_free.index((step - 1) % V_SLOTS), count=1)
-        place, at = gl.cast(head, gl.int64) * SQ + rows, [head // H, head % H, start_m, 0]
+        place, at = gl.cast(b * H + h, gl.int64) * SQ + rows, [b, h, start_m, 0]
         store_rows(acc, m, l, place, rows < SQ, at, out_desc, out_ring, numbers, WHICH)
         m, l = m_next, l_next
+        tile, b, h = tile_next, b_next, h_next
     tma.store_wait(0)
 
 
@@ -386,13 +397,12 @@ def forward_hopper_kernel(
     rings = (
         make_ring(q_desc, Q_SLOTS * GROUPS), make_ring(k_desc, K_SLOTS), make_ring(v_desc, V_SLOTS),
         make_ring(out_desc, GROUPS),
-        gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        numbers_to_tell(3 * Q_SLOTS * GROUPS),
     )  # fmt: skip
     barriers = (
         make_barriers(Q_SLOTS * GROUPS, 1), make_barriers(Q_SLOTS * GROUPS, 1),
         make_barriers(K_SLOTS, 1), make_barriers(K_SLOTS, GROUPS),
         make_barriers(V_SLOTS, 1), make_barriers(V_SLOTS, GROUPS),
-        make_barriers(1, 1), make_barriers(1, GROUPS),
     )  # fmt: skip
     fence_async_shared()
     numbers = lse_ptr, stats_ptr, factor
@@ -404,8 +414,8 @@ def forward_hopper_kernel(
         gl.warp_specialize(
             [
                 (producer, (descs, rings, barriers, sizes, counter_ptr, OPTIONS)),
-                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 0, OPTIONS)),
-                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 1, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, numbers, 0, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, numbers, 1, OPTIONS)),
             ],
             [4, 4],
             [REGISTERS, REGISTERS],
@@ -414,9 +424,9 @@ def forward_hopper_kernel(
         gl.warp_specialize(
             [
                 (producer, (descs, rings, barriers, sizes, counter_ptr, OPTIONS)),
-                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 0, OPTIONS)),
-                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 1, OPTIONS)),
-                (consumer, (descs, rings, barriers, sizes, counter_ptr, numbers, 2, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, numbers, 0, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, numbers, 1, OPTIONS)),
+                (consumer, (descs, rings, barriers, sizes, numbers, 2, OPTIONS)),
             ],
             [4, 4, 4],
             [REGISTERS, REGISTERS, REGISTERS],

@@ -103,23 +103,34 @@ def first_scores(rings, barriers, zeros, WHICH: gl.constexpr, options: gl.conste
 
 
 @gluon.jit
-def next_scores(
-    acc, p, turn, step, rings, barriers, zeros, WHICH: gl.constexpr, options: gl.constexpr
+def scores_of_next(
+    acc, p, slot, step, rings, barriers, zeros, K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr
 ):
     """The first scores of the next tile of rows, and the last values of this one.
 
-    turn: the number of the next tile in the program. The accumulators are still being written.
+    slot: of the next tile's rows, which are there. The accumulators are still being written.
+    """
+    scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
+    acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
+    scores = warpgroup_mma_wait(1, (scores,))
+    mbarrier.arrive(barriers[3].index(step % K_SLOTS), count=1)
+    return scores, acc
+
+
+@gluon.jit
+def next_scores(
+    acc, p, turn, step, rings, barriers, zeros, WHICH: gl.constexpr, options: gl.constexpr
+):
+    """The same as `scores_of_next`, after a wait for the rows.
+
+    turn: the number of the next tile in the program.
     """
     GROUPS: gl.constexpr = options[4]
     K_SLOTS: gl.constexpr = options[5]
     V_SLOTS: gl.constexpr = options[6]
     slot = turn % Q_SLOTS * GROUPS + WHICH
     mbarrier.wait(barriers[0].index(slot), turn // Q_SLOTS % 2)
-    scores = start_scores(matrix_of(rings[0], slot), rings, barriers, step, zeros, K_SLOTS)
-    acc = start_values(rings, barriers, step - 1, p, acc, V_SLOTS)
-    scores = warpgroup_mma_wait(1, (scores,))
-    mbarrier.arrive(barriers[3].index(step % K_SLOTS), count=1)
-    return scores, acc
+    return scores_of_next(acc, p, slot, step, rings, barriers, zeros, K_SLOTS, V_SLOTS)
 
 
 @gluon.jit
@@ -233,34 +244,44 @@ def drawn(counter_ptr, tiles):
 
 
 @gluon.jit
+def write_number(slots, which, number):
+    """Write a number to a slot of shared memory.
+
+    Each thread writes it, so one that arrives at a barrier afterwards has written it itself.
+    """
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    slots.index(which).store(gl.full([1], number, gl.int32, LAYOUT))
+
+
+@gluon.jit
+def read_number(slots, which):
+    """The number in a slot of shared memory."""
+    return gl.sum(slots.index(which).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+
+
+@gluon.jit
 def tell(numbers, slots, told_barrier, read_barrier, turn):
     """Tell the groups six numbers of a tile, after they have read those of the tile before."""
     mbarrier.wait(read_barrier.index(0), turn % 2 ^ 1)
     for which in gl.static_range(6):
-        number = gl.full([1], numbers[which], gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-        slots.index(which).store(number)
+        write_number(slots, which, numbers[which])
     mbarrier.arrive(told_barrier.index(0), count=1)
-
-
-@gluon.jit
-def _number(slots, which):
-    return gl.sum(slots.index(which).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
 
 
 @gluon.jit
 def told(slots, told_barrier, read_barrier, turn):
     """The six numbers that `tell` tells."""
     mbarrier.wait(told_barrier.index(0), turn % 2)
-    a, b, c = _number(slots, 0), _number(slots, 1), _number(slots, 2)
-    d, e, f = _number(slots, 3), _number(slots, 4), _number(slots, 5)
+    a, b, c = read_number(slots, 0), read_number(slots, 1), read_number(slots, 2)
+    d, e, f = read_number(slots, 3), read_number(slots, 4), read_number(slots, 5)
     mbarrier.arrive(read_barrier.index(0), count=1)
     return a, b, c, d, e, f
 
 
 @gluon.jit
-def numbers_to_tell():
-    """Shared memory for the numbers of `tell`."""
-    return gl.allocate_shared_memory(gl.int32, [6, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+def numbers_to_tell(COUNT: gl.constexpr = 6):
+    """Shared memory for numbers, as many as `tell` tells if not said otherwise."""
+    return gl.allocate_shared_memory(gl.int32, [COUNT, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit

@@ -161,8 +161,8 @@ def described(launch: Launch) -> dict[str, object]:
     """Return the row of a launch, with the waits, the steps of its loops and the remarks of ptxas.
 
     The loops are the innermost ones that have products. Each is a list of its machine instructions
-    of four kinds in their order: "product", "exp", "wait 0" and "wait 1". The number is that of the
-    products that may stay in flight.
+    of five kinds in their order: "product", "exp", "mask", "wait 0" and "wait 1". The number is
+    that of the products that may stay in flight.
     """
     kernel, said = _assembled(launch)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -217,6 +217,7 @@ def _steps(texts: list[str]) -> list[str]:
     kinds = {
         "product": r"HGMMA",
         "exp": r"MUFU\.EX2",
+        "mask": r"FSEL .*-INF",
         "wait 0": r"DEPBAR\.LE gsb0, 0x0",
         "wait 1": r"DEPBAR\.LE gsb0, 0x1",
     }
