@@ -350,8 +350,8 @@ def _suits(candidate, itemsize):
     return ACCESS_BYTES <= item_bytes <= 4 * ACCESS_BYTES
 
 
-UPDATE = Configs(_update_kernel, CONFIGS, _choose_update, _suits_update)
-SQUARES = Configs(_squares_kernel, CONFIGS, _choose_squares, _suits)
+UPDATE = Configs(_update_kernel, CONFIGS, _choose_update, _suits_update, family="adamw")
+SQUARES = Configs(_squares_kernel, CONFIGS, _choose_squares, _suits, family="adamw")
 readable = guarded(readable)
 squares_fwd = cached_launch(squares_fwd)
 scalars_fwd = cached_launch(scalars_fwd)
