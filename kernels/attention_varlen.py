@@ -91,7 +91,8 @@ def attention_varlen(
         cu_seqlens_q: `[B + 1]`, int32 or int64: the row at which each sequence begins, and the end
             of the last one. It begins with zero and never falls. It is read on the device. Other
             numbers give other results, but never lead to memory outside of the tensors.
-        cu_seqlens_k: as cu_seqlens_q, of the keys.
+        cu_seqlens_k: as cu_seqlens_q, of the keys. Give the same tensor for self-attention: the
+            host then knows that rows and keys are as many, which saves work on a diagonal.
         max_seqlen_q: the largest number of rows of a sequence, if it is known. It may choose
             another tile or order of the work, and so change the last bits of a result.
         max_seqlen_k: as max_seqlen_q, of the keys.
@@ -132,19 +133,19 @@ def attention_varlen(
     longest_k = _longest("max_seqlen_k", max_seqlen_k, k)
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
     options = scale, cap_number(softcap), *window_sizes(window, causal), longest_q, longest_k
+    # Only here is it known whether both are one tensor. Neither the launch cache nor a tracer takes
+    # a tensor twice. None is in the key of a plan and in a traced graph, and no identity is.
+    cu = cu_seqlens_q, None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
     if needs_grad(q, k, v):
-        # A tracer takes no tensor twice in such a call.
-        others = None if cu_seqlens_k is cu_seqlens_q else cu_seqlens_k
-        return _AttentionVarlen.apply(q, k, v, cu_seqlens_q, others, return_lse, *options)
-    out, lse, _ = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, *options, return_lse, False)
+        return _AttentionVarlen.apply(q, k, v, *cu, return_lse, *options)
+    out, lse, _ = _forward(q, k, v, *cu, *options, return_lse, False)
     return (out, lse) if return_lse else out
 
 
 class _AttentionVarlen(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, cu_q, cu_k, return_lse, *options):
-        both = cu_q, cu_q if cu_k is None else cu_k
-        out, lse, stats = _forward(q, k, v, *both, *options, return_lse, True)
+        out, lse, stats = _forward(q, k, v, cu_q, cu_k, *options, return_lse, True)
         ctx.save_for_backward(q, k, v, out, stats, cu_q, cu_k)
         ctx.options = options
         return (out, lse) if return_lse else out
@@ -154,9 +155,8 @@ class _AttentionVarlen(torch.autograd.Function):
     def backward(ctx, dout, dlse=None):
         q, k, v, out, stats, cu_q, cu_k = ctx.saved_tensors
         keys = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        both = cu_q, cu_q if cu_k is None else cu_k
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        grads = _backward(q, k, v, out, stats, dout, dlse, *both, *ctx.options, keys, deterministic)
+        rest = cu_q, cu_k, *ctx.options, keys, torch.are_deterministic_algorithms_enabled()
+        grads = _backward(q, k, v, out, stats, dout, dlse, *rest)
         return *grads, *[None] * (3 + len(ctx.options))
 
 
@@ -344,7 +344,7 @@ def varlen_fwd(
     k: torch.Tensor,
     v: torch.Tensor,
     cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
+    cu_k: torch.Tensor | None,
     scale: float,
     softcap: float,
     left: int | None,
@@ -359,6 +359,8 @@ def varlen_fwd(
     Those are [2, H, total_q] in float32: m and log2(l); of 16 bits [1, H, total_q]: their sum.
     Arguments as `attention_varlen` takes them. softcap: zero for none. left, right: sizes of the
     window, None if unbounded. longest_q, longest_k: powers of two, at least the longest sequence.
+
+    cu_k: None if it is cu_q.
     """
     q, k, v = map(in_rows, (q, k, v))
     total, h, d = q.shape
@@ -367,11 +369,15 @@ def varlen_fwd(
     stats = q.new_empty((_planes(q), h, total), dtype=torch.float32) if keep_stats else None
     if out.numel() == 0:
         return out, lse, stats
+    square = hopper.ends_in_squares(q, k, cu_k is None, right)
+    cu_k = cu_q if cu_k is None else cu_k
     if not softcap and hopper.suits_packed(q, k, v, longest_q * hopper.heads_of_a_tile(q, k)):
         mean, causal = hopper.mean_length(k, cu_k), right is not None
-        config = HOPPER_FORWARD.pick(q.device, s=longest_k, mean=mean, d=d, causal=causal)
+        config = HOPPER_FORWARD.pick(
+            q.device, s=longest_k, mean=mean, d=d, causal=causal, square=square
+        )
         hopper.packed_forward_hopper(
-            q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, longest_k, config
+            q, k, v, out, lse, stats, cu_q, cu_k, scale, left, right, longest_k, square, config
         )
         return out, lse, stats
     config = FORWARD.pick(
@@ -395,7 +401,7 @@ def varlen_bwd(
     dout: torch.Tensor,
     dlse: torch.Tensor | None,
     cu_q: torch.Tensor,
-    cu_k: torch.Tensor,
+    cu_k: torch.Tensor | None,
     scale: float,
     softcap: float,
     left: int | None,
@@ -411,6 +417,7 @@ def varlen_bwd(
     gradients of its results. If deterministic, dq does not depend on an order of sums in memory.
     """
     q, k, v, dout = map(in_rows, (q, k, v, dout))
+    cu_k = cu_q if cu_k is None else cu_k
     plain = keys and not softcap and not deterministic and q.numel()
     if plain and suits_backward(q, k, v, dout, cu_q, min(longest_q, longest_k)):
         mean, causal = hopper.mean_length(q, cu_q), right is not None

@@ -12,13 +12,17 @@ golden steps, so that long and short ones mix, and their sums are rounded to row
 equal shares. With U keys in place of T, a case has U - T keys before the new rows, as a cache has.
 Their shares come in the reverse order. With fewer keys than rows all keys do.
 
-Bytes: forward, q, k, v and both boundaries are read and out is written. Backward, out, its gradient
+Rows and keys that lie alike have one tensor of boundaries, which is handed over twice. Users of
+flash-attn do so, and so does the example of PyTorch's `varlen_attn`.
+
+Bytes: forward, q, k, v and the boundaries are read and out is written. Backward, out, its gradient
 and the logarithm of each row's sum are read too, and three gradients are written. FLOPs: 4 D
 forward and 10 D backward for each pair of a row and a key that it sees, as in `attention`. A causal
 triangle is half of its square. Cases: packed training of named models, short texts, and
 prompts that continue a cache.
 """
 
+import functools
 import math
 from itertools import accumulate, pairwise
 from statistics import NormalDist
@@ -103,7 +107,7 @@ def _cost(case, pass_, itemsize):
     b, h, t, d = (case[letter] for letter in "BHTD")
     heads, u = case.sizes.get("K", h), case.sizes.get("U", t)
     rows, keys = t * h * d * itemsize, u * heads * d * itemsize
-    boundaries = 2 * 4 * (b + 1)
+    boundaries = (1 if u == t else 2) * 4 * (b + 1)
     products = h * d * sum(map(_pairs(case), lengths_of_rows(case), lengths_of_keys(case)))
     if pass_ == "forward":
         return Cost(rows + 2 * keys + boundaries, rows, 2 * products)
@@ -129,6 +133,19 @@ def _pairs(case):
         return 2 * s * t - s * s + max(0, s - t) ** 2 - hidden
 
     return pairs
+
+
+def _with_one_tensor(function):
+    """Return an implementation as the harness calls it: one tensor of boundaries if both agree."""
+
+    @functools.wraps(function)
+    def call(**given):
+        # In each case the lengths of rows and of keys agree if their sums do.
+        if given["q"].shape[0] == given["k"].shape[0]:
+            given["cu_seqlens_k"] = given["cu_seqlens_q"]
+        return function(**given)
+
+    return call
 
 
 def _longest(lengths):
@@ -229,4 +246,5 @@ ATTENTION_VARLEN = Op(
         "max_seqlen_k": _longest(lengths_of_keys),
     },
     flags={"causal": {"causal": True}, "even": {}, "softcap": {"softcap": 2.0}},
+    adapted=_with_one_tensor,
 )

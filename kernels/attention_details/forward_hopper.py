@@ -35,6 +35,7 @@ from .._triton.math import LOG2E
 from .hopper_tiles import (
     Q_SLOTS,
     attend_key_tile,
+    begin_softmax,
     computed,
     described,
     drawn,
@@ -49,7 +50,6 @@ from .hopper_tiles import (
     readable,
     row_sums,
     scores_of_next,
-    softmax,
     start_values,
     store_rows,
     write_number,
@@ -233,7 +233,7 @@ def _begun(
 ):
     """Weights, m and l of the first tile of keys that a group's rows of a tile walk.
 
-    scores: of the first keys of the tile; the weights of its other keys are zero.
+    scores: of the first keys of the tile, as `begin_softmax` takes them.
     """
     LEFT: gl.constexpr = options[0]
     RIGHT: gl.constexpr = options[1]
@@ -241,22 +241,12 @@ def _begun(
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
     ROWS: gl.constexpr = scores.shape[0]
-    SEEN: gl.constexpr = scores.shape[1]
     if not WHOLE:
         _, _, _, last = key_tiles(tile, sizes, LEFT, RIGHT, GROUPS * ROWS, BLOCK_N)
         first_row = (tile * GROUPS + WHICH) * ROWS
         rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout))
         scores = mask_scores(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
-    if SEEN < BLOCK_N:
-        LAYOUT: gl.constexpr = scores.type.layout
-        blank = gl.zeros([ROWS, SEEN], gl.float32, LAYOUT)
-        none = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, LAYOUT))
-        p, _, m, l = softmax(scores, none, row_sums(blank), factor)
-        p = gl.join(p, blank).permute((0, 2, 1)).reshape((ROWS, BLOCK_N))
-        m, l = gl.convert_layout(m, nothing.type.layout), gl.convert_layout(l, no_sums.type.layout)
-    else:
-        p, _, m, l = softmax(scores, nothing, no_sums, factor)
-    return p, m, l
+    return begin_softmax(scores, nothing, no_sums, factor, BLOCK_N)
 
 
 @gluon.jit

@@ -162,6 +162,27 @@ def softmax(scores, m, l, factor):
 
 
 @gluon.jit
+def begin_softmax(scores, nothing, no_sums, factor, BLOCK_N: gl.constexpr):
+    """The weights of the first tile of BLOCK_N keys that rows see, and m and l with it.
+
+    scores: of all keys of the tile or of its first half. The weights of the other keys are zero.
+    nothing, no_sums: m and l before, laid out for scores of a whole tile.
+    """
+    LAYOUT: gl.constexpr = scores.type.layout
+    ROWS: gl.constexpr = scores.shape[0]
+    SEEN: gl.constexpr = scores.shape[1]
+    if SEEN < BLOCK_N:
+        blank = gl.zeros([ROWS, SEEN], gl.float32, LAYOUT)
+        none = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, LAYOUT))
+        p, _, m, l = softmax(scores, none, row_sums(blank), factor)
+        p = gl.join(p, blank).permute((0, 2, 1)).reshape((ROWS, BLOCK_N))
+        m, l = gl.convert_layout(m, nothing.type.layout), gl.convert_layout(l, no_sums.type.layout)
+    else:
+        p, _, m, l = softmax(scores, nothing, no_sums, factor)
+    return p, m, l
+
+
+@gluon.jit
 def computed(l):
     """l, whose sums are complete before any wait for products that follows.
 

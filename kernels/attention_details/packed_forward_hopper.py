@@ -9,6 +9,10 @@ Query heads that share keys share tiles, up to eight of them. A tile has the sam
 more tiles are full where sequences are short, keys are read once for all, and a diagonal leaves
 fewer scores to mask. Source: "PackGQA" of FlashAttention-3 (BSD 3-clause).
 
+Lengths are known to the device alone. If rows and keys have one tensor of boundaries, the host
+knows that they are as many in each sequence. So the tile of keys on the diagonal is a square. The
+group of the upper rows sees half of its keys, and leaves out the others.
+
 A tile ends with its sequence: past the end TMA reads zeros and writes nothing. Scores of keys there
 are masked. Values of the next sequence would have weights of zero, but zero times an infinity is no
 zero.
@@ -32,6 +36,7 @@ from .forward_hopper import (
     DEEP,
     PAIR,
     SHORT,
+    SQUARE,
     fits,
     key_tiles,
     near_heads,
@@ -41,6 +46,7 @@ from .forward_hopper import (
 from .hopper_tiles import (
     Q_SLOTS,
     attend_key_tile,
+    begin_softmax,
     drawn,
     first_scores,
     make_barriers,
@@ -50,7 +56,6 @@ from .hopper_tiles import (
     next_scores,
     numbers_to_tell,
     row_sums,
-    softmax,
     start_values,
     store_rows,
     tell,
@@ -74,11 +79,21 @@ CONFIGS = (PAIR, DEEP, SHORT)
 TILE_ROWS, MOST_SHARING = 128, 8
 
 
-def choose(s, mean, d, causal):
-    # See the lab book: heads that share keys share tiles; heads of 128 at short sequences.
+def ends_in_squares(q: torch.Tensor, k: torch.Tensor, same: bool, right: int | None) -> bool:
+    """Return whether the keys that each tile of rows sees end in a square on the diagonal.
+
+    same: whether rows and keys have the same boundaries. These are cut off at the end of a tensor,
+    so lengths agree for sure only if the totals do.
+    """
+    return same and right == 0 and q.shape[0] == k.shape[0] and heads_of_a_tile(q, k) == 1
+
+
+def choose(s, mean, d, causal, square):
+    # See the lab book: heads that share keys share tiles; heads of 128 at short sequences; the
+    # square on the diagonal, of which narrower tiles leave out less.
     if d == 64:
         return SHORT if mean < (512 if causal else 256) else DEEP
-    return SHORT if causal and (s <= 1024 or mean < 512) else PAIR
+    return SHORT if causal and (mean < 512 or (s <= 1024 and not square)) else PAIR
 
 
 @gluon.jit
@@ -227,10 +242,13 @@ def _begun(
     scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT: gl.constexpr,
     RIGHT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
-    """Weights, m and l of the first tile of keys that a group's rows of a tile walk."""
-    scores = mask_scores(scores, (last - 1) * BLOCK_N, tile * BLOCK_M + own, sizes, LEFT, RIGHT)
-    p, _, m, l = softmax(scores, nothing, no_sums, factor)
-    return p, m, l
+    """Weights, m and l of the first tile of keys that a group's rows of a tile walk.
+
+    scores: of the first keys of the tile, as `begin_softmax` takes them.
+    """
+    rows = gl.convert_layout(tile * BLOCK_M + own, gl.SliceLayout(1, scores.type.layout))
+    scores = mask_scores(scores, (last - 1) * BLOCK_N, rows, sizes, LEFT, RIGHT)
+    return begin_softmax(scores, nothing, no_sums, factor, BLOCK_N)
 
 
 @gluon.jit
@@ -245,6 +263,7 @@ def consumer(
     BLOCK_N: gl.constexpr = options[3]
     GROUPS: gl.constexpr = options[4]
     V_SLOTS: gl.constexpr = options[6]
+    DIAGONAL: gl.constexpr = options[10]
     out_desc, out_ring = descs[3], rings[3]
     v_free = barriers[5]
     SHARING: gl.constexpr = out_desc.block_type.shape[-3]
@@ -256,6 +275,10 @@ def consumer(
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     FACTOR: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     zeros = gl.zeros([ROWS, BLOCK_N], gl.float32, SCORES)
+    # Keys of the first tile that some row of the group sees.
+    SEEN: gl.constexpr = (WHICH + 1) * ROWS if DIAGONAL else BLOCK_N
+    FIRST: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
+    no_scores = gl.zeros([ROWS, SEEN], gl.float32, FIRST)
     no_sums = row_sums(zeros)
     nothing = gl.full([ROWS], -float("inf"), gl.float32, gl.SliceLayout(1, SCORES))
     index = gl.arange(0, ROWS, gl.SliceLayout(1, SCORES))
@@ -268,10 +291,11 @@ def consumer(
         # The first scores of the other tiles come at the end of the loop.
         sizes = _sizes(rows, keys, shape, window)
         _, _, _, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
-        scores = first_scores(rings, barriers, zeros, WHICH, options)
-        p, m, l = _begun(
+        scores = first_scores(rings, barriers, no_scores, WHICH, options)
+        p_next, m, l = _begun(
             scores, tile, last, own, sizes, nothing, no_sums, factor, LEFT, RIGHT, BLOCK_M, BLOCK_N
         )
+        p = gl.convert_layout(p_next, SCORES)
     p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
     while head >= 0:
         sizes = _sizes(rows, keys, shape, window)
@@ -290,7 +314,9 @@ def consumer(
         head, tile, first_row, rows, _, keys = told(rings[4], barriers[1], barriers[6], turn)
         m_next, l_next = m, l
         if head >= 0:
-            scores, acc = next_scores(acc, p, turn, step, rings, barriers, zeros, WHICH, options)
+            scores, acc = next_scores(
+                acc, p, turn, step, rings, barriers, no_scores, WHICH, options
+            )
             sizes = _sizes(rows, keys, shape, window)
             _, _, _, last = _walk(tile, sizes, LEFT, RIGHT, BLOCK_M, BLOCK_N)
             p_next, m_next, l_next = _begun(
@@ -322,7 +348,7 @@ CHANGING = [
 def packed_forward_hopper_kernel(
     q_desc, k_desc, v_desc, out_desc, lse_ptr, stats_ptr, cu_q_ptr, cu_k_ptr, counter_ptr,
     stride_cq, stride_ck, B, TOTAL_Q, TOTAL_K, H, GROUP, before, after, slots, near, scale,
-    LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr,
+    LEFT: gl.constexpr, RIGHT: gl.constexpr, ORDERED: gl.constexpr, DIAGONAL: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, GROUPS: gl.constexpr,
     K_SLOTS: gl.constexpr, V_SLOTS: gl.constexpr,
     TURNS: gl.constexpr, PINNED: gl.constexpr, Q_LOADED: gl.constexpr,
@@ -340,6 +366,9 @@ def packed_forward_hopper_kernel(
     GROUP: query heads of one key head. before, after: sizes of the window if LEFT, RIGHT. counter:
     one int32, zero, that hands out slots. TURNS, PINNED, Q_LOADED and SPLIT are zero; other
     parameters are those of attention's kernel.
+
+    DIAGONAL: keys end in squares. It needs RIGHT with `after` zero, and as many rows as keys in
+    each sequence that has keys. Tiles have SQUARE rows of one head and SQUARE keys.
     """
     shape = (TOTAL_Q, TOTAL_K, H, GROUP, 0, 0, slots, H, near)
     boundaries = cu_q_ptr, cu_k_ptr, stride_cq, stride_ck, B
@@ -363,7 +392,7 @@ def packed_forward_hopper_kernel(
     fence_async_shared()
     numbers = lse_ptr, stats_ptr, factor
     OPTIONS: gl.constexpr = (
-        LEFT, RIGHT, False, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, ORDERED
+        LEFT, RIGHT, False, BLOCK_N, GROUPS, K_SLOTS, V_SLOTS, TURNS, PINNED, ORDERED, DIAGONAL
     )  # fmt: skip
     gl.warp_specialize(
         [
@@ -392,12 +421,15 @@ def packed_forward_hopper(
     left: int | None,
     right: int | None,
     longest_k: int,
+    square: bool,
     config: Config,
 ) -> None:
     """Write out, and lse and stats unless None, as `varlen_fwd` returns them.
 
     q, k, v, out: as `suits_packed` accepts them. left, right: sizes of the window, None if
     unbounded. longest_k: at least the keys of the longest sequence.
+
+    square: whether `ends_in_squares`.
     """
     sharing, count = heads_of_a_tile(q, k), cu_q.shape[0] - 1
     rows, block_n = config["ROWS"] // sharing, config["BLOCK_N"]
@@ -411,7 +443,8 @@ def packed_forward_hopper(
         counter_ptr=arrival_counter(q.device), stride_cq=cu_q.stride(0), stride_ck=cu_k.stride(0),
         B=count, TOTAL_Q=q.shape[0], TOTAL_K=k.shape[0], H=h, GROUP=group, before=left or 0,
         after=right or 0, slots=slots, near=near, scale=scale, LEFT=left is not None,
-        RIGHT=right is not None, ORDERED=count < SORTED.value, **config,
+        RIGHT=right is not None, ORDERED=count < SORTED.value,
+        DIAGONAL=square and block_n == rows * config["GROUPS"] == SQUARE, **config,
     )  # fmt: skip
 
 

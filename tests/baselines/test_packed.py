@@ -22,6 +22,13 @@ def test_lengths_are_fetched_once_for_a_pair_of_boundaries(monkeypatch):
     assert _packed.lengths_of(rows.clone(), keys) == expected
 
 
+def test_one_tensor_of_boundaries_serves_rows_and_keys():
+    both = ends(3, 4)
+    made = [_packed.made_once(both, keys, "option", object) for keys in (both, both.clone(), both)]
+    assert made[0] is made[2] is not made[1]
+    assert _packed.lengths_of(both, both) == ([3, 4], [3, 4])
+
+
 def test_boundaries_that_were_written_are_read_again():
     rows, keys = ends(3, 4), ends(3, 4)
     _packed.lengths_of(rows, keys)

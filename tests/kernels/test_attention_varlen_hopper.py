@@ -65,9 +65,10 @@ def forward_of(q, k, v, cu_q, cu_k, window, config, sm_count=3, **broken):
     out = torch.full_like(like(q), float("nan"))
     lse = torch.full((q.shape[1], q.shape[0]), float("nan"))
     stats = lse.clone()[None]
+    square = packed_forward_hopper.ends_in_squares(q, k, cu_k is cu_q, window[1])
     with assume_device(sm_count=sm_count), on_threads(packed_forward_hopper, **broken):
         packed_forward_hopper.packed_forward_hopper(
-            q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, len(k), config
+            q, k, v, out, lse, stats, cu_q, cu_k, 0.125, *window, len(k), square, config
         )
     return out, lse, stats
 
@@ -129,6 +130,60 @@ def grads_agree(tensors, window, config):
 def test_the_forward_pass_on_threads_is_that_of_float64(call, config):
     *sizes, window = call
     agrees(made(*sizes), window, config)
+
+
+# Rows of each sequence, which has as many keys, rows past the last one, heads, key heads, window.
+SQUARES = [
+    ([300], 0, 2, 2, (None, 0)),
+    ([130, 256, 1, 90], 0, 3, 1, (None, 0)),
+    ([64, 65, 0, 191, 192], 130, 1, 1, (None, 0)),
+    ([128, 384], 7, 1, 1, (130, 0)),
+]
+# Two heads share tiles; rows see keys after their own; there is no diagonal.
+NO_SQUARES = [
+    ([150, 200], 3, 2, 1, (None, 0)),
+    ([150, 200], 3, 1, 1, (None, 3)),
+    ([150, 200], 3, 1, 1, (None, None)),
+]
+
+
+@pytest.fixture
+def first_widths(monkeypatch):
+    """How many keys of their first tiles the groups take scores of, as they run."""
+    plain, widths = packed_forward_hopper.begin_softmax, set()
+
+    def begin_softmax(scores, *rest):
+        widths.add(scores.shape[1])
+        return plain.fn(scores, *rest)
+
+    monkeypatch.setattr(packed_forward_hopper, "begin_softmax", begin_softmax)
+    return widths
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("config", packed_forward_hopper.CONFIGS)
+@pytest.mark.parametrize("call", SQUARES + NO_SQUARES)
+def test_one_tensor_of_boundaries_leaves_out_half_of_a_square(call, config, first_widths):
+    rows, *sizes, window = call
+    *tensors, cu, _ = made(rows, rows, *sizes)
+    agrees((*tensors, cu, cu), window, config)
+    square = call in SQUARES and config["BLOCK_N"] == 128
+    assert first_widths == ({64, 128} if square else {config["BLOCK_N"]})
+
+
+@pytest.mark.no_gpu
+def test_two_tensors_of_boundaries_promise_no_square(first_widths):
+    agrees(made([300], [300], 0, 1, 1), (None, 0), packed_forward_hopper.CONFIGS[0])
+    assert first_widths == {128}
+
+
+@pytest.mark.no_gpu
+def test_boundaries_that_a_tensor_cuts_off_promise_no_square():
+    """One tensor tells of 300 rows and keys, and there are 200 keys."""
+    q, k, v, cu, _ = made([300], [200], 0, 1, 1)
+    config = packed_forward_hopper.CONFIGS[0]
+    one, two = (forward_of(q, k, v, cu, x, (None, 0), config) for x in (cu, cu.clone()))
+    assert all(map(torch.equal, one, two))
 
 
 # All calls with one configuration, some with the others.
@@ -384,7 +439,7 @@ def built():
 @pytest.mark.slow
 @pytest.mark.no_gpu
 def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
-    assert len(built) == 12
+    assert len(built) == 16
     for name, row in built.items():
         hopper_build.check(name, row)
         if "forward" in name:
@@ -416,23 +471,52 @@ def test_the_public_function_takes_these_kernels():
         grads = torch.autograd.grad(out, leaves, dout)
     assert near.call_args.args[-1] == 1024 and near_keys.call_args.args[-1] == 512
     keys = [call.kwargs for call in picked.call_args_list if call.args[0] is varlen.HOPPER_FORWARD]
-    assert keys == [{"s": 1024, "mean": 256, "d": 64, "causal": True}]
+    assert keys == [{"s": 1024, "mean": 256, "d": 64, "causal": True, "square": False}]
+    assert differs(out.detach(), truth.detach()) < 5e-4
+    assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("same", [False, True])
+def test_the_public_function_tells_whether_the_boundaries_are_one_tensor(same, first_widths):
+    q, k, v, cu_q, cu_k = made([520], [520], 0, 1, 1, 128)
+    cu_k = cu_q if same else cu_k
+    truths = [x.double().requires_grad_() for x in (q, k, v)]
+    truth, _ = exact(*truths, cu_q, cu_k, (None, 0), scale=None)
+    expected = torch.autograd.grad(truth, truths, torch.ones_like(truth))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with (
+        mock.patch.object(dense, "is_hopper", lambda device: True),
+        assume_device(sm_count=3),
+        on_threads(packed_forward_hopper),
+        on_threads(packed_backward_hopper),
+    ):
+        out = attention_varlen(*leaves, cu_q, cu_k, causal=True)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out))
+        with torch.no_grad():
+            assert torch.equal(attention_varlen(*leaves, cu_q, cu_k, causal=True), out)
+    # Without a square so few keys have tiles of 64.
+    assert first_widths == ({64, 128} if same else {64})
     assert differs(out.detach(), truth.detach()) < 5e-4
     assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
 
 
 def test_the_tiles_follow_the_longest_and_the_average_sequence():
-    def keys(s, mean, d, causal):
-        return packed_forward_hopper.choose(s, mean, d, causal)["BLOCK_N"]
+    def keys(s, mean, d, causal, square=False):
+        return packed_forward_hopper.choose(s, mean, d, causal, square)["BLOCK_N"]
 
     def rows(mean, d, causal):
         return packed_backward_hopper.choose_packed(mean, d, causal)["BLOCK_M"]
 
     assert [keys(s, s, 128, causal=True) for s in (512, 1024, 2048)] == [64, 64, 128]
     assert [keys(4096, mean, 128, causal=True) for mean in (0, 256, 512)] == [64, 64, 128]
+    assert [keys(s, s, 128, causal=True, square=True) for s in (256, 512, 1024)] == [64, 128, 128]
+    assert keys(4096, 256, 128, causal=True, square=True) == 64
     assert {keys(512, mean, 128, causal=False) for mean in (0, 256)} == {128}
     assert [keys(4096, mean, 64, causal=False) for mean in (0, 128, 256)] == [64, 64, 128]
-    assert [keys(4096, mean, 64, causal=True) for mean in (0, 256, 512)] == [64, 64, 128]
+    for square in (False, True):
+        found = [keys(4096, mean, 64, causal=True, square=square) for mean in (0, 256, 512)]
+        assert found == [64, 64, 128]
     assert [rows(mean, 64, causal=False) for mean in (0, 512, 1024)] == [64, 64, 128]
     assert {rows(mean, 128, causal=False) for mean in (0, 4096)} == {64}
 
@@ -459,6 +543,12 @@ def test_heads_that_share_a_tile_fill_it_with_half_the_rows(group, hopper):
 def test_heads_that_share_a_tile_are_a_power_of_two_up_to_eight(group, sharing):
     q, k = torch.empty(5, 2 * group, 64), torch.empty(5, 2, 64)
     assert packed_forward_hopper.heads_of_a_tile(q, k) == sharing
+
+
+@pytest.mark.parametrize(("group", "square"), [(1, True), (2, False), (3, True), (4, False)])
+def test_heads_that_share_a_tile_have_no_square(group, square):
+    q, k = torch.empty(5, 2 * group, 64), torch.empty(5, 2, 64)
+    assert packed_forward_hopper.ends_in_squares(q, k, same=True, right=0) == square
 
 
 def test_the_average_length_is_a_power_of_two_below_it():
@@ -498,9 +588,10 @@ def test_hopper_takes_sequences_that_fill_a_tile():
     st.sampled_from([(None, None), (None, 0), (300, 20), (100, 0)]),
     st.sampled_from([0, 150]),
     st.sampled_from(LAYOUTS),
+    st.booleans(),
 )
-def test_random_lengths_on_a_gpu(lengths, heads, d, window, after, how):
-    rows, keys = lengths, lengths[1:] + lengths[:1]
+def test_random_lengths_on_a_gpu(lengths, heads, d, window, after, how, same):
+    rows, keys = lengths, lengths if same else lengths[1:] + lengths[:1]
     count, group = heads
     tensors = made(rows, keys, after, count * group, count, d, torch.bfloat16)
     q, k, v, cu_q, cu_k = tensors
@@ -511,7 +602,8 @@ def test_random_lengths_on_a_gpu(lengths, heads, d, window, after, how):
     # As it lies: the layout is that of the views of a larger tensor.
     leaves = [laid_out(x.to("cuda"), how).requires_grad_() for x in (q, k, v)]
     sizes = tuple(-1 if size is None else size for size in window)
-    out = attention_varlen(*leaves, cu_q.to("cuda"), cu_k.to("cuda"), window=sizes)
+    ends = cu_q.to("cuda")
+    out = attention_varlen(*leaves, ends, ends if same else cu_k.to("cuda"), window=sizes)
     grads = torch.autograd.grad(out, leaves, dout.to("cuda"))
     for ours, exactly in zip((out, *grads), (truth, *expected), strict=True):
         exactly = torch.zeros(ours.shape) if exactly is None else exactly.detach()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.backends.nvidia import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from harness.calls import inputs, invoke
@@ -28,12 +29,15 @@ from kernels._runtime import call_cache as _call_cache
 from kernels._runtime import call_trace as _call_trace
 from kernels._runtime.call_cache import CachedLauncher, uncached
 from kernels._runtime.call_trace import asked_again
+from kernels._runtime.device import assume_device
 from kernels._triton.arrival_counter import MOST_COUNTERS
 from kernels.adamw import AdamW
+from kernels.attention_details import forward_hopper
+from kernels.attention_varlen import attention_varlen
 from kernels.embedding import embedding
 from kernels.linear import linear
 from tests.support import kernel_files
-from tests.support.fake_gpu import compiled, plain
+from tests.support.fake_gpu import CudaLauncher, compiled, plain
 from tests.support.fake_host import Host
 
 ROOT = Path(__file__).parents[2]
@@ -208,6 +212,35 @@ def test_the_same_kernels_start_on_the_same_memory_with_and_without(host, name):
                     host.begun.clear()
                     call()
                 assert told_apart(host.begun, tensors) == without
+
+
+@pytest.mark.no_gpu
+@pytest.mark.parametrize("order", [(True, False), (False, True)])
+def test_packed_boundaries_of_one_tensor_and_of_two_have_plans_of_their_own(
+    host, monkeypatch, order
+):
+    """A plan for one tensor of boundaries would leave out scores that two tensors ask for."""
+    names = ("q_desc", "k_desc", "v_desc", "out_desc")
+    signature, metadata = dict.fromkeys(names, "tensordesc<bf16>"), [{"elem_size": 2}] * 4
+    monkeypatch.setattr(driver, "make_tensordesc_arg", lambda x, _: [x.base.data_ptr()])
+    monkeypatch.setattr(forward_hopper, "is_hopper", lambda device: True)
+    host.launcher = lambda start: CudaLauncher(
+        driver.wrap_handle_tensordesc(start, signature, metadata)
+    )
+    q, k, v = (torch.ones(600, 1, 64, dtype=torch.bfloat16) for _ in range(3))
+    boundaries = [torch.tensor([0, 600], dtype=torch.int32) for _ in range(2)]
+    with assume_device(sm_count=4):
+        for same in (*order * 3, *order[::-1]):
+            cu_q, cu_k = boundaries[0], boundaries[1 - same]
+            host.begun.clear()
+            attention_varlen(q, k, v, cu_q, cu_k, causal=True)
+            ((kernel, _, handed),) = host.begun
+            told = dict(zip(kernel.arg_names, handed, strict=True))
+            assert kernel.fn.__name__ == "packed_forward_hopper_kernel"
+            assert (told["cu_q_ptr"], told["cu_k_ptr"]) == (cu_q.data_ptr(), cu_k.data_ptr())
+            assert told["DIAGONAL"] == same
+    # Two calls of each kind are Triton's, and the rest are made by plan.
+    assert len(host.asked) == 4
 
 
 @pytest.mark.gpu

@@ -67,35 +67,45 @@ def test_the_gradients_of_the_losses_of_rows(wanted, wide):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("turned", [False, True])
-def test_packed_attention(dtype, turned):
+@pytest.mark.parametrize("same", [False, True])
+def test_packed_attention(dtype, turned, same):
     total, d = 20, 16
     q, k, v = (
         (torch.randn(h, total, d).transpose(0, 1) if turned else torch.randn(total, h, d)).to(dtype)
         for h in (4, 2, 2)
     )
     cu = torch.tensor([0, 7, 20], dtype=torch.int32)
+    both = cu, None if same else cu.clone()
     options = d**-0.5, 0.0, None, 0, 32, 32
     forward, backward = attention_varlen._traced_forward, attention_varlen._traced_backward
     for return_lse, keep_stats in itertools.product((False, True), repeat=2):
-        given = q, k, v, cu, cu, *options, return_lse, keep_stats
+        given = q, k, v, *both, *options, return_lse, keep_stats
         check(forward, attention_varlen.varlen_fwd, given)
         there = [each is not None for each in attention_varlen._forward(*given)]
         assert there == [True, return_lse, keep_stats]
-    out, lse, stats = attention_varlen.varlen_fwd(q, k, v, cu, cu, *options, True, True)
+    out, lse, stats = attention_varlen.varlen_fwd(q, k, v, *both, *options, True, True)
     dout = torch.randn_like(out)
     for dlse, keys in itertools.product((None, torch.randn_like(lse)), (False, True)):
-        given = q, k, v, out, stats, dout, dlse, cu, cu, *options, keys, False
+        given = q, k, v, out, stats, dout, dlse, *both, *options, keys, False
         check(backward, attention_varlen.varlen_bwd, given)
 
 
-def test_packed_attention_takes_the_same_boundaries_twice():
-    def call(q, k, v, cu):
-        return attention_varlen.attention_varlen(q, k, v, cu, cu, causal=True)
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("order", [(True, False, True), (False, True, False)])
+def test_a_graph_for_one_tensor_of_packed_boundaries_is_not_used_for_two(order, needs_grad):
+    def call(q, k, v, cu_q, cu_k):
+        return attention_varlen.attention_varlen(q, k, v, cu_q, cu_k, causal=True)
+
+    def results(function, cu_k):
+        leaves = [each.clone().requires_grad_(needs_grad) for each in drawn]
+        out = function(*leaves, cu, cu_k)
+        grads = torch.autograd.grad(out, leaves, torch.ones_like(out)) if needs_grad else ()
+        return out, *grads
 
     drawn = [torch.randn(20, 2, 16).half() for _ in range(3)]
-    cu, found = torch.tensor([0, 7, 20], dtype=torch.int32), []
-    for function in (call, torch.compile(call, backend="eager", fullgraph=True)):
-        leaves = [each.clone().requires_grad_() for each in drawn]
-        out = function(*leaves, cu)
-        found.append((out, *torch.autograd.grad(out, leaves, torch.ones_like(out))))
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    cu, other = (torch.tensor([0, n, 20], dtype=torch.int32) for n in (7, 12))
+    torch.compiler.reset()
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    for same in order:
+        expected, found = (results(each, cu if same else other) for each in (call, compiled))
+        assert all(map(torch.equal, found, expected))

@@ -110,17 +110,25 @@ def sparse(d: int, causal: bool) -> list[tuple[str, Launch]]:
 
 
 def packed(
-    d: int, left: int | None, right: int | None, count: int, heads: int, longest: int = 4096
+    d: int,
+    left: int | None,
+    right: int | None,
+    count: int,
+    heads: int,
+    longest: int = 4096,
+    same: bool = False,
 ) -> list[tuple[str, Launch]]:
     """Return the launches of both passes over so many packed sequences, each with a name.
 
-    heads: of keys. longest: at least the keys of a sequence.
+    heads: of keys. longest: at least the keys of a sequence. same: whether rows and keys have the
+    same boundaries.
     """
     tensors, lse = _tensors(d)
     q, k, v, out, dout = (x[0].transpose(0, 1) for x in tensors)
     k, v = k[:, :heads], v[:, :heads]
     ends, causal = torch.empty(count + 1, dtype=torch.int32, device="meta"), right is not None
     options = ends, ends, 0.1, left, right
+    square = packed_forward_hopper.ends_in_squares(q, k, same, right)
     with recorded() as calls:
         packed_forward_hopper.packed_forward_hopper(
             q,
@@ -131,7 +139,8 @@ def packed(
             lse[0],
             *options,
             len(k),
-            packed_forward_hopper.choose(longest, longest, d, causal),
+            square,
+            packed_forward_hopper.choose(longest, longest, d, causal, square),
         )
         packed_backward_hopper.packed_backward_hopper(
             q,
@@ -145,7 +154,7 @@ def packed(
             len(q),
             packed_backward_hopper.choose_packed(longest, d, causal),
         )
-    return _named(calls, f"{d} {left} {right} {count} {heads} {longest}")
+    return _named(calls, f"{d} {left} {right} {count} {heads} {longest} {same}")
 
 
 def _named(calls: list, words: str) -> list[tuple[str, Launch]]:
@@ -229,11 +238,13 @@ WINDOWS = ((None, None), (None, 0), (1000, 0))
 CASES = {
     # Short sequences have tiles of their own, if a diagonal ends in no square.
     "dense": lambda d: [*(dense(d, *window) for window in WINDOWS), dense(d, None, 0, 512, 8)],
-    # Few sequences have an order of their own. Tiles are those of one, four and eight heads.
+    # Few sequences have an order of their own. Tiles are those of one, four and eight heads, and
+    # of one head with a square on the diagonal.
     "packed": lambda d: [
         packed(d, *WINDOWS[0], 8, 8),
         packed(d, *WINDOWS[-1], 80, 2),
         packed(d, None, 0, 8, 1, 512),
+        packed(d, *WINDOWS[1], 8, 8, same=True),
     ],
     "sparse": lambda d: [sparse(d, causal) for causal in (False, True)],
 }
