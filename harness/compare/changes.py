@@ -29,6 +29,8 @@ Key = tuple[str, ...]
 FIRST_CONTROL = "torch_eager"
 TIMES = {"better": "faster", "worse": "slower", "no difference": "same"}
 RATIOS = {"better": "higher", "worse": "lower", "no difference": "same"}
+# Statuses of ours in a cell that a run did not ask for, or to which it did not come.
+NOT_ASKED = ("absent", "unreached")
 
 
 @dataclass
@@ -162,7 +164,8 @@ def cell_rows(old: Run, new: Run) -> list[dict]:
     The verdict is that of the change, or one of these:
 
     - lost, gained: ours had a time that counts and has none, or the reverse.
-    - missing, new: only the first run has the cell, or only the second.
+    - missing, new: only the first run has the cell, or only the second; one that a run did not
+      reach before it was closed counts as one that it has not.
     - untimed: ours has no time that counts in either run.
     """
     words = TIMES if same_gpu(old, new) else RATIOS
@@ -266,9 +269,9 @@ def _minus(one: Estimate, other: Estimate) -> Estimate:
 
 def _hole(old: Run, new: Run, key: Key) -> dict:
     before, after = old.ours(key)["status"], new.ours(key)["status"]
-    if after == "absent":
+    if after in NOT_ASKED:
         return {"verdict": "missing"}
-    if before == "absent":
+    if before in NOT_ASKED:
         return {"verdict": "new"}
     had, has = _timed(old, key), _timed(new, key)
     if had and has:

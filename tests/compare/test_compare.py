@@ -176,6 +176,21 @@ def test_a_cell_of_ours_that_lost_its_time_is_a_regression(old, again, tmp_path)
         assert "lost: ok, now crashed CUDA error: misaligned address" in plain
 
 
+def test_a_cell_that_one_run_did_not_reach_is_no_regression(old, again, tmp_path):
+    """A closed measurement says as little of it as one that was never asked."""
+    closed = [row for row in again if row["case"] != "M4096-N256"]
+    nothing = {"status": "unreached", "device_us": "", "call_us": "", "block": 0}
+    unreached = [row | nothing for row in again if row["case"] == "M4096-N256"]
+    once = {(row["dtype"], row["pass"], row["impl"]): row for row in unreached}
+    new = write(tmp_path / "new", [*closed, *once.values()])
+    done = run(old, new)
+    assert done.returncode == 3
+    assert "missing: 6 of softmax" in done.stdout
+    done = run(new, old)
+    assert done.returncode == 0
+    assert "new: 6 of softmax" in done.stdout
+
+
 def test_shapes_that_were_drawn_for_one_run_are_not_missing_in_the_other(old, again):
     rows, sidecar = times.measurements(old)[OP]
     drawn = [row | {"set": "drawn", "case": f"{row['case']}1"} for row in rows[:200]]
