@@ -470,7 +470,7 @@ OVERHEAD = Table(
         _number("first_s", "first calls, in which libraries compile and tune", "s"),
         _number("share", "share of the wall time that is neither", "1"),
         _count("blocks", "rows with a time"),
-        _count("cells", "cells"),
+        _count("cells", "cells that were reached"),
         _count("self_tuned", "libraries that had tuned themselves alone before"),
         _count("tuned_elsewhere", "those among them that did so on another board"),
         _count("tuned_beside", "libraries that tuned themselves beside the first calls of others"),

@@ -66,6 +66,9 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
             print(f"{op}: not recorded, it has no time", file=sys.stderr)
             del sources[op]
             continue
+        if sidecar.get("unreached"):
+            _refuse_lost(into / "raw" / path.name, rows)
+            print(f"{op}: {sidecar['unreached']} of its cells were not reached", file=sys.stderr)
         sidecars[op] = _with_whole_commit(sidecar)
         impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
         reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
@@ -90,6 +93,24 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     families, others = [p.stem for p in sanitized], [f"dissect/{p.name}" for p in dissected]
     manifest.write(into, sources, families, others)
     return [*sources, *others]
+
+
+def _refuse_lost(recorded: Path, rows: list[dict]) -> None:
+    """Raises UserError where a recorded op has times of cells that a closed measurement lacks."""
+    if not recorded.is_file():
+        return
+    timed = {_cell(row) for row in rows if row["status"] in raw.TIMED}
+    lacking = {_cell(row) for row in rows} - timed
+    old = raw.read(recorded, "restore it from git")[0]
+    if lost := {_cell(row) for row in old if row["status"] in raw.TIMED} & lacking:
+        raise UserError(
+            f"{recorded}: has times of {len(lost)} cells that the new measurement did not reach;"
+            " measure it whole, or remove the file to have the new one in its place"
+        )
+
+
+def _cell(row: dict) -> tuple[str, str, str]:
+    return row["case"], row["dtype"], row["pass"]
 
 
 def _dissected(run: Path, allow_dirty: bool) -> list[Path]:

@@ -203,7 +203,8 @@ def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dic
         keys = ("total_s", "timed_s", "first_s", "share")
         row = {"op": op, **{key: told.get(key) for key in keys}}
         row["blocks"] = sum(one["status"] in TIMED for one in rows[op])
-        row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in rows[op]})
+        reached = [one for one in rows[op] if one["status"] != "unreached"]
+        row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in reached})
         tuned = car.get("autotuned", {})
         board = (car["environment"].get("gpu") or {}).get("uuid", "")
         row["self_tuned"] = len(tuned)

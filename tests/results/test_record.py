@@ -91,6 +91,30 @@ def test_an_op_without_a_time_takes_no_record_away(run, recorded, capsys, rows):
     assert tree(recorded) == before
 
 
+def closed(run) -> None:
+    """Make the run one that was closed before its only cell."""
+    times = {name: None for name in (*raw.TIMES, *raw.READINGS)}
+    rows = [row | times | {"status": "unreached"} for row in ROWS]
+    other = [row | {"case": "M2-N2"} for row in ROWS]
+    save(run / "raw/softmax.csv", [*other, *rows], unreached=1)
+
+
+def test_a_measurement_that_was_closed_is_recorded_with_a_line(run, tmp_path, capsys):
+    closed(run)
+    record.record(run, tmp_path / "recorded", allow_dirty=False)
+    assert capsys.readouterr().err == "softmax: 1 of its cells were not reached\n"
+
+
+def test_a_measurement_that_was_closed_takes_no_times_away(run, recorded):
+    before = tree(recorded)
+    closed(run)
+    with pytest.raises(UserError, match="has times of 1 cells that the new measurement did not"):
+        record.record(run, recorded, allow_dirty=False)
+    assert tree(recorded) == before
+    (recorded / "raw/softmax.csv").unlink()
+    assert record.record(run, recorded, allow_dirty=False) == ["softmax"]
+
+
 def test_reports_of_the_sanitizer_are_recorded_too(run, tmp_path):
     (run / "sanitize").mkdir()
     (run / "sanitize/softmax.json").write_text("{}")

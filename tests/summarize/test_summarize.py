@@ -246,6 +246,19 @@ def test_the_overhead_is_that_of_the_sidecars(measured):
     )
 
 
+def test_a_cell_that_was_not_reached_took_no_time(tmp_path):
+    folder = synthetic.write_run(tmp_path, ("dot",))
+    with (folder / "raw/dot.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    keys = [(row["case"], row["dtype"], row["pass"]) for row in rows]
+    nothing = {"status": "unreached", "device_us": "", "call_us": ""}
+    gone = [row | (nothing if key == keys[0] else {}) for key, row in zip(keys, rows, strict=True)]
+    synthetic.write_raw(folder, "dot", gone)
+    summarize(folder, folder)
+    (found,) = [row for row in rows_of(folder, "overhead") if row["op"] == "dot"]
+    assert int(found["cells"]) == len(set(keys)) - 1
+
+
 @pytest.mark.parametrize(("board", "elsewhere"), [("GPU-1", "0"), ("GPU-2", "1")])
 def test_choices_of_another_board_are_counted(tmp_path, board, elsewhere):
     folder = synthetic.write_run(tmp_path, ("dot",))
