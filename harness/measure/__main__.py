@@ -128,7 +128,7 @@ def measure(
     """
     started = _now()
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
-    about = close.about(plan, origin, monitor.board)
+    about = close.about(plan, gate, origin, monitor.board, started)
     journal = out.with_name(f".{plan.op.name}.journal")
     with checkpoint.Journal(journal, digest, plan.seed, about) as kept:
         rest = [each for each in _short_first(plan) if str(each) not in kept.cells]
@@ -138,7 +138,7 @@ def measure(
                 # Whatever failed on a GPU that is gone says nothing of the implementations.
                 monitor.refuse_vanished()
                 now = time.monotonic()
-                kept.add(done.name, asdict(done) | {"spent_s": now - began})
+                kept.add(done.name, asdict(done) | {"spent_s": now - began, "ended": _now()})
                 began = now
         if not close.has_time(kept.cells):
             # Taken over, these cells would fail the next attempt too.

@@ -50,10 +50,12 @@ class Journal:
 
         Raises UserError where there is none, or another job writes it.
         """
-        if not path.is_file():
-            raise UserError(f"{path}: missing; a measurement that has ended leaves none")
         journal = cls.__new__(cls)
-        journal._open(path)
+        try:
+            journal._open(path, 0)
+        except FileNotFoundError:
+            missing = f"{path}: missing; a measurement that has ended leaves none"
+            raise UserError(missing) from None
         records, _ = journal._records()
         if not records or records[0][0] != "head":
             os.close(journal._file)
@@ -62,8 +64,8 @@ class Journal:
         journal.resumed -= 1
         return journal
 
-    def _open(self, path: Path) -> None:
-        self._path, self._file = path, _locked(path)
+    def _open(self, path: Path, create: int = os.O_CREAT) -> None:
+        self._path, self._file = path, _locked(path, create)
         self.cells: dict[str, dict] = {}
         self.about: dict[str, object] = {}
         self.resumed, self.seed = 0, -1
@@ -127,10 +129,13 @@ class Journal:
             raise
 
 
-def _locked(path: Path) -> int:
-    """A descriptor that holds the lock of the file which lies at `path`."""
+def _locked(path: Path, create: int) -> int:
+    """A descriptor that holds the lock of the file which lies at `path`.
+
+    create: the flag that makes one where there is none, or zero.
+    """
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.open(path, os.O_RDWR | create, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

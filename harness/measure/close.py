@@ -2,8 +2,9 @@
 
 `python -m harness.measure.close results/study/raw/.softmax.journal` does so for a measurement that
 will not go on, because its machine is gone. Finished cells have their rows. Each other cell has a
-row of status `unreached` for each implementation, and the sidecar says how many there are. The
-order of the cells follows from the sweep alone, so no time decides which cells are reached.
+row of status `unreached` for each implementation that verification let through, and the sidecar
+says how many there are. Their order follows from the sweep and the ceilings, so no time decides
+which cells are reached.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from harness import cli, files
 from harness.cli import UserError
 from harness.machine import affinity
 from harness.measure.checkpoint import Journal
+from harness.measure.gate import Gate
 from harness.measure.rows import Rows
 from harness.measure.scheduler import MeasurementPlan
 from harness.measure.stopping import REASONS
@@ -47,20 +49,32 @@ def close(path: Path) -> None:
             raise UserError(f"{out}: holds measured times; move it away, or remove the journal")
         if not has_time(kept.cells):
             raise UserError(f"{path}: holds no time; measure again")
-        write(out, kept, sum(each["spent_s"] for each in kept.cells.values()))
+        write(out, kept, sum(each["spent_s"] for each in kept.cells.values()), _span(kept))
         kept.remove()
 
 
-def about(plan: MeasurementPlan, origin: Mapping[str, object], board: str) -> dict[str, object]:
+def about(
+    plan: MeasurementPlan, gate: Gate, origin: Mapping[str, object], board: str, began: str
+) -> dict[str, object]:
     """All that the two files of a plan hold but what its finished cells tell, for the journal."""
     schedule = {"drawn_seed": plan.drawn_seed, **asdict(plan.timing), "cores": affinity.count()}
     unreached = {}
     for cell in plan.cells:
         rows = Rows(plan.op, plan.family, cell, plan.ceilings, board)
         for impl in plan.impls:
-            rows.failed(impl, "", UNREACHED, block=0, order=0)
+            verdict = gate.verdict(impl, cell)
+            refused = Failure(verdict.status, verdict.reason)
+            failure = UNREACHED if verdict.status == "ok" else refused
+            rows.failed(impl, verdict.impl_version, failure, block=0, order=0)
         unreached[str(cell)] = rows.taken
-    return {"sidecar": {**origin, "schedule": schedule}, "unreached": unreached}
+    sidecar = {**origin, "schedule": schedule}
+    return {"sidecar": sidecar, "unreached": unreached, "began": began}
+
+
+def _span(kept: Journal) -> dict[str, str] | None:
+    """When a measurement began and its last cell ended; None if it had several parts."""
+    ended = [each["ended"] for each in kept.cells.values()]
+    return None if kept.resumed else {"began": kept.about["began"], "ended": max(ended)}
 
 
 def has_time(cells: Mapping[str, Mapping]) -> bool:

@@ -59,6 +59,12 @@ def no_driver(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
 
+@pytest.fixture(autouse=True)
+def _no_commit_is_stated(monkeypatch):
+    """Forget the commit that an image tells; the trees here have histories of their own."""
+    monkeypatch.delenv("TILEWRIGHT_COMMIT", raising=False)
+
+
 @pytest.fixture
 def driver(monkeypatch):
     """Imitate a driver of one H200 that does not report its VBIOS."""

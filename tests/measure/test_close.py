@@ -8,7 +8,7 @@ from harness.cli import UserError
 from harness.measure.checkpoint import Journal
 from harness.measure.close import close
 from harness.results import raw
-from tests.support.measuring import BLOCKS, BOARD, CELLS, run
+from tests.support.measuring import BLOCKS, BOARD, CELLS, report, run
 
 IMPLS = ["ours", "ours_twin", "slow"]
 FIRST, SECOND = (cell.case.name for cell in CELLS)
@@ -46,7 +46,7 @@ def test_finished_cells_keep_their_rows_and_the_others_are_unreached(journal, ca
     assert (sidecar["unreached"], sidecar["resumed"], sidecar["commit"]) == (1, 0, "c")
     assert sidecar["overhead"]["total_s"] == round(whole["spent_s"], 3)
     assert sum(sidecar["schedule"]["stopped"].values()) == 1
-    assert "span" not in sidecar
+    assert sidecar["span"]["began"] <= sidecar["span"]["ended"]
     assert not journal.exists()
 
 
@@ -60,7 +60,7 @@ def test_a_closed_measurement_has_the_sidecar_of_one_that_ended(journal, tmp_pat
     (tmp_path / ".fake.journal").rename(other / ".fake.journal")
     close(other / ".fake.journal")
     closed = json.loads((other / "fake.json").read_text())
-    assert set(ended) - set(closed) == {"span"}
+    assert set(ended) == set(closed)
     assert ended["environment"] == closed["environment"]
     assert set(ended["schedule"]) == set(closed["schedule"])
 
@@ -82,7 +82,31 @@ def test_one_that_was_taken_up_again_tells_how_often(journal, tmp_path, monkeypa
     with pytest.raises(SystemExit):
         run(tmp_path, IMPLS)
     close(journal)
-    assert raw.read(journal.with_name("fake.csv"), "")[1]["resumed"] == 1
+    sidecar = raw.read(journal.with_name("fake.csv"), "")[1]
+    assert sidecar["resumed"] == 1
+    # When its last part began is not known.
+    assert "span" not in sidecar
+
+
+def test_an_implementation_that_was_refused_is_not_called_unreached(journal, tmp_path):
+    report(tmp_path, "fake", "slow", CELLS[:1], status="inaccurate", reason="0.5")
+    journal.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        add = Journal.add
+
+        def once(kept, name, record):
+            add(kept, name, record)
+            raise SystemExit(143)
+
+        patch.setattr(Journal, "add", once)
+        with pytest.raises(SystemExit):
+            run(tmp_path, IMPLS)
+    close(journal)
+    rows, _ = raw.read(journal.with_name("fake.csv"), "")
+    second = {row["impl"]: row for row in rows if row["case"] == SECOND}
+    assert [second[impl]["status"] for impl in IMPLS] == ["unreached", "unreached", "inaccurate"]
+    assert second["slow"]["reason"] == "0.5"
+    assert second["ours"]["impl_version"] == "0.9"
 
 
 def test_measured_times_are_not_written_over(journal):
