@@ -102,6 +102,7 @@ def matmul(
         scale: the factor of the products, a real number.
         a_scale: float32, one factor or `[..., M, 1]`, one for each row of a; or None.
         b_scale: float32, one factor or `[..., 1, N]`, one for each column of b and up; or None.
+            The product of scale and both factors must have a place in float32.
         out_dtype: float32 or the dtype of a; if a has 8 bits, float32, float16 or bfloat16, or
             int32 for int8 without an epilogue. None for the dtype of a, bfloat16 for float8 and
             int32 for int8.

@@ -128,7 +128,7 @@ def tile_of(index, sizes, RIGHT: gl.constexpr):
 
 
 @gluon.jit
-def _tell(numbers, slot, tile, b, h):
+def _tell_rows(numbers, slot, tile, b, h):
     """Write tile, batch and head beside a free slot of rows, before an arrival at its barrier."""
     write_number(numbers, 3 * slot, tile)
     write_number(numbers, 3 * slot + 1, b)
@@ -136,7 +136,7 @@ def _tell(numbers, slot, tile, b, h):
 
 
 @gluon.jit
-def _told(numbers, barriers, turn, slot):
+def _told_rows(numbers, barriers, turn, slot):
     """Wait for the rows of a slot; return their tile, batch and head. The tile is -1 at the end."""
     mbarrier.wait(barriers[0].index(slot), turn // Q_SLOTS % 2)
     tile, b = read_number(numbers, 3 * slot), read_number(numbers, 3 * slot + 1)
@@ -194,7 +194,7 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
         for which in gl.static_range(GROUPS):
             slot = turn % Q_SLOTS * GROUPS + which
             mbarrier.wait(q_free.index(slot), turn // Q_SLOTS % 2 ^ 1)
-            _tell(rings[4], slot, tile, b, h)
+            _tell_rows(rings[4], slot, tile, b, h)
             mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
                 q_desc, [b, h, (tile * GROUPS + which) * ROWS, 0], q_full.index(slot),
@@ -223,7 +223,7 @@ def producer(descs, rings, barriers, sizes, counter_ptr, options: gl.constexpr):
     for which in gl.static_range(GROUPS):
         slot = turn % Q_SLOTS * GROUPS + which
         mbarrier.wait(q_free.index(slot), turn // Q_SLOTS % 2 ^ 1)
-        _tell(rings[4], slot, -1, 0, 0)
+        _tell_rows(rings[4], slot, -1, 0, 0)
         mbarrier.arrive(q_full.index(slot), count=1)
 
 
@@ -285,7 +285,7 @@ def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, option
         pass_turn(WHICH, GROUPS)
     turn, step = 0, 0
     # There is a tile for each program. The first scores of the others come at the end of the loop.
-    tile, b, h = _told(rings[4], barriers, turn, WHICH)
+    tile, b, h = _told_rows(rings[4], barriers, turn, WHICH)
     scores = first_scores(rings, barriers, no_scores, WHICH, options)
     p, m, l = _begun(scores, tile, nothing, no_sums, sizes, factor, WHICH, options)
     p = gl.convert_layout(p.to(out_desc.dtype), FACTOR)
@@ -331,7 +331,7 @@ def consumer(descs, rings, barriers, sizes, numbers, WHICH: gl.constexpr, option
         turn += 1
         m_next, l_next = m, l
         slot = turn % Q_SLOTS * GROUPS + WHICH
-        tile_next, b_next, h_next = _told(rings[4], barriers, turn, slot)
+        tile_next, b_next, h_next = _told_rows(rings[4], barriers, turn, slot)
         if tile_next >= 0:
             scores, acc = scores_of_next(
                 acc, p, slot, step, rings, barriers, no_scores, K_SLOTS, V_SLOTS

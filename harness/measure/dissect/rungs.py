@@ -98,6 +98,7 @@ ATTENTION_FORWARD = (
     _forward_hopper("warps with roles: one group copies, two compute"),
     _forward_hopper("the two groups take turns, in its place", TURNS=1),
     _forward_hopper("exponentials held under the next scores, in its place", PINNED=1, Q_LOADED=1),
+    _forward_hopper("rings of four tiles, in its place", K_SLOTS=4, V_SLOTS=4),
     _forward_hopper("turns with rings of four tiles, in its place", TURNS=1, K_SLOTS=4, V_SLOTS=4),
     _forward_hopper(
         "three groups, in its place", GROUPS=3, K_SLOTS=4, V_SLOTS=4, SPLIT=1, REGISTERS=160
