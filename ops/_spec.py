@@ -217,8 +217,7 @@ class Op:
     - edge: small and awkward cases, for verification. They run in the interpreter: keep them small.
     - sweep: the cases that are timed, with shapes of named models. They are verified on a GPU too.
     - adapted: (function) -> the function as the harness calls an implementation, for an op whose
-      users hand over other things than tensors by name, such as lists of them, or one tensor for
-      two names.
+      users hand over other things than a tensor for each name, such as lists of them.
     - prepared: the inputs of which a user makes something of the library's own once for many calls,
       such as the lists of a block mask. No time and no memory of a call counts it.
     - drawn: (generator) -> a case from the range of shapes that are met in practice. Each run draws

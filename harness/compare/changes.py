@@ -164,8 +164,8 @@ def cell_rows(old: Run, new: Run) -> list[dict]:
     The verdict is that of the change, or one of these:
 
     - lost, gained: ours had a time that counts and has none, or the reverse.
-    - missing, new: only the first run has the cell, or only the second; one that a run did not
-      reach before it was closed counts as one that it has not.
+    - missing, new: only the first run has the cell, or only the second. A run that was closed
+      does not have the cells that it did not reach.
     - untimed: ours has no time that counts in either run.
     """
     words = TIMES if same_gpu(old, new) else RATIOS
