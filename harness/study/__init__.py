@@ -1,1 +1,1 @@
-"""The jobs of a study: what the Snakefile asks."""
+"""The jobs of a study: what the Snakefile asks, and a study that ends in time."""

@@ -8,26 +8,16 @@ from harness.cli import UserError
 from harness.measure.checkpoint import Journal
 from harness.measure.close import close
 from harness.results import raw
-from tests.support.measuring import BLOCKS, BOARD, CELLS, report, run
+from tests.support.measuring import BLOCKS, BOARD, CELLS, interrupted, report, run
 
 IMPLS = ["ours", "ours_twin", "slow"]
 FIRST, SECOND = (cell.case.name for cell in CELLS)
 
 
 @pytest.fixture
-def journal(tmp_path, timed, monkeypatch):
+def journal(tmp_path):
     """The journal of a measurement that ended with its first cell."""
-    add = Journal.add
-
-    def once(kept, name, record):
-        add(kept, name, record)
-        raise SystemExit(143)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "add", once)
-        with pytest.raises(SystemExit):
-            timed(IMPLS)
-    return tmp_path / "raw/.fake.journal"
+    return interrupted(tmp_path, IMPLS)
 
 
 def test_finished_cells_keep_their_rows_and_the_others_are_unreached(journal, capsys):
@@ -91,17 +81,7 @@ def test_one_that_was_taken_up_again_tells_how_often(journal, tmp_path, monkeypa
 def test_an_implementation_that_was_refused_is_not_called_unreached(journal, tmp_path):
     report(tmp_path, "fake", "slow", CELLS[:1], status="inaccurate", reason="0.5")
     journal.unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        add = Journal.add
-
-        def once(kept, name, record):
-            add(kept, name, record)
-            raise SystemExit(143)
-
-        patch.setattr(Journal, "add", once)
-        with pytest.raises(SystemExit):
-            run(tmp_path, IMPLS)
-    close(journal)
+    close(interrupted(tmp_path, IMPLS))
     rows, _ = raw.read(journal.with_name("fake.csv"), "")
     second = {row["impl"]: row for row in rows if row["case"] == SECOND}
     assert [second[impl]["status"] for impl in IMPLS] == ["unreached", "unreached", "inaccurate"]

@@ -10,9 +10,10 @@ import pytest
 
 from harness.calls.cell import sweep
 from harness.measure import __main__ as measure
-from harness.measure import scheduler
+from harness.measure import checkpoint, scheduler
 from harness.measure.gate import Gate
 from harness.measure.stopping import Timing
+from harness.project.implementations import TWIN
 from harness.results import raw
 from harness.workers import forkserver, pool
 from ops._spec import Cost, Op, Tensor, make_case
@@ -102,6 +103,25 @@ def run(folder, impls, watch=None, **changes) -> Path:
     watch = watch or FakeMonitor()
     measure.measure(plan(impls, **changes), gate, watch, origin, out, time.monotonic())
     return out
+
+
+def interrupted(folder, impls) -> Path:
+    """Measure until the first cell is finished; return the journal that is left."""
+    add = checkpoint.Journal.add
+
+    def once(kept, name, record):
+        add(kept, name, record)
+        raise SystemExit(143)
+
+    for impl in impls:
+        path = folder / "fake" / f"{impl}.json"
+        if impl != TWIN and not path.exists():
+            report(folder, "fake", impl, CELLS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.Journal, "add", once)
+        with pytest.raises(SystemExit):
+            run(folder, impls)
+    return folder / "raw/.fake.journal"
 
 
 def report(folder, op, impl, cells, /, **changes):

@@ -1,0 +1,102 @@
+"""Ends a study in time, and keeps what it has measured: for a machine that is lent for a while.
+
+`python -m harness.study.until 25 -- snakemake measured --cores all` runs the command for 25 minutes
+at most. Then it is interrupted, as by Ctrl-C. The journal of each measurement that has not ended is
+closed (`harness.measure.close`), so that its op can be recorded with the cells that it has.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import cli
+from harness.cli import UserError
+from harness.measure.close import close
+
+# How long an interrupted study may take to end its jobs.
+PATIENCE_S = 30.0
+# As `timeout` of the GNU coreutils says that a command was ended.
+ENDED = 124
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="harness.study.until", description=__doc__)
+    parser.add_argument("minutes", type=float, help="from now on")
+    parser.add_argument("--run", type=Path, default=Path("results/study"), help="folder of the run")
+    parser.add_argument("command", nargs="+", help="after --, such as snakemake measured")
+    options = parser.parse_args()
+    if not 0 < options.minutes < float("inf"):
+        parser.error(f"minutes: {options.minutes}, expected a positive number")
+    code = ended(options.command, 60 * options.minutes)
+    if code is not None:
+        return code
+    closed = close_all(options.run / "raw")
+    print(f"tilewright: ended in time; closed: {', '.join(closed) or 'none'}", file=sys.stderr)
+    return ENDED
+
+
+def ended(command: Sequence[str], limit_s: float) -> int | None:
+    """Run a command; return its exit code, or None if it was interrupted after `limit_s` seconds.
+
+    All that it has started is gone in the end.
+    """
+    try:
+        # A session of its own, so that an interrupt reaches all its jobs, and this process lives.
+        job = subprocess.Popen(command, start_new_session=True, preexec_fn=_interruptible)
+    except OSError as error:
+        raise UserError(f"{command[0]}: {error.strerror}; name a command after --") from None
+    try:
+        return job.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        for number in (signal.SIGINT, signal.SIGKILL):
+            if _signalled(job.pid, number):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    job.wait(PATIENCE_S)
+
+
+def close_all(folder: Path) -> list[str]:
+    """Close each journal in a folder; return the ops of those that hold a time.
+
+    Another job may still hold one for a moment: workers end after the process that started them.
+    """
+    found = []
+    for path in sorted(folder.glob(".*.journal")):
+        for left in range(5, -1, -1):
+            try:
+                close(path)
+                found.append(path.name[1:].removesuffix(".journal"))
+                break
+            except UserError as error:
+                if left == 0 or "another job" not in str(error):
+                    print(f"tilewright: {error}", file=sys.stderr)
+                    break
+                time.sleep(1.0)
+    return found
+
+
+def _interruptible() -> None:
+    # A shell lets its background jobs ignore the signal, and their processes inherit it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _signalled(session: int, number: int) -> bool:
+    """Send a signal to the processes of a session; say whether there was one."""
+    found = False
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getsid(int(entry.name)) == session:
+                os.kill(int(entry.name), number)
+                found = True
+    return found
+
+
+if __name__ == "__main__":
+    cli.run(main)
