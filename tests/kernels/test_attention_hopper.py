@@ -251,7 +251,9 @@ def test_random_shapes_on_a_gpu(heads, sq, keys, d, window, causal, dtype):
     mask = None
     truth, lse_truth = oracle(*(x.cpu() for x in truths), causal=causal, window=window, mask=mask)
     out, lse = attention.attention(q, k, v, causal=causal, window=window, return_lse=True)
-    assert torch.allclose(lse.double().cpu(), lse_truth.detach(), atol=2e-3)
+    # Products of 16-bit numbers are exact in float32. Sums of up to 128 of them, below 100, are off
+    # by some 1e-5.
+    assert torch.allclose(lse.double().cpu(), lse_truth.detach(), rtol=0, atol=1e-4)
     expected = torch.autograd.grad(truth, truths, dout.detach().cpu().double())
     grads = torch.autograd.grad(out, (q, k, v), dout.detach())
     bound = 1e-3 if dtype == torch.float16 else 8e-3

@@ -96,6 +96,13 @@ def grads_of(q, k, v, cu_q, cu_k, window, config, out, lse, dout, dlse, **broken
         )
 
 
+def truths_of(q, k, v, cu_q, cu_k, window, dout):
+    """The result and the gradients of q, k and v in float64; None where there is no gradient."""
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out, _ = exact(*leaves, cu_q, cu_k, window, scale=None)
+    return out.detach(), torch.autograd.grad(out, leaves, dout.double(), allow_unused=True)
+
+
 def agrees(tensors, window, config):
     truth, truth_lse = exact(*tensors, window)
     out, lse, stats = forward_of(*tensors, window, config)
@@ -449,10 +456,8 @@ def test_the_binaries_use_the_tensor_cores_and_wait_where_they_are_told(built):
 @pytest.mark.no_gpu
 def test_the_public_function_takes_these_kernels():
     q, k, v, cu_q, cu_k = made([400, 270], [430, 270], 20, 4, 2)
-    truths = [x.double().requires_grad_() for x in (q, k, v)]
-    truth, _ = exact(*truths, cu_q, cu_k, (100, 0), scale=None)
     dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).half()
-    expected = torch.autograd.grad(truth, truths, dout.double())
+    truth, expected = truths_of(q, k, v, cu_q, cu_k, (100, 0), dout)
     leaves = [x.requires_grad_() for x in (q, k, v)]
     with (
         # No interpreter has Hopper's instructions.
@@ -472,7 +477,7 @@ def test_the_public_function_takes_these_kernels():
     assert near.call_args.args[-1] == 1024 and near_keys.call_args.args[-1] == 512
     keys = [call.kwargs for call in picked.call_args_list if call.args[0] is varlen.HOPPER_FORWARD]
     assert keys == [{"s": 1024, "mean": 256, "d": 64, "causal": True, "square": False}]
-    assert differs(out.detach(), truth.detach()) < 5e-4
+    assert differs(out.detach(), truth) < 5e-4
     assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
 
 
@@ -481,9 +486,7 @@ def test_the_public_function_takes_these_kernels():
 def test_the_public_function_tells_whether_the_boundaries_are_one_tensor(same, first_widths):
     q, k, v, cu_q, cu_k = made([520], [520], 0, 1, 1, 128)
     cu_k = cu_q if same else cu_k
-    truths = [x.double().requires_grad_() for x in (q, k, v)]
-    truth, _ = exact(*truths, cu_q, cu_k, (None, 0), scale=None)
-    expected = torch.autograd.grad(truth, truths, torch.ones_like(truth))
+    truth, expected = truths_of(q, k, v, cu_q, cu_k, (None, 0), torch.ones_like(q))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     with (
         mock.patch.object(dense, "is_hopper", lambda device: True),
@@ -497,7 +500,7 @@ def test_the_public_function_tells_whether_the_boundaries_are_one_tensor(same, f
             assert torch.equal(attention_varlen(*leaves, cu_q, cu_k, causal=True), out)
     # Without a square so few keys have tiles of 64.
     assert first_widths == ({64, 128} if same else {64})
-    assert differs(out.detach(), truth.detach()) < 5e-4
+    assert differs(out.detach(), truth) < 5e-4
     assert all(differs(grad, each) < 1e-3 for grad, each in zip(grads, expected, strict=True))
 
 
@@ -595,10 +598,8 @@ def test_random_lengths_on_a_gpu(lengths, heads, d, window, after, how, same):
     count, group = heads
     tensors = made(rows, keys, after, count * group, count, d, torch.bfloat16)
     q, k, v, cu_q, cu_k = tensors
-    truths = [x.double().requires_grad_() for x in (q, k, v)]
-    truth, _ = exact(*truths, cu_q, cu_k, window, scale=None)
     dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).bfloat16()
-    expected = torch.autograd.grad(truth, truths, dout.double(), allow_unused=True)
+    truth, expected = truths_of(*tensors, window, dout)
     # As it lies: the layout is that of the views of a larger tensor.
     leaves = [laid_out(x.to("cuda"), how).requires_grad_() for x in (q, k, v)]
     sizes = tuple(-1 if size is None else size for size in window)
