@@ -21,6 +21,10 @@ TABLES = "TILEWRIGHT_TUNED"
 PREFIXES = ("CUBLAS", "CUDA_", "CUDNN", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 
 
+class JournalHeldError(UserError):
+    """Signals that another job writes a journal."""
+
+
 class Journal:
     """A context that holds the file locked; leaves it behind unless `remove` was called.
 
@@ -32,7 +36,7 @@ class Journal:
     - cells: the records of the finished cells by name, as `add` got them.
     - resumed: how often a measurement with this digest was taken up again.
 
-    Raises UserError where another job writes the file.
+    Raises JournalHeldError where another job writes the file.
     """
 
     def __init__(self, path: Path, digest: str, seed: int | None, about: Mapping | None = None):
@@ -48,7 +52,7 @@ class Journal:
     def found(cls, path: Path) -> "Journal":
         """The journal that lies at `path`, whatever it was of; it is not resumed.
 
-        Raises UserError where there is none, or another job writes it.
+        Raises UserError where there is none, JournalHeldError where another job writes it.
         """
         journal = cls.__new__(cls)
         try:
@@ -140,7 +144,8 @@ def _locked(path: Path, create: int) -> int:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(file)
-            raise UserError(f"{path}: another job is measuring this; wait for its end") from None
+            held = f"{path}: another job is measuring this; wait for its end"
+            raise JournalHeldError(held) from None
         # A job that ended between the two calls has taken away what was opened.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file), os.stat(path)):

@@ -17,10 +17,13 @@ from pathlib import Path
 
 from harness import cli
 from harness.cli import UserError
+from harness.measure.checkpoint import JournalHeldError
 from harness.measure.close import close
 
 # How long an interrupted study may take to end its jobs.
 PATIENCE_S = 30.0
+# How often, once a second, a journal is tried that another job holds.
+TRIES = 5
 # As `timeout` of the GNU coreutils says that a command was ended.
 ENDED = 124
 
@@ -69,17 +72,20 @@ def close_all(folder: Path) -> list[str]:
     """
     found = []
     for path in sorted(folder.glob(".*.journal")):
-        for left in range(5, -1, -1):
-            try:
-                close(path)
-                found.append(path.name[1:].removesuffix(".journal"))
-                break
-            except UserError as error:
-                if left == 0 or "another job" not in str(error):
-                    print(f"tilewright: {error}", file=sys.stderr)
-                    break
-                time.sleep(1.0)
+        try:
+            _close_in_time(path)
+            found.append(path.name[1:].removesuffix(".journal"))
+        except UserError as error:
+            print(f"tilewright: {error}", file=sys.stderr)
     return found
+
+
+def _close_in_time(path: Path) -> None:
+    for _ in range(TRIES):
+        with contextlib.suppress(JournalHeldError):
+            return close(path)
+        time.sleep(1.0)
+    return close(path)
 
 
 def _interruptible() -> None:
