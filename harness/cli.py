@@ -52,6 +52,14 @@ def seed(text: str) -> int | None:
     return None if text == "fresh" else int(text)
 
 
+def part(text: str) -> tuple[int, int]:
+    """The argument of `--part`: of 2/3 the numbers 2 and 3. Raises ValueError for other text."""
+    number, of = map(int, text.split("/"))
+    if not 1 <= number <= of:
+        raise ValueError(text)
+    return number, of
+
+
 def fresh_seed() -> int:
     """A seed that nobody chose, below 2**32."""
     return int.from_bytes(os.urandom(4), "big")

@@ -20,6 +20,20 @@ class Cell:
         return f"{self.case.name} {self.dtype} {self.pass_}"
 
 
+def share(cells: Iterable[Cell], number: int, of: int) -> list[Cell]:
+    """The cells of one of `of` parts of a sweep, numbered from 1.
+
+    The shapes go to the parts in turn, each in one dtype and with all its passes.
+    """
+    shapes: dict[tuple[str, str], int] = {}
+    found = []
+    for each in cells:
+        turn = shapes.setdefault((each.case.name, each.dtype), len(shapes))
+        if turn % of == number - 1:
+            found.append(each)
+    return found
+
+
 def sweep(
     op: Op,
     dtypes: Iterable[str],

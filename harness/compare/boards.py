@@ -25,8 +25,9 @@ from harness.compare import changes
 from harness.compare.changes import Key, Run
 from harness.files import whole_file
 from harness.project.implementations import TWIN
+from harness.results import parts
 from harness.summarize import __main__ as summarize
-from harness.summarize import comparisons, inference
+from harness.summarize import comparisons, inference, timings
 from harness.summarize.inference import Difference
 
 COLUMNS = (
@@ -123,8 +124,8 @@ def differences(one: Run, two: Run) -> dict[tuple[Key, str], Difference]:
 
 def stage(folder: Path, run: Run) -> str:
     """Return a line on the measuring stage of a run."""
-    cars = run.sidecars.values()
-    boards = {_uuid(car) for car in cars}
+    cars = _parts(run)
+    boards = {parts.uuid(car) for car in cars}
     spent = sum(car.get("overhead", {}).get("total_s", math.nan) for car in cars)
     about = f"{folder}: {len(run.sidecars)} ops on {len(boards)} GPUs, jobs of {spent:.0f} s in all"
     if (wall := wall_s(cars)) is None:
@@ -136,7 +137,7 @@ def stage(folder: Path, run: Run) -> str:
 
 def walls(one: Run, two: Run) -> list[str]:
     """Return a line on how the wall times of two runs compare, if both tell them."""
-    first, second = (wall_s(each.sidecars.values()) for each in (one, two))
+    first, second = (wall_s(_parts(each)) for each in (one, two))
     if first is None or not second:
         return []
     if set(one.sidecars) != set(two.sidecars):
@@ -163,12 +164,12 @@ def line(row: Mapping) -> str:
     return f"{row['op']:<22} {where} {mean}; {cells}"
 
 
+def _parts(run: Run) -> list[Mapping]:
+    return [part for car in run.sidecars.values() for part in parts.of(car)]
+
+
 def _board(run: Run, key: Key) -> str:
-    return _uuid(run.sidecars[key[0]])
-
-
-def _uuid(sidecar: Mapping) -> str:
-    return (sidecar["environment"].get("gpu") or {}).get("uuid", "")
+    return timings.board(run.counted[key]) or parts.uuid(run.sidecars[key[0]])
 
 
 def _moment(text: str) -> datetime.datetime:

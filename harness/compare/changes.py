@@ -44,23 +44,19 @@ class Run:
     known: inference.Offsets = inference.NOTHING_KNOWN
 
     @classmethod
-    def of(
-        cls, study: Mapping[str, tuple[list[dict], dict]], ceilings: Mapping[str, dict]
-    ) -> "Run":
-        """study: raw rows and sidecar by op; ceilings: GB/s and TFLOP/s by quantity, by op.
-
-        Drawn shapes are left out: each run draws its own.
-        """
-        counted, summary, every = {}, {}, {}
-        for op, (rows, _) in study.items():
+    def of(cls, study: Mapping[str, tuple[list[dict], dict]]) -> "Run":
+        """study: raw rows and sidecar by op. Drawn shapes are left out: each run draws its own."""
+        counted, summary, every, ceilings = {}, {}, {}, {}
+        for rows, sidecar in study.values():
             for key, rivals in timings.group(rows).items():
                 if next(iter(rivals.values())).set != timings.GRID:
                     continue
-                counted[key] = timings.counted(rivals, ceilings[op])
+                ceilings[key] = results.limits(sidecar, timings.board(rivals))
+                counted[key] = timings.counted(rivals, ceilings[key])
                 every[key] = rivals
         known = comparisons.known(counted)
         for key, rivals in every.items():
-            found = timings.summary(rivals, ceilings[key[0]], known.of(key))
+            found = timings.summary(rivals, ceilings[key], known.of(key))
             summary[key] = {row["impl"]: row for row in found}
         sidecars = {op: sidecar for op, (_, sidecar) in study.items()}
         compared = comparisons.comparisons(counted, known)
@@ -71,8 +67,7 @@ class Run:
         """The run in a folder; UserError where there is none."""
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; give that of a run or a recorded one")
-        study = results.measurements(folder)
-        return cls.of(study, {op: results.limits(sidecar) for op, (_, sidecar) in study.items()})
+        return cls.of(results.measurements(folder))
 
     def gpus(self, ops: Iterable[str]) -> set[str]:
         """The names of the GPUs that timed these ops; "" of one that its sidecar does not name."""

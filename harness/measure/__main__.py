@@ -54,7 +54,7 @@ def main() -> None:
     forkserver.current()
     op, family = registry.op(options.op)
     if not options.narrower:
-        wanted = {key: vars(options)[key] for key in ("dtypes", "passes", "max_cases")}
+        wanted = {key: vars(options)[key] for key in ("dtypes", "passes", "max_cases", "part")}
         measured.refuse_narrower([(options.out, options.impls)], **wanted)
     drawn_seed = drawn.read(options.drawn)
     # A file that is wrong is named before a GPU is waited for.
@@ -65,6 +65,7 @@ def main() -> None:
         wanted = f"dtypes {', '.join(options.dtypes)}, passes {', '.join(options.passes)}"
         # Its files are written all the same, so that the study goes on without it.
         print(f"{op.name}: left out, no case of its sweep in {wanted}", file=sys.stderr)
+    mine = cell.share(cells, *options.part) if options.part else cells
     impls = _with_twin(options.impls)
     timing = Timing(**{key: vars(options)[key] for key in TIMING})
     whole = registry.of_network(op.name)
@@ -89,6 +90,7 @@ def main() -> None:
         },
         drawn_seed=drawn_seed,
         least_calls=LEAST_CALLS[whole],
+        others=frozenset(map(str, cells)).difference(map(str, mine)),
     )
     code = partial(fingerprint.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)
@@ -131,7 +133,8 @@ def measure(
     about = close.about(plan, gate, origin, monitor.board, started)
     journal = out.with_name(f".{plan.op.name}.journal")
     with checkpoint.Journal(journal, digest, plan.seed, about) as kept:
-        rest = [each for each in _short_first(plan) if str(each) not in kept.cells]
+        there = plan.others | kept.cells.keys()
+        rest = [each for each in _short_first(plan) if str(each) not in there]
         runner = scheduler.Scheduler(replace(plan, cells=rest, seed=kept.seed), gate, monitor)
         with contextlib.closing(runner.cells()) as cells:
             for done in cells:
@@ -230,6 +233,7 @@ def _options() -> argparse.Namespace:
         kind = field.type if field.type in (int, float) else _names
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, required=True)
     parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument("--part", type=cli.part, help="K/N: the part of the shapes that is timed")
     parser.add_argument("--narrower", action="store_true", help="replace times of more than these")
     parser.add_argument(
         "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes are timed too"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from harness import cli, files
+from harness import cli
 from harness.cli import UserError
 from harness.machine import affinity
 from harness.measure.checkpoint import Journal
@@ -27,6 +27,7 @@ from harness.status import TIMED
 from harness.workers.messages import Failure
 
 UNREACHED = Failure("unreached", "the measurement ended before this cell")
+ELSEWHERE = Failure("unreached", "another part of the measurement times this cell")
 
 
 def main() -> None:
@@ -64,7 +65,8 @@ def about(
         for impl in plan.impls:
             verdict = gate.verdict(impl, cell)
             refused = Failure(verdict.status, verdict.reason)
-            failure = UNREACHED if verdict.status == "ok" else refused
+            lacking = ELSEWHERE if str(cell) in plan.others else UNREACHED
+            failure = lacking if verdict.status == "ok" else refused
             rows.failed(impl, verdict.impl_version, failure, block=0, order=0)
         unreached[str(cell)] = rows.taken
     sidecar = {**origin, "schedule": schedule}
@@ -92,26 +94,22 @@ def write(out: Path, kept: Journal, total_s: float, span: Mapping[str, str] | No
     finished = [each for each in cells if each]
     timed_s, first_s = (sum(each[key] for each in finished) for key in ("timed_s", "first_s"))
     share = 1 - (timed_s + first_s) / total_s
-    lines = [raw.line(row) for row in _rows(kept)]
+    rows = _rows(kept)
     stopped = Counter(each["stopped"] for each in finished)
     sidecar = kept.about["sidecar"]
     schedule = {"seed": kept.seed} | sidecar["schedule"]
     schedule |= {"stopped": {reason: stopped[reason] for reason in REASONS}}
-    with files.whole_file(out) as temporary:
-        temporary.write_text(raw.header_line() + "".join(lines), encoding="utf-8")
-        overhead = {"total_s": total_s, "timed_s": timed_s, "first_s": first_s}
-        sidecar = sidecar | {
-            "schedule": schedule,
-            "resumed": kept.resumed,
-            **({"span": span} if span else {}),
-            "unreached": len(cells) - len(finished),
-            "rows": len(lines),
-            "csv_sha256": raw.sha256(temporary.read_bytes()),
-            "overhead": {name: round(seconds, 3) for name, seconds in overhead.items()}
-            | {"share": round(share, 4)},
-        }
-        files.write_json(out.with_suffix(".json"), sidecar)
-    done = f"{sidecar['op']}: {len(lines)} rows in {total_s:.1f} s, "
+    overhead = {"total_s": total_s, "timed_s": timed_s, "first_s": first_s}
+    sidecar = sidecar | {
+        "schedule": schedule,
+        "resumed": kept.resumed,
+        **({"span": span} if span else {}),
+        "unreached": len(cells) - len(finished),
+        "overhead": {name: round(seconds, 3) for name, seconds in overhead.items()}
+        | {"share": round(share, 4)},
+    }
+    raw.write(out, rows, sidecar)
+    done = f"{sidecar['op']}: {len(rows)} rows in {total_s:.1f} s, "
     done += f"first calls {first_s / total_s:.0%}, overhead {share:.0%}"
     if sidecar["unreached"]:
         done += f", {sidecar['unreached']} of {len(cells)} cells unreached"

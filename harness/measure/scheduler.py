@@ -66,6 +66,7 @@ class MeasurementPlan:
       (`harness.results.choices`). Each makes its first call alone, after the others.
     - drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
     - least_calls: the calls of a block, and those of the warm-up block. A LONG call has one.
+    - others: the cells by name that another part of the measurement times.
     """
 
     op: Op
@@ -79,6 +80,7 @@ class MeasurementPlan:
     self_tuning: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     drawn_seed: int | None = None
     least_calls: int = 3
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

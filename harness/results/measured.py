@@ -85,10 +85,12 @@ def lacking(
     dtypes: Collection[str],
     passes: Collection[str],
     max_cases: int | None,
+    part: object = None,
 ) -> Iterator[str]:
     """Words for what a measured raw CSV has times of and a measurement of these leaves out.
 
-    A cell without a time is no loss. Nothing is known of a file that cannot be read.
+    part: that of the shapes which the measurement times; None for all. A cell without a time is no
+    loss. Nothing is known of a file that cannot be read.
     """
     if not is_held(path):
         return
@@ -103,6 +105,8 @@ def lacking(
         return
     if max_cases is not None and len(cases) > max_cases:
         yield f"{len(cases) - max_cases} cases"
+    if part is not None and cases:
+        yield "shapes of other parts"
 
 
 def _replayed(sidecar: Path) -> bool:

@@ -5,11 +5,12 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness import files
 from harness.cli import UserError
-from harness.results import columns, schema
+from harness.results import columns, parts, schema
 from harness.results.columns import Column
 from harness.status import TIMED
 
@@ -130,14 +131,26 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
     if sidecar["csv_sha256"] != sha256(content):
         raise UserError(f"{path}: its SHA-256 is not the one in {beside.name}; {remedy}")
-    own = (sidecar["environment"].get("gpu") or {}).get("uuid", "")
+    own = [parts.uuid(part) for part in parts.of(sidecar)]
     # Rows of former runs name no board.
-    if others := {row["board"] for row in rows} - {"", own}:
-        said = f"rows of board {min(others)} where {beside.name} says {own or 'no GPU'}"
+    if others := {row["board"] for row in rows} - {"", *own}:
+        known = ", ".join(filter(None, own)) or "no GPU"
+        said = f"rows of board {min(others)} where {beside.name} says {known}"
         raise UserError(f"{path}: {said}; {remedy}")
-    if sidecar["environment_sha256"] != environment_sha256(sidecar["environment"]):
-        raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
+    for part in parts.of(sidecar):
+        if part["environment_sha256"] != environment_sha256(part["environment"]):
+            raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")
     return rows, sidecar
+
+
+def write(path: Path, rows: Iterable[Mapping[str, object]], sidecar: Mapping[str, object]) -> None:
+    """Write the CSV and its sidecar whole, or neither; count and digest become the rows' own."""
+    lines = [line(row) for row in rows]
+    content = (header_line() + "".join(lines)).encode()
+    with files.whole_file(path) as temporary:
+        temporary.write_bytes(content)
+        told = {**sidecar, "rows": len(lines), "csv_sha256": sha256(content)}
+        files.write_json(path.with_suffix(".json"), told)
 
 
 def environment_sha256(environment: Mapping[str, object]) -> str:

@@ -1,8 +1,10 @@
 """Copies the ops that a run measured, with their verification, to where git keeps them.
 
 `python -m harness.results.record --run results/study --into results/recorded/hopper`; an op is
-replaced whole: CSV, sidecar and reports of all its implementations come from one run. A commit that
-the run was told by its first digits is written out, if the history here knows it. The
+replaced whole: CSV, sidecar and reports of all its implementations come from one run. If the run
+lacks cells that the record has, both must be parts of one measurement (`harness.results.parts`),
+and are joined. A commit that the run was told by its first digits is written out, if the history
+here knows it. The
 sanitizer's report on a kernel file goes along, and so does what was seen within a training step or
 of the forms of a kernel. A run may hold that alone.
 `manifest.json` holds the digest of each file; `--seal` writes it for what lies in a recorded
@@ -22,9 +24,10 @@ from harness import cli, files
 from harness.cli import UserError
 from harness.machine import environment
 from harness.project.implementations import TWIN
-from harness.results import manifest, raw, schema
+from harness.results import manifest, parts, raw, schema
 
 ROOT = Path(__file__).resolve().parents[2]
+RESTORE = "restore it from git"
 
 
 def main() -> None:
@@ -55,7 +58,7 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     dissected = _dissected(run, allow_dirty)
     if not (sources or dissected):
         raise UserError(f"{run}/raw: holds no measurement; {remedy}")
-    reports, sidecars = {}, {}
+    reports, sidecars, joined = {}, {}, {}
     for op, path in list(sources.items()):
         rows, sidecar = raw.read(path, remedy)
         if sidecar["mode"] != "measured":
@@ -66,25 +69,30 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
             print(f"{op}: not recorded, it has no time", file=sys.stderr)
             del sources[op]
             continue
-        if sidecar.get("unreached"):
-            _refuse_lost(into / "raw" / path.name, rows)
-            print(f"{op}: {sidecar['unreached']} of its cells were not reached", file=sys.stderr)
-        sidecars[op] = _with_whole_commit(sidecar)
         impls = dict.fromkeys(row["impl"] for row in rows if row["impl"] != TWIN)
         reports[op] = [run / "verify" / op / f"{impl}.json" for impl in impls]
-        for report in reports[op]:
-            again = f"verify it again: python -m harness.verify --op {op}"
-            schema.read(report, "verification", again)
+        again = f"verify it again: python -m harness.verify --op {op}"
+        verdicts = {path.stem: schema.read(path, "verification", again) for path in reports[op]}
+        if whole := _with_whole_commit(sidecar):
+            sidecar = sidecars[op] = whole
+        if sidecar.get("unreached") and _lost(into / "raw" / path.name, rows):
+            rows, sidecar = _joined(into, op, (rows, sidecar), verdicts)
+            joined[op] = rows, sidecar
+        if sidecar.get("unreached"):
+            print(f"{op}: {sidecar['unreached']} of its cells were not reached", file=sys.stderr)
     if not (sources or dissected):
         raise UserError(f"{run}/raw: holds no time; {remedy}")
     for op, path in sources.items():
         _replace_folder(into / "verify" / op, reports[op])
-        beside = path.with_suffix(".json")
-        if sidecars[op] is None:
-            _replace_file(into / "raw" / beside.name, beside)
-        else:
+        place, beside = into / "raw" / path.name, path.with_suffix(".json")
+        if op in joined:
+            raw.write(place, *joined[op])
+            continue
+        if op in sidecars:
             files.write_json(into / "raw" / beside.name, sidecars[op])
-        _replace_file(into / "raw" / path.name, path)
+        else:
+            _replace_file(into / "raw" / beside.name, beside)
+        _replace_file(place, path)
     sanitized = sorted((run / "sanitize").glob("*.json"))
     for source in sanitized:
         _replace_file(into / "sanitize" / source.name, source)
@@ -95,22 +103,26 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
     return [*sources, *others]
 
 
-def _refuse_lost(recorded: Path, rows: list[dict]) -> None:
-    """Raises UserError where a recorded op has times of cells that a closed measurement lacks."""
+def _lost(recorded: Path, rows: list[dict]) -> bool:
+    """Whether a recorded op has times of a cell that a closed measurement did not reach."""
     if not recorded.is_file():
-        return
-    timed = {_cell(row) for row in rows if row["status"] in raw.TIMED}
-    lacking = {_cell(row) for row in rows} - timed
-    old = raw.read(recorded, "restore it from git")[0]
-    if lost := {_cell(row) for row in old if row["status"] in raw.TIMED} & lacking:
-        raise UserError(
-            f"{recorded}: has times of {len(lost)} cells that the new measurement did not reach;"
-            " measure it whole, or remove the file to have the new one in its place"
-        )
+        return False
+    old = raw.read(recorded, RESTORE)[0]
+    unreached = {parts.cell(row) for row in rows if row["status"] == "unreached"}
+    return any(parts.cell(row) in unreached for row in old if row["status"] in raw.TIMED)
 
 
-def _cell(row: dict) -> tuple[str, str, str]:
-    return row["case"], row["dtype"], row["pass"]
+def _joined(
+    into: Path, op: str, new: tuple[list[dict], dict], verdicts: dict[str, dict]
+) -> tuple[list[dict], dict]:
+    """Rows and sidecar of the recorded part of an op and of a new one."""
+    old = raw.read(into / "raw" / f"{op}.csv", RESTORE)
+    pairs = {}
+    for impl, verdict in verdicts.items():
+        path = into / "verify" / op / f"{impl}.json"
+        before = schema.read(path, "verification", RESTORE) if path.is_file() else None
+        pairs[impl] = before, verdict
+    return parts.joined(old, new, pairs)
 
 
 def _dissected(run: Path, allow_dirty: bool) -> list[Path]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from harness.cli import UserError
-from harness.results import raw
+from harness.results import parts, raw
 
 
 def measurements(
@@ -18,7 +18,11 @@ def measurements(
     return {path.stem: raw.read(path, f"measure or replay {path.stem} again") for path in paths}
 
 
-def limits(sidecar: Mapping) -> dict[str, float]:
-    """Each ceiling by its quantity; a measured one goes before the data sheet's."""
-    ordered = sorted(sidecar["ceilings"], key=lambda row: row["source"] == "measured")
+def limits(sidecar: Mapping, board: str = "") -> dict[str, float]:
+    """Each ceiling by its quantity; a measured one goes before the data sheet's.
+
+    board: the one whose ceilings count, if the measurement has parts on several.
+    """
+    part = parts.on_board(sidecar, board)
+    ordered = sorted(part["ceilings"], key=lambda row: row["source"] == "measured")
     return {row["quantity"]: float(row["value"]) for row in ordered}

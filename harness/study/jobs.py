@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness import cli
 from harness.cli import UserError
 from harness.files import read_json
 from harness.machine.nvml import gpus
@@ -158,6 +159,11 @@ class Study:
                         f"{folder}/{stem}.py: no module can have this name; rename the file to"
                         " letters, digits and underscores"
                     )
+        try:
+            cli.part(config["part"] or "1/1")
+        except ValueError:
+            problem = f"{config['part']!r} is no part; the first number is at most the second"
+            settings.refuse(["part"], problem, config, files)
         networks = network_ops(root)
         known = ops(root) | networks
         stacked = {op: [name for name in stacks(root, op) if name != OURS] for op in networks}
@@ -203,7 +209,7 @@ class Study:
         here = {OURS, *(name for name in names if libraries.version(about[name]))}
         raw = self.root / self.run / "raw"
         csvs = [(raw / f"{op}.csv", here.intersection(self.impls(op))) for op in self.ops]
-        wanted = {key: self.config[key] for key in ("dtypes", "passes", "max_cases")}
+        wanted = {key: self.config[key] for key in ("dtypes", "passes", "max_cases", "part")}
         measured.refuse_narrower(csvs, **wanted)
 
     def check_recorded(self, files: list[str]) -> None:
@@ -263,6 +269,12 @@ class Study:
         """The option that keeps the first cases of each sweep; empty where all are wanted."""
         cases = self.config["max_cases"]
         return "" if cases is None else f"--max-cases {cases}"
+
+    @property
+    def share(self) -> str:
+        """The option that keeps one part of the shapes that are timed; empty where all are."""
+        part = self.config["part"]
+        return "" if part is None else f"--part {part}"
 
     @property
     def draws(self) -> list[str]:

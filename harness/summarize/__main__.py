@@ -18,7 +18,7 @@ from harness.files import write_text
 from harness.machine import datasheets
 from harness.project import libraries, source_tree
 from harness.project.implementations import OURS
-from harness.results import columns, manifest, reports, schema
+from harness.results import columns, manifest, parts, reports, schema
 from harness.results.times import limits, measurements
 from harness.summarize import (
     capabilities,
@@ -97,7 +97,8 @@ def summarize(
             car["run_id"],
             car["environment"] | {key: car[key] for key in ("environment_sha256",) if key in car},
         )
-        for car in sidecars.values()
+        for whole in sidecars.values()
+        for car in parts.of(whole)
     ]
     if machine["run_id"] not in dict(environments):
         own = {key: value for key, value in machine.items() if key != "gpus"}
@@ -126,15 +127,17 @@ def _write_networks(
 def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> list[dict]:
     """Write the files on cells; return the rows of the summary."""
     grouped = {op: timings.group(rows) for op, (rows, _) in study.items()}
-    ceilings = {op: limits(sidecar) for op, (_, sidecar) in study.items()}
     every = {key: rivals for found in grouped.values() for key, rivals in found.items()}
-    counted = {key: timings.counted(rivals, ceilings[key[0]]) for key, rivals in every.items()}
+    ceilings = {
+        key: limits(study[key[0]][1], timings.board(rivals)) for key, rivals in every.items()
+    }
+    counted = {key: timings.counted(rivals, ceilings[key]) for key, rivals in every.items()}
     noise = comparisons.noise(counted)
     known = comparisons.known(counted)
     summary = [
         row
         for key, rivals in every.items()
-        for row in timings.summary(rivals, ceilings[key[0]], known.of(key))
+        for row in timings.summary(rivals, ceilings[key], known.of(key))
     ]
     sizes = sorted({key for row in summary for key in row if key.startswith("size_")})
     sizes = [key.removeprefix("size_") for key in sizes]

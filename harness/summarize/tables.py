@@ -6,7 +6,7 @@ from pathlib import Path
 from harness import status
 from harness.project import fingerprint, source_tree
 from harness.project.implementations import OURS
-from harness.results import hostile, schema, severity
+from harness.results import hostile, parts, schema, severity
 from harness.results.raw import TIMED
 from harness.results.reports import REMEDY, ROOT
 
@@ -146,7 +146,7 @@ def _pairs(values: Mapping) -> str:
 def runs(sidecars: Mapping[str, dict], changed: Iterable[str] = ()) -> list[dict]:
     """The rows of runs.csv. changed: the ops whose code has changed since the run."""
     found: dict[tuple[str, ...], dict] = {}
-    for op, car in sidecars.items():
+    for op, car in _parts(sidecars):
         gpu = car["environment"].get("gpu") or {}
         row = {key: car[key] for key in ("run_id", "mode", "date", "commit", "dirty")}
         row |= {"machine": car["run_id"].split("-", 2)[-1], "gpu": gpu.get("name", "")}
@@ -157,6 +157,11 @@ def runs(sidecars: Mapping[str, dict], changed: Iterable[str] = ()) -> list[dict
         for column in ["ops", *["changed_ops"] * (op in changed)]:
             row[column] = f"{row[column]} {op}".strip()
     return list(found.values())
+
+
+def _parts(sidecars: Mapping[str, dict]) -> Iterator[tuple[str, Mapping]]:
+    """The op and the sidecar of each part of each measurement."""
+    return ((op, part) for op, car in sidecars.items() for part in parts.of(car))
 
 
 def environment(environments: Iterable[tuple[str, Mapping]]) -> Iterator[dict]:
@@ -176,8 +181,8 @@ def environment(environments: Iterable[tuple[str, Mapping]]) -> Iterator[dict]:
 
 def ceilings(sidecars: Mapping[str, dict]) -> Iterator[dict]:
     seen = set()
-    for car in sidecars.values():
-        board = (car["environment"].get("gpu") or {}).get("uuid", "")
+    for _, car in _parts(sidecars):
+        board = parts.uuid(car)
         for row in car["ceilings"]:
             key = (car["run_id"], board, row["quantity"], row["source"])
             if key not in seen:
@@ -199,16 +204,17 @@ def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dic
     """
     found = []
     for op, car in sidecars.items():
-        told = car.get("overhead", {})
-        keys = ("total_s", "timed_s", "first_s", "share")
-        row = {"op": op, **{key: told.get(key) for key in keys}}
+        row = {"op": op, **_spent(parts.of(car))}
         row["blocks"] = sum(one["status"] in TIMED for one in rows[op])
         reached = [one for one in rows[op] if one["status"] != "unreached"]
         row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in reached})
-        tuned = car.get("autotuned", {})
-        board = (car["environment"].get("gpu") or {}).get("uuid", "")
+        tuned = {
+            impl: one.get("gpu", "") == parts.uuid(part)
+            for part in parts.of(car)
+            for impl, one in part.get("autotuned", {}).items()
+        }
         row["self_tuned"] = len(tuned)
-        row["tuned_elsewhere"] = sum(one.get("gpu", "") != board for one in tuned.values())
+        row["tuned_elsewhere"] = sum(not here for here in tuned.values())
         timed = {one["impl"] for one in rows[op] if one["status"] in TIMED}
         row["tuned_beside"] = len(set(source_tree.self_tuned(ROOT, op, timed)) - set(tuned))
         row["host_cores"] = car.get("schedule", {}).get("cores")
@@ -221,6 +227,20 @@ def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dic
     spent_s = total["timed_s"] + total["first_s"]
     share = {"share": 1 - spent_s / total["total_s"]} if known else {}
     return [*found, {"op": "all", **(total if known else {}), **share}]
+
+
+def _spent(measured: Sequence[Mapping]) -> dict[str, float | None]:
+    """The seconds of all parts of a measurement; None where one does not tell."""
+    told = [part.get("overhead", {}) for part in measured]
+    if len(told) == 1:
+        return {key: told[0].get(key) for key in ("total_s", "timed_s", "first_s", "share")}
+    found: dict[str, float | None] = {}
+    for key in ("total_s", "timed_s", "first_s"):
+        each = [one.get(key) for one in told]
+        found[key] = None if None in each else sum(each)
+    known = found["total_s"] and None not in (found["timed_s"], found["first_s"])
+    spent_s = found["timed_s"] + found["first_s"] if known else None
+    return found | {"share": 1 - spent_s / found["total_s"] if known else None}
 
 
 def _flat(value: Mapping, prefix: str = "") -> dict:

@@ -132,6 +132,11 @@ def group(rows: Iterable[Row]) -> dict[tuple[str, ...], dict[str, Cell]]:
     return {key: dict(sorted(found.items(), key=_by_name)) for key, found in cells.items()}
 
 
+def board(rivals: Mapping[str, Cell]) -> str:
+    """The board that timed a cell; "" where the rows of a former run name none."""
+    return next(iter(rivals.values())).first.get("board", "")
+
+
 def parts(keys: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
     """HEADLINE or TRAINING for each cell of a study, by the values of KEY.
 

@@ -136,7 +136,7 @@ def test_each_ratio_stands_with_its_interval(old, again, tmp_path):
         assert f" {float(row['ci_lo']):.3f}..{float(row['ci_hi']):.3f} " in line
     for folder, place in ((old, 0), (new, 1)):
         study = times.measurements(folder)
-        one = changes.Run.of(study, {op: times.limits(car) for op, (_, car) in study.items()})
+        one = changes.Run.of(study)
         claimed = comparisons.claim_rows(one.compared, one.summary)
         assert claimed
         claimed += comparisons.best_rows(one.compared, one.summary)
@@ -194,10 +194,7 @@ def test_a_cell_that_one_run_did_not_reach_is_no_regression(old, again, tmp_path
 def test_shapes_that_were_drawn_for_one_run_are_not_missing_in_the_other(old, again):
     rows, sidecar = times.measurements(old)[OP]
     drawn = [row | {"set": "drawn", "case": f"{row['case']}1"} for row in rows[:200]]
-    runs = [
-        changes.Run.of({OP: (found, sidecar)}, {OP: times.limits(sidecar)})
-        for found in ([*rows, *drawn], rows)
-    ]
+    runs = [changes.Run.of({OP: (found, sidecar)}) for found in ([*rows, *drawn], rows)]
     assert runs[0].summary == runs[1].summary
     rows = changes.cell_rows(*runs)
     assert {row["verdict"] for row in rows} <= {"same", "undecided"}
@@ -210,7 +207,7 @@ def test_a_claim_on_times_by_events_is_compared_with_its_like(old):
     for row in rows:
         if row["impl"] == "torch_eager" and row["dtype"] == "float16" and row["device_us"]:
             row |= {"device_us": 3 * row["device_us"], "reason": events}
-    run = changes.Run.of({OP: (rows, sidecar)}, {OP: times.limits(sidecar)})
+    run = changes.Run.of({OP: (rows, sidecar)})
     found = [row for row in changes.claim_rows(run, run) if row["baseline"] == "torch_eager"]
     found = [row for row in found if row["against"] == "each"]
     assert len(found) == 4
@@ -334,7 +331,7 @@ def test_the_mean_over_all_weighs_an_op_once(old, again, tmp_path):
             ]
             rows = [row for row in rows if row["pass"] in passes]
             study = times.measurements(write(tmp_path / name, rows))
-            runs.append(changes.Run.of(study, {OP: times.limits(study[OP][1])}))
+            runs.append(changes.Run.of(study))
         return changes.mean_rows(*runs)[1]
 
     assert proof("forward", "backward", "both") > 0.95
@@ -346,16 +343,13 @@ def test_drawn_shapes_are_not_compared(old):
     study = times.measurements(old)
     rows, sidecar = study[OP]
     apart = [row | {"case": "N12345", "set": "drawn"} for row in rows]
-    limits = {OP: times.limits(sidecar)}
-    alone, both = (
-        changes.Run.of({OP: (found, sidecar)}, limits) for found in (rows, [*rows, *apart])
-    )
+    alone, both = (changes.Run.of({OP: (found, sidecar)}) for found in (rows, [*rows, *apart]))
     assert list(both.summary) == list(alone.summary) == list(both.counted)
 
 
 def test_claims_say_the_same_as_claims_csv(old, again, tmp_path):
     first, second = (
-        changes.Run.of(study, {OP: times.limits(study[OP][1])})
+        changes.Run.of(study)
         for study in map(times.measurements, (old, write(tmp_path / "new", again)))
     )
     rows = changes.claim_rows(first, second)
@@ -369,10 +363,10 @@ def rivals_of(old, again, factor, without=()):
     study = times.measurements(old)
     rows = [other(row, [row["impl"]] if row["impl"] not in OURS else (), factor) for row in again]
     rows = [row for row in rows if row["impl"] not in without]
-    runs = [changes.Run.of(study, {OP: times.limits(study[OP][1])})]
+    runs = [changes.Run.of(study)]
     folder = old.parent / f"rivals{factor}{len(without)}"
     study = times.measurements(write(folder, rows))
-    runs.append(changes.Run.of(study, {OP: times.limits(study[OP][1])}))
+    runs.append(changes.Run.of(study))
     return [row for row in changes.claim_rows(*runs) if row["against"] == "best"]
 
 

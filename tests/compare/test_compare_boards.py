@@ -10,6 +10,7 @@ import pytest
 from harness.cli import UserError
 from harness.compare import boards, changes
 from harness.compare.changes import Run
+from harness.results import raw
 from harness.summarize import inference
 from tests.support import synthetic
 
@@ -113,6 +114,29 @@ def test_a_cell_that_is_unsteady_in_a_run_has_its_own_offset(one, two, unsteady)
         others = {at for at in now if key not in (at, at[0])}
         assert others and all(now[at].offset == before[at].offset for at in others)
         assert now[mine].offset != before[mine].offset
+
+
+def test_an_op_in_two_parts_is_compared_by_the_board_of_each_cell(one, two):
+    folder = two()
+    path = folder / f"raw/{OPS[0]}.csv"
+    read, sidecar = raw.read(path, "")
+    keys = list(dict.fromkeys(map(cell, read)))
+    for row in read:
+        row["board"] = HERE if cell(row) in keys[:3] else THERE
+    taken = sidecar["environment"] | {"gpu": sidecar["environment"]["gpu"] | {"uuid": HERE}}
+    part = {key: sidecar[key] for key in ("run_id", "date", "commit", "dirty", "ceilings")}
+    part |= {"environment": taken, "environment_sha256": raw.environment_sha256(taken)}
+    part |= {"overhead": {"total_s": 50.0}} | span("04:00", "05:00")
+    raw.write(path, read, sidecar | {"earlier": [part]})
+    rows = found(one, folder)
+    apart = rows["two", OPS[0]], rows["one", OPS[0]]
+    assert [(row["board_one"], row["board_two"]) for row in apart] == [(HERE, THERE), (HERE, HERE)]
+    whole = found(one, two())["two", OPS[0]]["cells"]
+    assert sum(row["cells"] for row in apart) == whole and min(row["cells"] for row in apart) > 2
+    raw.write(path, read, sidecar | {"earlier": [part]})
+    run = Run.read(folder)
+    said = "2 ops on 2 GPUs, jobs of 250 s in all, 300 s from the first to the last"
+    assert boards.stage(folder, run) == f"{folder}: {said}"
 
 
 def test_the_order_of_the_runs_inverts_the_ratio_and_changes_nothing_else(one, two):

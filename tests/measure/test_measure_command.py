@@ -16,7 +16,7 @@ from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
 from harness.project import fingerprint, registry
-from harness.results import raw
+from harness.results import parts, raw
 from tests.support.measuring import ENVIRONMENT, ROOT
 from tests.support.patience import wait_until
 
@@ -44,6 +44,24 @@ def test_the_command_times_drawn_shapes_and_keeps_their_seed(measured, tmp_path)
         ("drawn", apart, name) for name in ("forward", "backward")
     }
     assert {row["status"] for row in rows} == {"ok"}
+
+
+def test_a_part_times_its_shapes_and_the_other_one_the_rest(measured, tmp_path):
+    found = []
+    for number in (1, 2):
+        out = tmp_path / f"raw{number}/scale.csv"
+        measured("ours", "torch_eager", part=f"{number}/2", out=out, **{"max-cases": 3})
+        rows, sidecar = raw.read(out, "")
+        timed = {parts.cell(row) for row in rows if row["status"] == "ok"}
+        left = {parts.cell(row) for row in rows if row["status"] == "unreached"}
+        assert not timed & left and len(left) == sidecar["unreached"]
+        reasons = {row["reason"] for row in rows if row["status"] == "unreached"}
+        assert reasons == {"another part of the measurement times this cell"}
+        found.append((timed, left))
+    (one, rest), (two, others) = found
+    assert (
+        one == others and two == rest and len(one | two) == 3 * len(registry.op("scale")[0].passes)
+    )
 
 
 def test_shapes_with_short_calls_are_timed_first():

@@ -322,6 +322,8 @@ def study(folder, **changes):
         ({"seed": "x"}, "seed: 'x' does not fit; expected fresh"),
         ({"ops": ["sofmax"]}, "ops: 'sofmax' does not exist; did you mean 'softmax'"),
         ({"ops": []}, "ops: .* expected all, or a list"),
+        ({"part": "2"}, "part: '2' does not fit; expected null, or K/N as in 1/2"),
+        ({"part": "3/2"}, "part: '3/2' is no part; the first number is at most the second"),
         ({"baselines": ["torch_eagre"]}, "baselines: .* did you mean 'torch_eager'"),
         ({"dtypes": ["float8"]}, "dtypes: 'float8' does not fit"),
         ({"run": "recorded"}, "run: 'recorded' does not fit; expected a folder name"),
@@ -356,6 +358,11 @@ def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
         study(tmp_path, **changes)
     assert str(caught.value).partition(": ")[0].endswith(".yaml")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_part_becomes_an_option_of_what_times_shapes(tmp_path):
+    assert study(tmp_path).share == ""
+    assert study(tmp_path, part="2/3").share == "--part 2/3"
 
 
 def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):

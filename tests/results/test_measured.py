@@ -132,6 +132,14 @@ def test_a_narrower_measurement_replaces_no_wider_one(tree, more, word, wish):
     assert "Measure softmax" in jobs(tree, *again)
 
 
+def test_a_part_replaces_no_times_of_others(tmp_path):
+    path, wanted = tmp_path / "raw/softmax.csv", {"dtypes": ["float16"], "passes": ["forward"]}
+    save(path, [PLAIN])
+    found = measured.lacking(path, ["ours"], max_cases=None, part="1/2", **wanted)
+    assert list(found) == ["shapes of other parts"]
+    assert list(measured.lacking(path, ["ours"], max_cases=None, part=None, **wanted)) == []
+
+
 def test_a_cell_without_a_time_is_no_loss(tmp_path):
     absent = {"status": "unavailable", "reason": "no such library", "device_us": "", "call_us": ""}
     drawn = {"set": "drawn", "case": "M77-N3"}

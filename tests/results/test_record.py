@@ -108,7 +108,7 @@ def test_a_measurement_that_was_closed_is_recorded_with_a_line(run, tmp_path, ca
 def test_a_measurement_that_was_closed_takes_no_times_away(run, recorded):
     before = tree(recorded)
     closed(run)
-    with pytest.raises(UserError, match="has times of 1 cells that the new measurement did not"):
+    with pytest.raises(UserError, match="no parts of one measurement: other shapes"):
         record.record(run, recorded, allow_dirty=False)
     assert tree(recorded) == before
     (recorded / "raw/softmax.csv").unlink()

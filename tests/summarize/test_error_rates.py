@@ -47,8 +47,8 @@ def material(request):
     """The noise of a recorded run, and its claims."""
     counted = {}
     for rows, sidecar in times.measurements(request.param.parent).values():
-        limits = times.limits(sidecar)
         for key, rivals in rows_of_cells.group(rows).items():
+            limits = times.limits(sidecar, rows_of_cells.board(rivals))
             counted[key] = rows_of_cells.counted(rivals, limits)
     compared = comparisons.comparisons(counted)
     gaps, processes = comparisons.noise(counted), comparisons.processes(counted)

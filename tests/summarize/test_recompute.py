@@ -49,7 +49,7 @@ def raw(folder):
     frames = [pd.read_csv(path, keep_default_na=False, dtype=str) for path in names]
     rows = pd.concat(frames, ignore_index=True)
     # The rows of an older op lack these columns.
-    for column, usual in (("process", "0"), ("set", "grid")):
+    for column, usual in (("process", "0"), ("set", "grid"), ("board", "")):
         known = rows[column] if column in rows else pd.Series(usual, rows.index)
         rows[column] = known.fillna(usual).replace("", usual)
     for column in ("device_us", "process", "block", "bytes_read", "bytes_written", "flops"):
@@ -83,16 +83,23 @@ def test_digests_and_rows_are_those_of_the_sidecars(folder, raw):
         content = (folder / f"{op}.csv").read_bytes()
         assert hashlib.sha256(content).hexdigest() == sidecar["csv_sha256"], op
         assert (raw[0]["op"] == op).sum() == sidecar["rows"], op
-        text = json.dumps(sidecar["environment"], sort_keys=True)
-        assert hashlib.sha256(text.encode()).hexdigest() == sidecar["environment_sha256"], op
+        for part in (sidecar, *sidecar.get("earlier", ())):
+            text = json.dumps(part["environment"], sort_keys=True)
+            assert hashlib.sha256(text.encode()).hexdigest() == part["environment_sha256"], op
 
 
 # The rules, once more.
 
 
-def limits(sidecar):
+def limits(sidecar, board):
+    """Return the ceilings of the board, or those of the last part if none names it."""
     values = {}
-    for row in sidecar["ceilings"]:
+    named = [
+        part
+        for part in (sidecar, *sidecar.get("earlier", ()))
+        if (part["environment"].get("gpu") or {}).get("uuid", "") == board
+    ]
+    for row in (named or [sidecar])[0]["ceilings"]:
         if row["source"] == "measured" or row["quantity"] not in values:
             values[row["quantity"]] = row["value"]
     return values
@@ -252,14 +259,17 @@ def decide(value, band, variance, freedom):
 def again(raw):
     """Return the cells, and comparisons of ours with each baseline, from the raw rows."""
     rows, sidecars = raw
-    limit = {op: limits(sidecar) for op, sidecar in sidecars.items()}
+    limit = {
+        tuple(place): limits(sidecars[place[0]], part["board"].iloc[0])
+        for place, part in rows.groupby(CELL, sort=False)
+    }
     cells, singles, counted, spreads = {}, {}, {}, {}
     for (*place, impl), part in rows.groupby([*CELL, "impl"], sort=False):
         key = tuple(place)
         times, counts = times_of(part)
         if times:
             median = float(np.median(list(times.values())))
-            least, _ = floor_us(part.iloc[0], limit[key[0]], spared=128 << 20)
+            least, _ = floor_us(part.iloc[0], limit[key], spared=128 << 20)
             if (part["status"] == "ok").any() and median < 0.8 * least:
                 counts = False
             singles[key, impl] = median
@@ -329,7 +339,7 @@ def again(raw):
             deep = mixed([(log[1], log[2]), (offset, heavy)])
             half = stats.t.ppf(0.975, freedom) * math.sqrt(whole)
             said, p = decide(log[0], max(MARGIN, noise), whole, deep)
-            _, arithmetic = floor_us(first, limit[key[0]])
+            _, arithmetic = floor_us(first, limit[key])
             compared.append(
                 dict(zip(CELL, key, strict=True))
                 | {"baseline": impl, "timed_by": "events" if events or own_events else "graph"}

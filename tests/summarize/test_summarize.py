@@ -13,7 +13,7 @@ from scipy import stats
 
 from harness import stats as statistics
 from harness.cli import UserError
-from harness.results import raw
+from harness.results import parts, raw
 from harness.summarize import inference, tables, timings
 from harness.summarize.__main__ import summarize
 from tests.support import synthetic
@@ -386,6 +386,39 @@ def test_runs_of_two_boards_or_two_harnesses_are_two_rows():
     cars |= {"add": sidecar("GPU-2"), "mul": sidecar("GPU-1")}
     rows = [(row["board"], row["harness_sha256"], row["ops"]) for row in tables.runs(cars)]
     assert rows == [("GPU-1", "", "dot mul"), ("GPU-1", "ab", "scale"), ("GPU-2", "", "add")]
+
+
+def test_an_op_in_two_parts_stands_with_both_of_its_boards(tmp_path):
+    """One half of the cells is of another board, whose ceilings are twice as high."""
+
+    def reached_of(folder):
+        rows = (row for row in rows_of(folder, "summary") if row["impl"] == "ours")
+        return {parts.cell(row): float(row["pct_sol"]) for row in rows}
+
+    folder = synthetic.write_run(tmp_path, ("dot",))
+    summarize(folder, folder)
+    before = reached_of(folder)
+    path = folder / "raw/dot.csv"
+    rows, sidecar = raw.read(path, "")
+    keys = list(dict.fromkeys(map(parts.cell, rows)))
+    for row in rows:
+        row["board"] = "GPU-a" if parts.cell(row) in keys[::2] else "GPU-00000000"
+    taken = sidecar["environment"] | {"gpu": sidecar["environment"]["gpu"] | {"uuid": "GPU-a"}}
+    about = {"environment": taken, "environment_sha256": raw.environment_sha256(taken)}
+    high = [row | {"value": row["value"] * 2} for row in sidecar["ceilings"]]
+    about |= {"ceilings": high, "autotuned": {"a": {"date": "", "gpu": "GPU-b"}}}
+    earlier = {key: sidecar[key] for key in ("date", "commit", "dirty", "overhead")} | about
+    raw.write(path, rows, sidecar | {"earlier": [earlier | {"run_id": "first-part-x"}]})
+    summarize(folder, folder)
+    shown = [(row["run_id"], row["board"], row["ops"]) for row in rows_of(folder, "runs")]
+    assert shown == [("first-part-x", "GPU-a", "dot"), (sidecar["run_id"], "GPU-00000000", "dot")]
+    assert {row["board"] for row in rows_of(folder, "shown_ceilings")} == {"GPU-a", "GPU-00000000"}
+    (spent,) = [row for row in rows_of(folder, "overhead") if row["op"] == "dot"]
+    assert [float(spent[key]) for key in ("total_s", "timed_s", "first_s")] == [200, 140, 20]
+    assert float(spent["share"]) == pytest.approx(0.2)
+    assert (spent["self_tuned"], spent["tuned_elsewhere"]) == ("2", "2")
+    for key, reached in reached_of(folder).items():
+        assert reached == pytest.approx(before[key] / (2 if key in keys[::2] else 1), rel=1e-5)
 
 
 def test_unsupported_cells_are_not_counted_as_failed(measured):
