@@ -271,10 +271,10 @@ class Study:
         return "" if cases is None else f"--max-cases {cases}"
 
     @property
-    def share(self) -> str:
-        """The option that keeps one part of the shapes that are timed; empty where all are."""
+    def shapes(self) -> str:
+        """The options that choose the shapes that are timed; empty where all are."""
         part = self.config["part"]
-        return "" if part is None else f"--part {part}"
+        return f"{self.limit} --part {part}".strip() if part else self.limit
 
     @property
     def draws(self) -> list[str]:

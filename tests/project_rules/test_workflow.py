@@ -361,8 +361,9 @@ def test_a_mistake_in_the_configuration_is_named(tmp_path, changes, message):
 
 
 def test_a_part_becomes_an_option_of_what_times_shapes(tmp_path):
-    assert study(tmp_path).share == ""
-    assert study(tmp_path, part="2/3").share == "--part 2/3"
+    assert study(tmp_path).shapes == ""
+    assert study(tmp_path, part="2/3").shapes == "--part 2/3"
+    assert study(tmp_path, part="2/3", max_cases=4).shapes == "--max-cases 4 --part 2/3"
 
 
 def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):

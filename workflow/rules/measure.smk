@@ -33,8 +33,7 @@ if study.measures:
             passes=config["passes"],
             impls=study.impls_of,
             timing=study.timing,
-            limit=study.limit,
-            part=study.share,
+            shapes=study.shapes,
             # A change of the configurations in force shows in no input.
             tuning=study.tuning,
             failure=study.failure,
@@ -47,8 +46,8 @@ if study.measures:
             " --autotuned {params.autotune} --environment {params.environment}"
             " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
-            " {params.timing} {params.limit} {params.part} --drawn {input.drawn}"
-            " --board {resources.board} --out {output.csv}"
+            " {params.timing} {params.shapes} --drawn {input.drawn} --board {resources.board}"
+            " --out {output.csv}"
             # Whether it may be narrower was asked while the configuration was read.
             " --narrower > {log} 2>&1"
             " || {{ date +%s%N > {params.failure}; exit 1; }}"
