@@ -12,7 +12,8 @@ and take most products of many rows. These and the other parts are in `kernels/m
     padded.py        copies of operands whose rows begin anywhere, if the product is long enough
     split.py         parts of a long K as batches, if the tiles are few
     descriptor.py    the kernel by tensor descriptors, on any GPU
-    hopper.py        the kernel of Hopper, whose groups of warps copy or multiply
+    hopper.py        the kernel of Hopper, whose groups of warps copy or multiply; hopper_*.py
+                     have its parts
     epilogue.py      all that happens to a tile between accumulator and memory
     launch.py        arguments that the kernels share
     tiles.py         tiles of the kernels by pointers and by descriptors

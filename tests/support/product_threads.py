@@ -15,10 +15,19 @@ from unittest import mock
 import torch
 
 from kernels._triton import math as formulas
-from kernels.matmul_details import epilogue, hopper
+from kernels.matmul_details import (
+    epilogue,
+    hopper,
+    hopper_consumers,
+    hopper_epilogue,
+    hopper_producer,
+    hopper_tiles,
+)
 from tests.support import gluon_threads
 from tests.support.gluon_threads import Shared
 
+# The files that the kernel consists of.
+PARTS = (hopper, hopper_tiles, hopper_producer, hopper_consumers, hopper_epilogue)
 # Bytes of a row in a panel of swizzled shared memory.
 PANEL = 128
 
@@ -235,13 +244,11 @@ def _one(run: Run, arguments: dict[str, object], broken: Callable | None) -> Non
         "_add_to_global": lambda *of: run.store_bulk(*of, add=True),
     } | missing  # fmt: skip
     with contextlib.ExitStack() as stack:
-        shared = [name for name, x in vars(epilogue).items() if vars(hopper).get(name) is x]
         stack.enter_context(in_torch(formulas, epilogue))
-        bodies = _bodies(hopper)
-        # Functions that it imports are those of the patched module.
-        bodies |= {name: vars(epilogue)[name] for name in shared if name in bodies}
-        for name, value in (bodies | stands).items():
-            stack.enter_context(mock.patch.object(hopper, name, value))
+        for part in PARTS:
+            here = {name: value for name, value in stands.items() if name in vars(part)}
+            for name, value in (_bodies(part) | here).items():
+                stack.enter_context(mock.patch.object(part, name, value))
 
         def handed(x):
             return Pointer(x) if isinstance(x, torch.Tensor) else x

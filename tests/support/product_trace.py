@@ -7,7 +7,7 @@ import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-from kernels.matmul_details import hopper
+from kernels.matmul_details import hopper, hopper_consumers, hopper_producer
 from tests.support.hopper_trace import Step
 
 GROUPS, SLOTS = hopper.GROUPS.value, 4
@@ -123,17 +123,20 @@ def _group(which, tiles, steps_k, programs, residual, slots):
         128, 256, 64, slots, 8, False, (False, True), (0, 0, 0), False, "none", False, False, False,
         (False, False),
     )  # fmt: skip
-    made = {name: value.fn for name, value in vars(hopper).items() if hasattr(value, "fn")}
     stands = {
         "gl": language, "mbarrier": barrier, "tma": mock.Mock(), "warpgroup_mma": multiply,
-        "warpgroup_mma_wait": settle, "_copy": copy, "_finish": finish, "GROUPS": GROUPS,
-        "_matrix": lambda slot: slot, "_tile": lambda number, *_: (0, 0, number, 0),
+        "warpgroup_mma_wait": settle, "_copy": copy, "finish": finish, "GROUPS": GROUPS,
+        "as_matrix": lambda slot: slot,
+        "batched_tile_coords": lambda number, *_: (0, 0, number, 0),
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
-        for name, value in (made | stands).items():
-            stack.enter_context(mock.patch.object(hopper, name, value))
+        for module in (hopper_producer, hopper_consumers):
+            made = {name: value.fn for name, value in vars(module).items() if hasattr(value, "fn")}
+            here = {name: value for name, value in stands.items() if name in vars(module)}
+            for name, value in (made | here).items():
+                stack.enter_context(mock.patch.object(module, name, value))
         if which == 0:
-            hopper.copy_loop(descs, rings, bars, epilogue, sizes, meta)
+            hopper_producer.copy_loop(descs, rings, bars, epilogue, sizes, meta)
         else:
-            hopper.multiply_loop(descs, rings, bars, epilogue, sizes, meta, which - 1)
+            hopper_consumers.multiply_loop(descs, rings, bars, epilogue, sizes, meta, which - 1)
     return done
