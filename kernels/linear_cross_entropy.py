@@ -4,16 +4,19 @@ The formulas are those of kernels/cross_entropy_details/row.py. Rows go in chunk
 the logits of a chunk to a buffer, and the kernel overwrites them with their gradient. Two more
 matmuls compute the chunk's part of dx and add its part to dw. So the forward pass has both
 gradients, and the backward pass multiplies them by the gradient of the loss unless it is one. The
-idea is that of Liger-Kernel's fused linear cross entropy (Hsu et al., 2024).
+idea is that of Liger-Kernel's fused linear cross entropy (Hsu et al., 2024). Parts lie in
+`kernels/cross_entropy_details/`:
 
-Without gradients not even a chunk of the logits is in memory:
-kernels/cross_entropy_details/linear_tiles.py.
+    linear_chunks.py    the rows of a chunk, and the buffer
+    linear_cublas.py    products by cuBLAS
+    linear_tiles.py     the losses alone
+    linear_traced.py    shapes of the results, for a traced graph
+
+Without gradients not even a chunk of the logits is in memory.
 
 The FLOPs decide (`ops/linear_cross_entropy.py` counts them); they are those of plain products. On
 Hopper those of 16 bits are `matmul`'s, which no odd vocabulary slows down. All others are cuBLAS's,
-by way of PyTorch. The memory besides inputs and gradients is the buffer. It has an eighth of the
-logits, or BUFFER_BYTES, or LEAST_ROWS rows, whichever is most: a smaller buffer would save little
-and leave matmuls idle.
+by way of PyTorch. The memory besides inputs and gradients is the buffer.
 
 The sum over chunks, dw, has the dtype of w; each term is accumulated in float32 inside the matmul.
 A float32 copy would take twice the memory of w, and at most eight chunks round at most eight times.
@@ -44,6 +47,7 @@ from ._runtime.device import is_hopper
 from ._runtime.launch_guard import guarded
 from ._runtime.layout import as_read, as_rows_2d
 from ._runtime.traced import operation, spread
+from .cross_entropy_details import linear_cublas as cublas
 from .cross_entropy_details import linear_tiles as tiled
 from .cross_entropy_details.arguments import (
     as_rows,
@@ -54,6 +58,8 @@ from .cross_entropy_details.arguments import (
     options_of,
     with_penalty,
 )
+from .cross_entropy_details.linear_chunks import buffer_of_chunk, rows_of_chunk
+from .cross_entropy_details.linear_traced import like_backward, like_forward
 from .cross_entropy_details.reduction import (
     alone,
     count_valid,
@@ -75,18 +81,10 @@ from .cross_entropy_details.row import (
     target_logit,
 )
 from .matmul import product
-from .matmul_details.padded import LINE_BYTES
 
 ACCUMULATES = {
     "linear_cross_entropy": "float32, dw of the chunks in its dtype, for a float16 mean in float32"
 }
-# dw is rounded, and read and written, once in each chunk.
-MOST_CHUNKS = 8
-BUFFER_BYTES, LEAST_ROWS = 2**28, 1024
-# Rows of a chunk in steps of a matmul's tile.
-ROW_STEP = 128
-# An inner dimension that cuBLAS may divide.
-LONG = 4096
 
 
 def linear_cross_entropy(
@@ -341,10 +339,8 @@ def _in_chunks(
     sums = kind | ({"dtype": torch.float32} if wide else {})
     dw = (torch.empty if m else torch.zeros)((v, h), **sums) if wanted[1] else None
     db = torch.zeros(v, dtype=torch.float32, device=x.device) if wanted[2] else None
-    step = _rows_of_chunk(m, v * x.element_size())
-    # Rows begin at whole lines of memory. Products of others are slow, or are copied.
-    line = LINE_BYTES // x.element_size()
-    buffer = torch.empty((min(step, m), -(-v // line) * line), **kind)
+    step = rows_of_chunk(m, v * x.element_size())
+    buffer = buffer_of_chunk(x, min(step, m), v)
     for first in range(0, m, step):
         rows = slice(first, first + step)
         part = x[rows]
@@ -364,12 +360,6 @@ def _in_chunks(
         if db is not None:
             db += logits.sum(0, dtype=torch.float32)
     return dx, dw, db
-
-
-def _rows_of_chunk(m: int, row_bytes: int) -> int:
-    """Return the rows of each chunk but the last, for logits of row_bytes a row."""
-    chunks = -(-m // max(LEAST_ROWS, BUFFER_BYTES // row_bytes, -(-m // MOST_CHUNKS)))
-    return max(1, -(-m // (max(1, chunks) * ROW_STEP))) * ROW_STEP
 
 
 def _finish(
@@ -411,76 +401,28 @@ def _finish(
 def _write_product(
     out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None
 ) -> None:
-    """Write out = a b + bias, rounded once to out's dtype.
-
-    cuBLAS divides a long inner dimension among programs, and adds their parts in the dtype of the
-    result. So a result of 16 bits comes by way of float32 if PyTorch can.
-    """
+    """Write out = a b + bias, rounded once to out's dtype."""
     if _multiplies(a):
         product(a, b, bias, out=out)
-    elif bias is not None:
-        torch.addmm(bias, a, b, out=out)
-    elif a.shape[1] > LONG and a.element_size() == 2 and _multiplies_wide(a):
-        out.copy_(torch.mm(a, b, out_dtype=torch.float32))
     else:
-        torch.mm(a, b, out=out)
+        cublas.write_product(out, a, b, bias)
 
 
 def _add_product(dw: torch.Tensor, a: torch.Tensor, b: torch.Tensor, further: bool) -> None:
     """Write dw = a b, or dw + a b if `further`, accumulated in float32 and stored in dw's dtype."""
-    if _multiplies(a):
-        if dw.dtype == a.dtype:
-            product(a, b, residual=dw if further else None, out=dw)
-        elif further:
-            product(a, b, into=dw)
-        else:
-            product(a, b, out_dtype=dw.dtype, out=dw)
-        return
-    wide = {}
-    if dw.dtype != a.dtype:
-        if _multiplies_wide(a):
-            wide = {"out_dtype": dw.dtype}
-        else:
-            a, b = a.to(dw.dtype), b.to(dw.dtype)
-    if further:
-        torch.addmm(dw, a, b, **wide, out=dw)
+    if not _multiplies(a):
+        cublas.add_product(dw, a, b, further)
+    elif dw.dtype == a.dtype:
+        product(a, b, residual=dw if further else None, out=dw)
+    elif further:
+        product(a, b, into=dw)
     else:
-        torch.mm(a, b, **wide, out=dw)
+        product(a, b, out_dtype=dw.dtype, out=dw)
 
 
 def _multiplies(a: torch.Tensor) -> bool:
     """Return whether products of a are those of `matmul`: of 16 bits, on Hopper."""
     return a.is_cuda and a.element_size() == 2 and is_hopper(a.device)
-
-
-# Findings of trials, by device and dtype.
-_WIDE: dict[tuple[torch.device, torch.dtype], bool] = {}
-
-
-def _multiplies_wide(a: torch.Tensor) -> bool:
-    """Return whether PyTorch writes products of a in float32. If no trial may run now, it is no."""
-    if not a.is_cuda:
-        return False
-    key = a.device, a.dtype
-    # A captured graph may not wait for the result of a trial.
-    if key not in _WIDE and not torch.cuda.is_current_stream_capturing():
-        _WIDE[key] = _tried_wide(*key)
-    return _WIDE.get(key, False)
-
-
-def _tried_wide(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether PyTorch writes and adds products of this dtype in float32 without a copy.
-
-    Its version and its backend decide.
-    """
-    a = torch.full((16, 16), 256.0, dtype=dtype, device=device)
-    out = torch.full((16, 16), torch.nan, dtype=torch.float32, device=device)
-    try:
-        torch.mm(a, a, out_dtype=out.dtype, out=out)
-        torch.addmm(out, a, a, out_dtype=out.dtype, out=out)
-    except (RuntimeError, TypeError):
-        return False
-    return bool((out == 2 * 16 * 256.0**2).all())
 
 
 @triton.jit
@@ -552,34 +494,8 @@ linear_cross_entropy_bwd = guarded(linear_cross_entropy_bwd)
 _finish = cached_launch(_finish)
 
 
-def _like_forward(x, weight, bias, targets, *options):
-    """Return tensors as the results of `linear_cross_entropy_fwd` that are there."""
-    reduction, dtype, wants_penalty, wanted, wide = options[4:]
-    losses = x.new_empty(targets.shape if reduction == "none" else (), dtype=dtype)
-    later = any(wanted) and defers_mean(x.dtype, reduction)
-    made = [losses, *_gradients_like(x, weight, wanted, wide or later)]
-    made += [x.new_empty((), dtype=torch.float32)] * later
-    return made + ([torch.empty_like(losses)] if wants_penalty else [])
-
-
-def _like_backward(dlosses, x, weight, bias, targets, *options):
-    """Return tensors as the results of `linear_cross_entropy_bwd` that are there."""
-    return _gradients_like(x, weight, *options[-2:])
-
-
-def _gradients_like(x, weight, wanted, wide):
-    """Return tensors as the gradients that are wanted, of x, weight and bias; wide: of float32."""
-    dtype = torch.float32 if wide else x.dtype
-    made = (
-        x.new_empty(x.shape),
-        x.new_empty(weight.shape, dtype=dtype),
-        x.new_empty(weight.shape[:1], dtype=torch.float32),
-    )
-    return [each for each, there in zip(made, wanted, strict=True) if there]
-
-
 # Kernels and products write the same buffer by many views, which no tracer follows well.
-_traced_forward = operation("linear_cross_entropy", linear_cross_entropy_fwd, _like_forward)
+_traced_forward = operation("linear_cross_entropy", linear_cross_entropy_fwd, like_forward)
 _traced_backward = operation(
-    "linear_cross_entropy_backward", linear_cross_entropy_bwd, _like_backward
+    "linear_cross_entropy_backward", linear_cross_entropy_bwd, like_backward
 )

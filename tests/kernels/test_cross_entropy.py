@@ -11,6 +11,7 @@ from harness.machine import nvml
 from kernels import cross_entropy as plain
 from kernels import linear_cross_entropy as linear
 from kernels.cross_entropy import cross_entropy
+from kernels.cross_entropy_details import linear_chunks as chunks
 from kernels.cross_entropy_details import linear_tiles as tiled
 from kernels.cross_entropy_details.arguments import REDUCTIONS
 from kernels.linear_cross_entropy import linear_cross_entropy
@@ -288,11 +289,11 @@ def test_a_loss_scale_brings_back_what_float16_cannot_hold():
 
 
 def test_chunks_add_up_to_the_whole(monkeypatch):
-    monkeypatch.setattr(linear, "LEAST_ROWS", 2)
-    monkeypatch.setattr(linear, "BUFFER_BYTES", 200)
-    monkeypatch.setattr(linear, "ROW_STEP", 2)
-    monkeypatch.setattr(linear, "MOST_CHUNKS", 4)
-    assert linear._rows_of_chunk(11, 120) == 4
+    monkeypatch.setattr(chunks, "LEAST_ROWS", 2)
+    monkeypatch.setattr(chunks, "BUFFER_BYTES", 200)
+    monkeypatch.setattr(chunks, "ROW_STEP", 2)
+    monkeypatch.setattr(chunks, "MOST_CHUNKS", 4)
+    assert chunks.rows_of_chunk(11, 120) == 4
     tensors = [randn(11, 5), randn(30, 5, seed=2), randn(30, seed=3)]
     agree(linear_cross_entropy, linear_cross_entropy_reference, tensors, classes(11, 30))
 
@@ -312,11 +313,11 @@ class Largest(TorchDispatchMode):
 def test_the_logits_are_never_in_memory_as_a_whole(monkeypatch):
     m, h, v = 64, 5, 320
     for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
-        monkeypatch.setattr(linear, name, value)
+        monkeypatch.setattr(chunks, name, value)
     x, weight = randn(m, h).requires_grad_(), randn(v, h, seed=2).requires_grad_()
     with Largest() as seen:
         linear_cross_entropy(x, weight, classes(m, v)).backward()
-    assert seen.most == 4 * m * v // linear.MOST_CHUNKS
+    assert seen.most == 4 * m * v // chunks.MOST_CHUNKS
     with Largest() as seen:
         F.cross_entropy(x @ weight.T, classes(m, v)).backward()
     assert seen.most == 4 * m * v
@@ -329,7 +330,7 @@ def test_products_of_matmul_are_those_of_pytorch(biased, autocast, monkeypatch):
     """Several chunks, so that dw is written first and added to later, in both of its dtypes."""
     m, h, v = 70, 24, 53
     for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
-        monkeypatch.setattr(linear, name, value)
+        monkeypatch.setattr(chunks, name, value)
     dtype = torch.float32 if autocast else torch.float16
     given = [randn(m, h, dtype=dtype), randn(v, h, dtype=dtype, seed=2)]
     given += [randn(v, dtype=dtype, seed=3)] if biased else []
@@ -355,11 +356,11 @@ def test_products_of_matmul_are_those_of_pytorch(biased, autocast, monkeypatch):
 @pytest.mark.parametrize("row_bytes", [2, 64000, 256512, 1 << 20])
 @pytest.mark.parametrize("m", [0, 1, 100, 1024, 4096, 5000, 1 << 20])
 def test_a_chunk_has_rows_enough_and_there_are_few(m, row_bytes):
-    rows = linear._rows_of_chunk(m, row_bytes)
-    assert rows % linear.ROW_STEP == 0
-    assert -(-m // rows) <= linear.MOST_CHUNKS
-    most = max(linear.LEAST_ROWS, linear.BUFFER_BYTES // row_bytes, -(-m // linear.MOST_CHUNKS))
-    assert rows < most + linear.ROW_STEP
+    rows = chunks.rows_of_chunk(m, row_bytes)
+    assert rows % chunks.ROW_STEP == 0
+    assert -(-m // rows) <= chunks.MOST_CHUNKS
+    most = max(chunks.LEAST_ROWS, chunks.BUFFER_BYTES // row_bytes, -(-m // chunks.MOST_CHUNKS))
+    assert rows < most + chunks.ROW_STEP
     assert rows >= m or 2 * rows > most
 
 
@@ -516,7 +517,7 @@ def test_factors_of_more_dimensions_are_rows(reduction):
 
 def test_the_losses_of_rows_have_gradients_chunk_by_chunk(monkeypatch):
     for name, value in (("LEAST_ROWS", 2), ("BUFFER_BYTES", 200), ("ROW_STEP", 2)):
-        monkeypatch.setattr(linear, name, value)
+        monkeypatch.setattr(chunks, name, value)
     tensors = [randn(11, 5), randn(30, 5, seed=2), randn(30, seed=3)]
     both = linear_cross_entropy, linear_cross_entropy_reference
     chosen = {"label_smoothing": 0.1, "z_loss": 0.1, "softcap": 3.0}

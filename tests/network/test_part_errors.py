@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels import linear_cross_entropy
+from kernels.cross_entropy_details import linear_chunks
 from network import flat, stack
 from network.config import undropped
 from tests.support.bfloat16 import right_bfloat16, rounded, widened
@@ -35,8 +35,8 @@ def drawn(rows=ROWS):
 @pytest.fixture
 def short_chunks(monkeypatch):
     """The last chunk of the loss is shorter than the others, as with GPT-2's 16,384 rows."""
-    monkeypatch.setattr(linear_cross_entropy, "LEAST_ROWS", 1)
-    monkeypatch.setattr(linear_cross_entropy, "BUFFER_BYTES", 1)
+    monkeypatch.setattr(linear_chunks, "LEAST_ROWS", 1)
+    monkeypatch.setattr(linear_chunks, "BUFFER_BYTES", 1)
 
 
 def test_bfloat16_of_the_interpreter_is_pytorch_s():
