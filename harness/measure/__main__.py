@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Set
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ from harness.measure.stopping import Timing
 from harness.project import fingerprint, registry
 from harness.project.implementations import OURS, TWIN, is_ours
 from harness.project.source_tree import self_tuned
-from harness.results import choices, floor, measured, raw
+from harness.results import choices, floor, measured, parts, raw
 from harness.workers import forkserver
 from ops._spec import DTYPES, PASSES
 
@@ -108,7 +109,8 @@ def main() -> None:
         rates = {row["quantity"]: row["value"] for row in limits if row["source"] == "measured"}
         origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}
         monitor = gpu_lock.GpuMonitor(gpu)
-        measure(replace(plan, ceilings=rates), gate, monitor, origin, options.out, began)
+        lacking = _lacking(options.recorded, op.name)
+        measure(replace(plan, ceilings=rates), gate, monitor, origin, options.out, began, lacking)
 
 
 def measure(
@@ -118,6 +120,7 @@ def measure(
     origin: dict[str, object],
     out: Path,
     began: float,
+    lacking: Set[str] = frozenset(),
 ) -> None:
     """Runs a plan and writes both files whole, or neither; prints the share of overhead.
 
@@ -127,6 +130,7 @@ def measure(
 
     - origin: the part of the sidecar that is known beforehand.
     - began: when the job began, by the monotonic clock, moved on by its wait for a GPU.
+    - lacking: the names of the cells that come first.
     """
     started = _now()
     digest = checkpoint.digest(ROOT, _moving(plan, gate, origin))
@@ -134,7 +138,7 @@ def measure(
     journal = out.with_name(f".{plan.op.name}.journal")
     with checkpoint.Journal(journal, digest, plan.seed, about) as kept:
         there = plan.others | kept.cells.keys()
-        rest = [each for each in _short_first(plan) if str(each) not in there]
+        rest = [each for each in _in_turn(plan, lacking) if str(each) not in there]
         runner = scheduler.Scheduler(replace(plan, cells=rest, seed=kept.seed), gate, monitor)
         with contextlib.closing(runner.cells()) as cells:
             for done in cells:
@@ -152,18 +156,31 @@ def measure(
         kept.remove()
 
 
-def _short_first(plan: scheduler.MeasurementPlan) -> list[cell.Cell]:
+def _lacking(recorded: Path | None, op: str) -> set[str]:
+    """The names of the cells that the recorded run of an op did not reach."""
+    with contextlib.suppress(UserError):
+        rows = raw.read(recorded / "raw" / f"{op}.csv", "")[0] if recorded else ()
+        return {" ".join(parts.cell(row)) for row in rows if row["status"] == "unreached"}
+    return set()
+
+
+def _in_turn(plan: scheduler.MeasurementPlan, lacking: Set[str] = frozenset()) -> list[cell.Cell]:
     """Return the cells in the order in which they are timed: shapes with short calls first.
 
-    Short calls have further processes. They wait there until a large shape needs their memory, and
-    to start them anew takes half a minute.
+    lacking: the names of cells that come before all others. Short calls have further processes.
+    They wait there until a large shape needs their memory, and to start them anew takes half a
+    minute.
     """
     least: dict[tuple[str, str], float] = {}
     for each in plan.cells:
         shape = each.case.name, each.dtype
         time_us, _ = floor.floor_us(work(plan.op, each), plan.ceilings)
         least[shape] = min(time_us, least.get(shape, time_us))
-    return sorted(plan.cells, key=lambda each: least[each.case.name, each.dtype])
+
+    def turn(each: cell.Cell) -> tuple[bool, float]:
+        return str(each) not in lacking, least[each.case.name, each.dtype]
+
+    return sorted(plan.cells, key=turn)
 
 
 def _now() -> str:
@@ -224,6 +241,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--config-sha256", default=os.environ.get(CONFIG, ""))
     parser.add_argument("--ceilings", type=Path, required=True)
     parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
+    parser.add_argument("--recorded", type=Path, help="folder of a record: what it lacks is first")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=cli.seed, required=True, help="an integer, or fresh")
     parser.add_argument("--dtypes", type=_names, nargs="+", default=[list(DTYPES)])

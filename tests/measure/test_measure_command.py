@@ -64,19 +64,41 @@ def test_a_part_times_its_shapes_and_the_other_one_the_rest(measured, tmp_path):
     )
 
 
+def test_cells_that_the_record_did_not_reach_are_timed_first(measured, tmp_path, monkeypatch):
+    """A broken record says nothing, and ends no measurement."""
+    recorded = tmp_path / "recorded"
+    measured("ours", "torch_eager", part="1/2", out=recorded / "raw/scale.csv", **{"max-cases": 3})
+    rows, _ = raw.read(recorded / "raw/scale.csv", "")
+    left = {" ".join(parts.cell(row)) for row in rows if row["status"] == "unreached"}
+    seen, in_turn = [], measure._in_turn
+    monkeypatch.setattr(
+        measure, "_in_turn", lambda *given: seen.append(in_turn(*given)) or seen[-1]
+    )
+    for number in range(2):
+        out = tmp_path / f"raw{number}/scale.csv"
+        measured("ours", "torch_eager", recorded=recorded, out=out, **{"max-cases": 3})
+        (recorded / "raw/scale.json").write_text("{")
+    first, second = (list(map(str, each)) for each in seen)
+    assert left and set(first[: len(left)]) == left and set(first) == set(second) != left
+    assert set(second[: len(left)]) != left
+
+
 def test_shapes_with_short_calls_are_timed_first():
     op, _ = registry.op("scale")
     large, small = sorted(op.sweep, key=lambda case: -case["N"])[:: len(op.sweep) - 1]
     cells = [Cell(case, "float32", pass_) for case in (large, small) for pass_ in op.passes]
     plan = types.SimpleNamespace(op=op, cells=cells, ceilings={"read": 3000.0, "write": 3000.0})
     half = len(op.passes)
-    assert measure._short_first(plan) == [*cells[half:], *cells[:half]]
+    assert measure._in_turn(plan) == [*cells[half:], *cells[:half]]
+    lacking = {str(cells[half - 1])}
+    first, *others = measure._in_turn(plan, lacking)
+    assert {str(first)} == lacking and others == [*cells[half:], *cells[: half - 1]]
     plan.ceilings = {}
-    assert measure._short_first(plan) == cells
+    assert measure._in_turn(plan) == cells
 
 
 def test_rows_stay_in_the_order_of_the_sweep(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "_short_first", lambda plan: plan.cells[::-1])
+    monkeypatch.setattr(measure, "_in_turn", lambda plan, lacking: plan.cells[::-1])
     (tmp_path / "drawn.json").write_text('{"drawn_seed": 17}')
     measured("ours", "torch_eager", drawn=tmp_path / "drawn.json")
     rows, _ = raw.read(tmp_path / "raw/scale.csv", "")

@@ -25,8 +25,7 @@ if study.measures:
         params:
             verify=f"{study.run}/verify",
             autotune=f"{study.run}/autotune",
-            # No input: Snakemake does not look for changes of a rule that waits for a description
-            # of the machine. A new commit would then hide an edit of the harness.
+            # No input: a rule that waits for it hides an edit of the harness under a new commit.
             environment=f"{study.run}/environment.json",
             seed=config["seed"],
             dtypes=config["dtypes"],
@@ -37,7 +36,7 @@ if study.measures:
             # A change of the configurations in force shows in no input.
             tuning=study.tuning,
             failure=study.failure,
-            # After a failure the former times lie there, and are to be measured again.
+            # After a failure the former times lie there, and are measured again.
             failed=study.failed,
         message:
             "Measure {wildcards.op}"
@@ -47,7 +46,8 @@ if study.measures:
             " --ceilings {input.ceilings} --seed {params.seed}"
             " --dtypes {params.dtypes} --passes {params.passes} --impls {params.impls}"
             " {params.timing} {params.shapes} --drawn {input.drawn} --board {resources.board}"
-            " --out {output.csv}"
+            # The record tells only which cells it lacks. These come first; no number moves with it.
+            " --recorded {config[recorded]:q} --out {output.csv}"
             # Whether it may be narrower was asked while the configuration was read.
             " --narrower > {log} 2>&1"
             " || {{ date +%s%N > {params.failure}; exit 1; }}"
