@@ -6,10 +6,11 @@ the first calls of its rivals, others would use the GPU meanwhile, and it would 
 that are not its own. Here it meets every cell that may be timed, twice. First several processes
 meet them side by side, so that all is compiled; others may use the GPU meanwhile. This compile
 phase keeps the GPU shared to its end, even if a job waits to have the GPU alone. Each candidate of
-Triton's tuners has a call of its own there. The choices that were made there are removed. Then one
-process meets the cells while nothing else runs. It finds no earlier choice: its folder
-(`harness.results.choices`) is emptied before, and compiled kernels are all that the side-by-side
-processes leave there. Verification comes after, so that it judges what was chosen;
+Triton's tuners has a call of its own there. A cell that takes too long there is given up as hung,
+and tried neither alone nor in verification (`harness.results.hung`). The choices that were made
+there are removed. Then one process meets the cells while nothing else runs. It finds no earlier
+choice: its folder (`harness.results.choices`) is emptied before, and compiled kernels are all that
+the side-by-side processes leave there. Verification comes after, so that it judges what was chosen;
 measuring, on the same board, finds the same choices. A choice that a library does not keep is made
 again in its first call, which it makes alone. A baseline whose library tunes itself names the ops
 in `AUTOTUNES`.
@@ -68,11 +69,11 @@ def main() -> None:
     with gpu_lock.hold(exclusive=False, rather=rather, compiles=True):
         cores = len(os.sched_getaffinity(0))
         at_once = min(options.jobs or cores, cores)
-        compile_beforehand(op.name, options.impl, cells, *about, at_once)
+        hung = compile_beforehand(op.name, options.impl, cells, *about, at_once)
     choices.forget(folder)
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
         date = cli.utc(datetime.datetime.now(datetime.UTC))
-        found = tuned(op.name, options.impl, cells, *about)
+        found = tuned(op.name, options.impl, cells, *about, hung)
     report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
     board = {"name": gpu.name, "uuid": gpu.uuid}
     files.write_json(options.out, report | {"gpu": board, "cells": found})
@@ -137,17 +138,22 @@ def compile_beforehand(
     limit_s: float,
     variables: Mapping[str, str],
     processes: int,
-) -> None:
+) -> dict[str, float]:
     """Have so many workers compile the cells side by side; other arguments are as of `tuned`.
 
+    Returns the cells of which a call was ended by its limit, and that limit in seconds. They are
+    not tried again. No other failure counts, and none ends the phase: `tuned` meets each of the
+    other cells again. If no worker starts, nothing is compiled.
+
     Compiling takes most of a first call, and it needs no GPU alone. Each worker takes the next turn
-    when it has done one, within COMPILING times the limit. No failure ends it: `tuned` meets each
-    cell again. If no worker starts, nothing is compiled.
+    when it has done one, within COMPILING times the limit. The last call in progress, if no turn is
+    left, shares the cores with none of this library. From then on it has the plain limit at most.
 
     It does not give way to a job that waits to have the GPU alone. The calls in progress would keep
     the GPU shared for minutes, and no process would begin another.
     """
-    variables, limit_s = {**variables, **choices.ONE_COMPILER}, COMPILING * limit_s
+    variables, most_s = {**variables, **choices.ONE_COMPILER}, COMPILING * limit_s
+    hung: dict[str, float] = {}
     began: dict[str, float] = {}
     asked: dict[str, tuple[Cell, int | None]] = {}
     turns = Turns(cells)
@@ -164,13 +170,22 @@ def compile_beforehand(
                     each, candidate = asked[name] = turns.take()
                     workers.send(name, Compile(each.case.name, each.dtype, each.pass_, candidate))
                     began[name] = time.monotonic()
-            for name, answer in workers.first_answers(began, limit_s).items() if began else ():
+            granted_s = most_s
+            if len(began) == 1 and not turns:
+                # It is waited for to its end, so this is asked once, as it becomes the last one.
+                since_s = time.monotonic() - min(began.values())
+                granted_s = min(most_s, since_s + limit_s)
+            for name, answer in workers.first_answers(began, granted_s).items() if began else ():
                 del began[name]
-                turns.done(*asked.pop(name), answer)
+                each, candidate = asked.pop(name)
+                turns.done(each, candidate, answer)
                 fatal = isinstance(answer, Failure) and answer.status in FATAL
-                if fatal or _failed(workers.ask([name], limit_s, Release())):
+                if fatal and answer.status == "hung":
+                    hung[str(each)] = round(granted_s, 3)
+                if fatal or _failed(workers.ask([name], most_s, Release())):
                     workers.stop(name)
                 idle.append(name)
+    return hung
 
 
 def _failed(answers: Mapping[str, Answer]) -> set[str]:
@@ -184,11 +199,14 @@ def tuned(
     worker: str,
     limit_s: float,
     variables: Mapping[str, str],
+    hung: Mapping[str, float],
 ) -> list[dict[str, object]]:
     """Have a worker prepare one cell after the other; return status and seconds of each.
 
-    worker: the class that does the work, as `module:Class`. variables: environment variables by
-    which the library finds its folder.
+    - worker: the class that does the work, as `module:Class`.
+    - limit_s: the seconds that a call may take.
+    - variables: environment variables by which the library finds its folder.
+    - hung: as `compile_beforehand` returns it. These cells have their rows without a call.
 
     Nothing is verified yet, so a process that crashes or hangs is replaced before the next cell. If
     a library is not installed, or ends its process as it is imported, the list ends there.
@@ -196,6 +214,10 @@ def tuned(
     found = []
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
         for each in cells:
+            if (limit := hung.get(str(each))) is not None:
+                reason = f"compiling took longer than {limit:.0f} s"
+                found.append({"cell": str(each), "status": "hung", "reason": reason, "s": 0.0})
+                continue
             began = time.monotonic()
             answer = workers.start([impl]).get(impl)
             if ready := not isinstance(answer, Failure):

@@ -7,7 +7,8 @@ the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a b
 wrong is a row of the paper, not an error. A baseline that compiles each shape anew may have three
 time limits. The first is for the cells that will be timed, which come first. The second is for the
 ordinary edge cases, on which its mark rests. The third is for the hostile ones. The cells that it
-has not reached by then are `unreached`, which says nothing of the library.
+has not reached by then are `unreached`, which says nothing of the library. A cell that hung when
+its library tuned itself is `hung` here too, without a call.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from harness.files import write_json
 from harness.machine import gpu_lock, nvml
 from harness.project import fingerprint, libraries, source_tree
 from harness.project.implementations import is_ours
-from harness.results import choices, severity, withdrawn
+from harness.results import choices, hung, severity, withdrawn
 from harness.verify import ledger
 from harness.verify.messages import CheckUnit, ChooseUnits, Chosen
 from harness.workers.messages import Answer, Failure, Hello, Request
@@ -58,8 +59,9 @@ def main() -> int:
     mode = "gpu" if nvml.gpus() else "interpreter" if ours else "cpu"
     # The digest is taken before the code runs: after an edit meanwhile the report is out of date.
     family = source_tree.every_op(ROOT).get(arguments.op, "")
-    code = {"code_sha256": fingerprint.implementation(ROOT, family, arguments.impl)}
-    report = code | verify(arguments, mode)
+    code = fingerprint.implementation(ROOT, family, arguments.impl)
+    arguments.hung = hung.cells(arguments.choices, code)
+    report = {"code_sha256": code} | verify(arguments, mode)
     write_json(arguments.out, report)
     print(summary(report))
     return int(ours and report["status"] not in ("ok", "unsupported"))
@@ -268,25 +270,27 @@ def _lane(
                     print(worker.log_tail(), file=sys.stderr)
                 raise UserError(f"{name}: {plan.reason}")
             while (number := queue.take(plan)) is not None:
-                blanks = plan.units[number]
-                if late := _late(blanks, arguments, queue.spent_s):
-                    queue.units[number] = late
+                lost, blanks = _parted(plan.units[number], arguments.hung)
+                late = _late(blanks, arguments, queue.spent_s) if blanks else []
+                if late or not blanks:
+                    queue.units[number] = lost + late
                     continue
+                passes = [blank["pass"] for blank in blanks] if lost else None
                 began = time.monotonic()
-                answer = _ask(worker, limit_s, CheckUnit(number))
+                answer = _ask(worker, limit_s, CheckUnit(number, passes))
                 # Several lanes share the time that the limit of the class allows.
                 spent_s = (time.monotonic() - began) / (1 if spare else max(1, arguments.jobs))
                 queue.spend(_class(blanks[0]), spent_s)
                 if isinstance(answer, Failure):
                     if answer.status == "unsupported":
                         raise UserError(f"{name}: {answer.reason}")
-                    lost = {"status": answer.status, "reason": answer.reason}
-                    queue.units[number] = [blank | lost for blank in blanks]
+                    fault = {"status": answer.status, "reason": answer.reason}
+                    queue.units[number] = lost + [blank | fault for blank in blanks]
                     # The report may never come, if this job is ended before.
                     case = f"{name}: {blanks[0]['case']} {blanks[0]['dtype']}"
                     print(f"{case}: {answer.status}: {answer.reason}", file=sys.stderr)
                 else:
-                    queue.units[number] = answer.cells
+                    queue.units[number] = lost + answer.cells
                 if any(cell["status"] == "crashed" for cell in queue.units[number]):
                     print(worker.log_tail(), file=sys.stderr)
                 if isinstance(answer, Failure) or not answer.alive:
@@ -333,6 +337,23 @@ def _absent(failure: Failure, worker: WorkerHandle, impl: str) -> dict[str, str]
 def _installed(impl: str) -> str:
     """Return the version of the library behind a baseline, without importing it."""
     return libraries.version(source_tree.rests_on(ROOT, impl)) or ""
+
+
+def _parted(blanks: list[dict], hung_cells: Mapping[str, str]) -> tuple[list[dict], list[dict]]:
+    """Return the rows of a unit that need no call, and the cells that are to run.
+
+    hung_cells: as `harness.results.hung.cells` gives them. Only cells that are timed were tuned: an
+    edge case of that name is judged with one candidate of each tuner.
+    """
+    lost, others = [], []
+    for blank in blanks:
+        timed = hung_cells and blank["kind"] != "edge"
+        reason = hung_cells.get("{case} {dtype} {pass}".format_map(blank)) if timed else None
+        if reason is None:
+            others.append(blank)
+        else:
+            lost.append(blank | {"status": hung.STATUS, "reason": reason})
+    return lost, others
 
 
 def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -> list[dict]:

@@ -66,11 +66,12 @@ class ChooseUnits(Request):
 
 @dataclass(frozen=True)
 class CheckUnit(Request):
-    """Verify the unit of this number."""
+    """Verify the unit of this number. passes: those that are verified, None for all."""
 
     do: ClassVar[str] = "check"
     answer: ClassVar[type[Answer]] = UnitChecked
     unit: int
+    passes: list[str] | None = None
 
 
 @dataclass(frozen=True)

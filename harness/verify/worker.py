@@ -93,10 +93,11 @@ class VerifyWorker:
         device = torch.cuda.get_device_name() if gpu else "cpu"
         return messages.Chosen(device, self.blanks, self.declared)
 
-    def check(self, unit: int) -> messages.UnitChecked:
-        """Run a unit."""
+    def check(self, unit: int, passes: list[str] | None = None) -> messages.UnitChecked:
+        """Run a unit: these of its passes, one at least, or all."""
         case, dtype = self.units[unit]
-        rows = _rows(self, case, dtype, self.blanks[unit])
+        blanks = [b for b in self.blanks[unit] if passes is None or b["pass"] in passes]
+        rows = _rows(self, case, dtype, blanks)
         alive = context.alive() and all(row["status"] != "oom" for row in rows)
         if alive and torch.cuda.is_initialized():
             torch.cuda.empty_cache()

@@ -89,9 +89,9 @@ def noted(tmp_path):
     return [word for word in words if word in ("chose", "found")]
 
 
-def compiled(impl, cells, processes=2):
-    """Compile cells in fake workers."""
-    autotune.compile_beforehand(OP, impl, cells, WORKER, PATIENCE_S, {}, processes)
+def compiled(impl, cells, processes=2, limit_s=PATIENCE_S):
+    """Compile cells in fake workers; return those that hung."""
+    return autotune.compile_beforehand(OP, impl, cells, WORKER, limit_s, {}, processes)
 
 
 def prepared(log):
@@ -202,14 +202,85 @@ def test_compiling_does_not_give_way_to_a_job_that_waits_for_the_gpu_alone(
         with contextlib.ExitStack() as announced:
             gpu_lock._mark(gpu, gpu_lock.AWAITED, announced)
             assert not gpu_lock.is_awaited(gpu)
-            compile_beforehand(op, impl, cells, *about, 1)
+            found = compile_beforehand(op, impl, cells, *about, 1)
         assert [words[-1] for words in prepared(log)] == PASSES
         log.unlink()
+        return found
 
     monkeypatch.setattr(autotune, "compile_beforehand", beforehand)
     assert [cell["status"] for cell in command("fast")["cells"]] == ["ok"] * len(PASSES)
     assert begun == [UUID]
     assert not gpu_lock._is_marked(gpu, gpu_lock.COMPILING)
+
+
+def test_a_cell_that_hangs_while_it_is_compiled_is_named_and_no_other(monkeypatch, tmp_path):
+    """The crashed one may have been unlucky with its neighbours."""
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "prepared"))
+    stuck, fine = (Cell(SimpleNamespace(name=name), "bfloat16", "forward") for name in ("M1", "M2"))
+    assert compiled("hangs_at_once", [stuck, fine], limit_s=5.0).keys() == {str(stuck)}
+    assert compiled("segfaults_at_once", [stuck, fine]) == {}
+
+
+def limits(monkeypatch, tmp_path, cells, processes):
+    """Return what each wait for a call allowed it, in seconds, where calls of M1 hang."""
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "prepared"))
+    clock = SimpleNamespace(now=0.0)
+    found = []
+
+    def first_answers(pool, began, limit_s):
+        found.append((len(began), limit_s))
+        # Ten seconds pass before any answer, and the calls that hang have theirs last.
+        clock.now += 10.0
+        fine = [name for name, each in asked.items() if each.case != "M1" and name in began]
+        names = fine or list(began)
+        return {n: Compiled(1) if n in fine else Failure("hung", "") for n in names[:1]}
+
+    asked = {}
+
+    def send(pool, name, request):
+        asked[name] = request
+
+    answers = {"start": lambda pool, names: {}, "ask": lambda pool, names, *_: {}}
+    answers |= {"first_answers": first_answers, "send": send, "stop": lambda pool, name: None}
+    for name, answer in answers.items():
+        monkeypatch.setattr(autotune.WorkerPool, name, answer)
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    hung = compiled("fast", cells, processes, limit_s=20.0)
+    return found, hung
+
+
+@pytest.mark.parametrize(("others", "last_s"), [(0, 20.0), (1, 30.0), (5, 70.0), (9, 80.0)])
+def test_the_last_call_has_the_plain_limit_from_when_it_is_the_last(
+    monkeypatch, tmp_path, others, last_s
+):
+    """It never has more than beside others: COMPILING times the limit."""
+    stuck = Cell(SimpleNamespace(name="M1"), "bfloat16", "forward")
+    cells = [Cell(SimpleNamespace(name=f"N{n}"), "bfloat16", "forward") for n in range(others)]
+    found, hung = limits(monkeypatch, tmp_path, [*cells, stuck], processes=2)
+    most_s = autotune.COMPILING * 20.0
+    assert found == [(2, most_s)] * others + [(1, last_s)] and hung == {str(stuck): last_s}
+
+
+def test_a_call_beside_which_others_wait_for_their_turn_keeps_its_limit(monkeypatch, tmp_path):
+    cells = [Cell(SimpleNamespace(name=name), "bfloat16", "forward") for name in ("N1", "M1")]
+    found, _ = limits(monkeypatch, tmp_path, cells, processes=1)
+    assert found == [(1, autotune.COMPILING * 20.0), (1, 20.0)]
+
+
+def test_a_cell_that_hung_while_it_was_compiled_is_not_tried_again(command, monkeypatch, tmp_path):
+    """As seen on a GPU: it cost 180 s more, while nothing else could use the GPU."""
+    compile_beforehand, noted = autotune.compile_beforehand, []
+
+    def beforehand(op, impl, cells, worker, limit_s, *about):
+        found = compile_beforehand(op, impl, cells, worker, 1.0, *about)
+        noted.append((tmp_path / "prepared").read_text())
+        return found
+
+    monkeypatch.setattr(autotune, "compile_beforehand", beforehand)
+    (found,) = command("hangs_at_once", "--passes", "forward")["cells"]
+    assert found["status"] == "hung" and found["cell"].endswith("forward")
+    assert re.fullmatch(r"compiling took longer than \d+ s", found["reason"])
+    assert (tmp_path / "prepared").read_text() == noted[0]
 
 
 def test_nothing_is_compiled_if_no_worker_starts(monkeypatch, tmp_path):

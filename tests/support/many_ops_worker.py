@@ -28,5 +28,5 @@ class ManyOpsWorker:
         self.worker = worker.VerifyWorker(op, self.impl, self.seed)
         return self.worker.choose(**wanted)
 
-    def check(self, unit):
-        return self.worker.check(unit)
+    def check(self, unit, passes):
+        return self.worker.check(unit, passes)

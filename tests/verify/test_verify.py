@@ -5,6 +5,7 @@ import contextlib
 import csv
 import dataclasses
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -25,7 +26,7 @@ from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
 from harness.measure.gate import Gate
 from harness.project import fingerprint
-from harness.results import reports, withdrawn
+from harness.results import hung, reports, withdrawn
 from harness.results.choices import FOLDERS, KEEP, ONE_COMPILER
 from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
@@ -124,7 +125,7 @@ def test_a_second_attempt_follows_several_processes(tree):
         "import argparse; from harness.verify import __main__ as v\n"
         "given = argparse.Namespace(op='double', impl='ours', seed=1, jobs=3, cell_timeout_s=60.0,"
         " edge_only=False, dtypes=['float32'], passes=['forward'], max_cases=None, drawn=None,"
-        " sweep_s=None, ordinary_s=None, hostile_s=None)\n"
+        " sweep_s=None, ordinary_s=None, hostile_s=None, hung={})\n"
         "with v._surroundings('interpreter', 'shared', None, None):\n"
         "    for spare in (False, True):\n"
         "        print(len(v._run(given, 'interpreter', v._Queue({}), spare)[1]))\n"
@@ -179,6 +180,7 @@ def test_a_fault_in_one_lane_ends_all(monkeypatch, tree):
     arguments = argparse.Namespace(
         op="double", impl="ours", cell_timeout_s=60.0, edge_only=False, dtypes=["float32"],
         passes=["forward"], max_cases=None, drawn=None, jobs=2, ordinary_s=None,
+        hung={},
     )  # fmt: skip
     with pytest.raises(UserError, match="double ours: no"):
         verification._run(arguments, "gpu", verification._Queue({}), spare=False)
@@ -282,6 +284,7 @@ def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     arguments = argparse.Namespace(
         op="double", impl="slow", hostile_s=5.0, sweep_s=None, cell_timeout_s=60.0,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, drawn=None, jobs=1,
+        hung={},
     )  # fmt: skip
 
     def run():
@@ -299,6 +302,96 @@ def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     assert run() == [*timed, *[("edge", "ok")] * 2]
     arguments.impl = "ours"
     assert run() == [*[("edge", "ok")] * 2, *timed]
+
+
+CELLS = [
+    (kind, case, pass_)
+    for kind, case in (("sweep", "N1"), ("sweep", "N2"), ("drawn", "N3"), ("edge", "N4"))
+    for pass_ in PASSES
+]
+
+
+def told(folder, hung, **changes):
+    """Write the report of a library beside its choices; return the folder of these."""
+    reason = "compiling took longer than 720 s"
+    cells = [{"cell": name, "status": "hung", "reason": reason} for name in hung]
+    # These may depend on the neighbours of that moment.
+    others = ("N2 float32 both", "crashed"), ("N3 float32 forward", "oom")
+    cells += [{"cell": name, "status": status, "reason": "no"} for name, status in others]
+    report = {"op": "double", "impl": "slow", "code_sha256": "now", "gpu": {"uuid": "GPU-00-fake"}}
+    report |= {"date": "2026-11-29T00:00:00Z", "cells": cells} | changes
+    (folder / "slow.json").write_text(json.dumps(report))
+    return folder / "slow"
+
+
+@pytest.mark.parametrize("case", ["N1", "N3", "N4"])
+@pytest.mark.parametrize("passes", [PASSES, PASSES[:1], PASSES[1:2]])
+def test_a_cell_that_hung_while_its_library_tuned_itself_is_not_called(
+    monkeypatch, tmp_path, case, passes
+):
+    """As seen on a GPU: one cell of AdamW hung for 720 s, for 180 s, and here for 300 s again."""
+    calls = []
+    worker = types.SimpleNamespace(answer=lambda limit_s: Hello("1"))
+    blanks = [
+        {"case": name, "dtype": "float32", "pass": pass_, "kind": kind, "hostile": False}
+        | {"status": "ok", "reason": ""}
+        for kind, name, pass_ in CELLS
+    ]
+    units = [list(group) for _, group in itertools.groupby(blanks, lambda blank: blank["case"])]
+
+    def ask(worker, limit_s, request):
+        if isinstance(request, ChooseUnits):
+            return Chosen("a GPU", units, {})
+        wanted = request.passes or list(PASSES)
+        rows = [row for row in units[request.unit] if row["pass"] in wanted]
+        calls.extend((row["case"], row["pass"]) for row in rows)
+        return UnitChecked(rows, True)
+
+    monkeypatch.setattr(verification, "_worker", lambda _: contextlib.nullcontext(worker))
+    monkeypatch.setattr(verification, "_ask", ask)
+    monkeypatch.setattr(verification.ledger, "take", lambda *_: [])
+    lost = [f"{case} float32 {pass_}" for pass_ in passes]
+    arguments = argparse.Namespace(
+        op="double", impl="slow", sweep_s=None, ordinary_s=None, cell_timeout_s=60.0, jobs=1,
+        edge_only=False, dtypes=["float32"], passes=PASSES, max_cases=None, drawn=None,
+        hung=hung.cells(told(tmp_path, lost), "now"),
+    )  # fmt: skip
+    _, found = verification._run(arguments, "gpu", verification._Queue({}), spare=False)
+    rows = {(row["case"], row["pass"]): row for unit in found.values() for row in unit}
+    assert len(rows) == len(CELLS) == sum(map(len, found.values()))
+    # Nothing was tuned for an edge case.
+    not_called = {(case, pass_) for pass_ in passes if case != "N4"}
+    assert set(calls) == rows.keys() - not_called and len(calls) == len(set(calls))
+    marked = {key for key, row in rows.items() if row["status"] == "hung"}
+    assert marked == not_called
+    reasons = {rows[key]["reason"] for key in marked}
+    assert reasons <= {"compiling took longer than 720 s"}
+
+
+def test_only_a_report_of_the_code_at_hand_says_what_hangs(tmp_path):
+    names = ["N1 float32 forward"]
+    assert hung.cells(told(tmp_path, names), "now").keys() == set(names)
+    assert hung.cells(told(tmp_path, names, code_sha256="older"), "now") == {}
+    assert hung.cells(tmp_path / "absent", "now") == hung.cells(None, "now") == {}
+    (tmp_path / "slow.json").write_text("{}")
+    with pytest.raises(UserError, match=r"slow\.json: has no 'op'"):
+        hung.cells(tmp_path / "slow", "now")
+
+
+def test_the_command_reads_the_report_beside_the_choices(monkeypatch, tmp_path):
+    code = fingerprint.implementation(verification.ROOT, "vector", "torch_compile")
+    folder, seen = told(tmp_path, ["N1 float32 forward"], code_sha256=code), []
+
+    def verify(arguments, mode):
+        seen.append(arguments.hung)
+        raise UserError("enough")
+
+    command = ["verify", "--op", "scale", "--impl", "torch_compile", "--choices", str(folder)]
+    monkeypatch.setattr(sys, "argv", [*command, "--out", str(tmp_path / "report.json")])
+    monkeypatch.setattr(verification, "verify", verify)
+    with pytest.raises(UserError, match="enough"):
+        verification.main()
+    assert [found.keys() for found in seen] == [{"N1 float32 forward"}]
 
 
 def test_an_absent_library_is_a_status(tree):
@@ -388,7 +481,7 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, 
     arguments = argparse.Namespace(
         op="double", impl="slow", seed=0, choices=None, jobs=jobs, cell_timeout_s=60.0, drawn=None,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, sweep_s=None,
-        board=None,
+        board=None, hung={},
     )  # fmt: skip
     report = verification.verify(arguments, "gpu")
     assert turns == [[0], [1], [2, 3]] and asked[-1] == [0, 1, 2, 3]
@@ -494,6 +587,8 @@ def test_both_passes_are_verified_by_the_calls_of_the_backward_pass(monkeypatch)
     cells = made.check(0).cells
     assert asked == ["forward", "backward"]
     assert [cell["pass"] for cell in cells] == ["forward", "backward", "both"]
+    alone = made.check(0, ["both"]).cells
+    assert [cell["pass"] for cell in alone] == ["both"] and asked[2:] == ["both"]
     names = [[tensor["name"] for tensor in cell["tensors"]] for cell in cells]
     assert names == [["out"], ["out", "dx"], ["out", "dx"]]
     assert {cell["status"] for cell in cells} == {"ok"}
