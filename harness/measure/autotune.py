@@ -3,17 +3,23 @@
 `python -m harness.measure.autotune --op matmul --impl quack --out …`. A library may time its
 candidates in the first call with a shape and keep the choice on disk. In verification, or beside
 the first calls of its rivals, others would use the GPU meanwhile, and it would choose among times
-that are not its own. Here it meets every cell that may be timed, twice. First several processes
-meet them side by side, so that all is compiled; others may use the GPU meanwhile. This compile
-phase keeps the GPU shared to its end, even if a job waits to have the GPU alone. Each candidate of
-Triton's tuners has a call of its own there. A cell that takes too long there is given up as hung,
-and tried neither alone nor in verification (`harness.results.hung`). The choices that were made
-there are removed. Then one process meets the cells while nothing else runs. It finds no earlier
-choice: its folder (`harness.results.choices`) is emptied before, and compiled kernels are all that
-the side-by-side processes leave there. Verification comes after, so that it judges what was chosen;
-measuring, on the same board, finds the same choices. A choice that a library does not keep is made
-again in its first call, which it makes alone. A baseline whose library tunes itself names the ops
-in `AUTOTUNES`.
+that are not its own. Here it meets every cell that may be timed, twice, in two phases.
+
+First several processes meet the cells side by side, so that all is compiled; others may use the GPU
+meanwhile. This compile phase keeps the GPU shared to its end, even if a job waits to have the GPU
+alone. Each candidate of Triton's tuners has a call of its own there. A cell that takes too long
+there is given up as hung, and tried neither alone nor in verification (`harness.results.hung`). Its
+report names these cells.
+
+Then the choices that were made there are removed, and one process meets the cells while nothing
+else runs. It finds no earlier choice: its folder (`harness.results.choices`) is emptied before the
+first phase, and compiled kernels are all that the side-by-side processes leave there. `--phase`
+asks for one of the two: a study queues them apart, so that no library keeps others from compiling
+while it waits for the GPU. An interrupted one compiles nothing again.
+
+Verification comes after, so that it judges what was chosen; measuring, on the same board, finds the
+same choices. A choice that a library does not keep is made again in its first call, which it makes
+alone. A baseline whose library tunes itself names the ops in `AUTOTUNES`.
 """
 
 import argparse
@@ -60,23 +66,60 @@ def main() -> None:
     cells = list(cell.sweep(op, *wanted, drawn.read(options.drawn)))
     # All libraries are to choose on the board that measures them all.
     board = options.board or next((gpu.uuid for gpu in gpu_lock.gpus()), None)
-    folder, limit_s = options.out.with_suffix(""), options.cell_timeout_s
-    # Without its choices the old report says nothing.
-    options.out.unlink(missing_ok=True)
-    about = options.worker, limit_s, choices.emptied(folder)
+    for phase, run in PHASES.items():
+        if options.phase in (phase, None):
+            run(options, cells, code, board)
+
+
+def _compile(
+    options: argparse.Namespace, cells: Sequence[Cell], code: str, board: str | None
+) -> None:
+    """Empty the folder, compile the cells there, and write the report of this phase."""
+    path = choices.compiled(options.out)
+    # Without what was compiled and chosen both reports say nothing.
+    for old in (path, options.out):
+        old.unlink(missing_ok=True)
+    about = options.worker, options.cell_timeout_s, choices.emptied(options.out.with_suffix(""))
     # On the board of another op it would keep the jobs of that one from having it alone.
     rather = options.compile_board or board
-    with gpu_lock.hold(exclusive=False, rather=rather, compiles=True):
+    with gpu_lock.hold(exclusive=False, rather=rather, compiles=True) as gpu:
         cores = len(os.sched_getaffinity(0))
         at_once = min(options.jobs or cores, cores)
-        hung = compile_beforehand(op.name, options.impl, cells, *about, at_once)
+        found = compile_beforehand(options.op, options.impl, cells, *about, at_once)
+    hung = [{"cell": name, "limit_s": seconds} for name, seconds in found.items()]
+    files.write_json(path, _report(options, code, gpu) | {"hung": hung})
+
+
+def _tune(options: argparse.Namespace, cells: Sequence[Cell], code: str, board: str | None) -> None:
+    """Have the library choose alone among what is compiled, and write its report.
+
+    Raises UserError where the compile phase has no report, or one of other code or another GPU.
+    """
+    path, folder = choices.compiled(options.out), options.out.with_suffix("")
+    remedy = "compile again with --phase compile"
+    compiled = schema.read(path, "compiled", remedy)
+    if compiled["code_sha256"] != code:
+        raise UserError(f"{path}: is of other code or another version; {remedy}")
+    options.out.unlink(missing_ok=True)
     choices.forget(folder)
+    about = options.worker, options.cell_timeout_s, choices.variables(folder)
+    hung = {each["cell"]: each["limit_s"] for each in compiled["hung"]}
     with gpu_lock.hold(exclusive=True, uuid=board) as gpu:
-        date = cli.utc(datetime.datetime.now(datetime.UTC))
-        found = tuned(op.name, options.impl, cells, *about, hung)
-    report = {"op": op.name, "impl": options.impl, "code_sha256": code, "date": date}
-    board = {"name": gpu.name, "uuid": gpu.uuid}
-    files.write_json(options.out, report | {"gpu": board, "cells": found})
+        if (former := compiled["gpu"]["name"]) != gpu.name:
+            raise UserError(f"{path}: is of another GPU, {former}; {remedy}, or remove it")
+        report = _report(options, code, gpu)
+        found = tuned(options.op, options.impl, cells, *about, hung)
+    files.write_json(options.out, report | {"cells": found})
+
+
+def _report(options: argparse.Namespace, code: str, gpu: gpu_lock.Gpu) -> dict[str, object]:
+    """Return what the reports of both phases begin with, as of now."""
+    date = cli.utc(datetime.datetime.now(datetime.UTC))
+    about = {"op": options.op, "impl": options.impl, "code_sha256": code, "date": date}
+    return about | {"gpu": {"name": gpu.name, "uuid": gpu.uuid}}
+
+
+PHASES = {"compile": _compile, "tune": _tune}
 
 
 class Turns:
@@ -282,6 +325,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--op", required=True)
     parser.add_argument("--impl", required=True)
+    parser.add_argument("--phase", choices=PHASES, help="only this one of the two")
     parser.add_argument("--board", type=gpu_lock.named, help="UUID of the GPU, or any")
     parser.add_argument(
         "--compile-board",

@@ -32,6 +32,14 @@ def place(autotuned: Path, op: str, impl: str) -> Path:
     return autotuned / op / impl
 
 
+def compiled(report: Path) -> Path:
+    """The report of the compile phase, beside that of the library's choices.
+
+    So it goes with them if their folder is removed.
+    """
+    return report.with_suffix(".compiled.json")
+
+
 def emptied(folder: Path) -> dict[str, str]:
     """As `variables`, of a folder that is made anew."""
     if folder.exists():

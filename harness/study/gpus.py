@@ -6,16 +6,18 @@ Triton: the Snakefile asks while it parses.
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from harness.cli import UserError
 from harness.files import read_json
 from harness.machine import gpu_lock
 from harness.study import placement
 
-# Libraries that tune themselves at a time at most, for each GPU: as many as an op has. Else the one
+# Libraries that compile at a time at most, for each GPU: as many as most ops have. Else the one
 # that compiles the longest may begin when the others have ended.
 TRIALS = 4
 
@@ -71,12 +73,15 @@ class Gpus:
         """The board on which the libraries of an op that tune themselves compile.
 
         It is one on which no op is planned, if there is any. On the op's own board its other
-        libraries would wait for the longest compile phase. The word for any board stands for it.
+        libraries would wait for the longest compile phase. Otherwise it is that of the op. It is
+        the word for any board if there is one at most.
         """
+        if len(self.boards) < 2:
+            return gpu_lock.ANY
         ops = sorted(self.tuned_by)
-        mine = {self._plan[op] for op in ops} if self._plan else set()
+        mine = {self._plan[op] for op in ops}
         spare = [board for board in self.boards if board not in mine]
-        return spare[ops.index(wildcards.op) % len(spare)] if spare else gpu_lock.ANY
+        return spare[ops.index(wildcards.op) % len(spare)] if spare else self.board(wildcards)
 
     def one_gpu(self, wildcard: str) -> dict[str, object]:
         """The resources of a job that has a GPU alone: the GPU, and of several boards that one, by
@@ -100,30 +105,47 @@ class Gpus:
         return {"gpu": 1, "board": board, **lanes}
 
     @property
-    def trial(self) -> dict[str, object]:
-        """The resources of a library that tunes itself: a place among those of its GPU.
+    def compiling(self) -> dict[str, object]:
+        """The resources of the compile phase of a library: a place among those of its GPU.
 
-        It compiles most of the time, beside others, and the lock gives it its GPU alone for the
-        rest. If it kept the GPU from other trials and verifications meanwhile, they would wait for
-        minutes. It has four compilers for each of its cores. They wait for the GPU and for each
-        other's locks, and the trial that compiles the longest is alone in the end.
+        It shares the GPU. If it kept it from others, they would wait for minutes. It has four
+        compilers for each of its cores. They wait for the GPU and for each other's locks, and the
+        library that compiles the longest is alone in the end.
 
         A batch system that gives out GPUs gives it one, as `one_gpu` asks, and a compiler for each
         of its cores.
         """
-        resources = self.one_gpu("op") | {"compile_board": self.compile_board}
         if not self.spread:
-            return resources | {"compilers": lambda wildcards, threads: threads}
-        boards = {name: resources[name] for name in ("board", "compile_board")}
-        return boards | {"trial": 1, "compilers": lambda wildcards, threads: 4 * threads}
+            return self.one_gpu("op") | {"compilers": lambda wildcards, threads: threads}
+        places = self._places(self.compile_board, 1)
+        compilers = {"compilers": lambda wildcards, threads: 4 * threads}
+        return {"board": self.compile_board} | places | compilers
+
+    @property
+    def choosing(self) -> dict[str, object]:
+        """The resources of a library that chooses alone: those of `one_gpu`, and all places of it.
+
+        So it begins when no library compiles there, nor is to. If it waited for the lock instead,
+        no library could begin to compile, and the cores would be idle until the longest has ended.
+        """
+        alone = self.one_gpu("op")
+        return alone | self._places(self.board, self._trials) if self.spread else alone
+
+    def _places(self, board: Callable, amount: int) -> dict[str, object]:
+        """So many places for libraries that compile, among those of a job's board."""
+
+        def taken(uuid: str) -> Callable:
+            return lambda wildcards: amount * (board(wildcards) == uuid)
+
+        lanes = {f"trial{n}": taken(self.boards[n]) for n, _ in self._lanes}
+        return lanes or {"trial": amount}
 
     @property
     def at_once(self) -> dict[str, int]:
-        """How much there is of each resource of `one_gpu` and `trial` on this machine."""
-        count = max(1, len(self.boards))
+        """How much there is on this machine of each resource of `one_gpu` and `compiling`."""
         lanes = {name: 1 for _, name in self._lanes}
-        trials = {"trial": self._trials * count} if self.spread and self.boards else {}
-        return {"gpu": count} | lanes | trials
+        places = self._places(self.board, 0) if self.spread and self.boards else ()
+        return {"gpu": max(1, len(self.boards))} | lanes | dict.fromkeys(places, self._trials)
 
     def threads(self, cores: int | None) -> int | None:
         """The cores of a job that has a GPU alone: all, if there is one GPU, so that nothing runs
@@ -132,18 +154,20 @@ class Gpus:
         return cores and max(1, cores // self.at_once["gpu"])
 
     def autotune_threads(self, cores: int | None) -> int | None:
-        """The cores of a library that tunes itself: those of `threads` if a batch system gives them
-        out. Else all such libraries together have half of the cores, so that verifications go on
-        beside them.
+        """The cores of either phase of a library that tunes itself: those of `threads` if a batch
+        system gives them out. Else all that compile at a time have half of the cores, so that
+        verifications go on beside them.
         """
         share = self.threads(cores)
         return share and (max(1, share // (2 * self._trials)) if self.spread else share)
 
     @property
     def _trials(self) -> int:
-        """How many libraries tune themselves at a time for each GPU: no more than there are."""
-        there = sum(map(len, self.tuned_by.values()))
-        return max(1, min(TRIALS, -(-there // max(1, len(self.boards)))))
+        """How many libraries compile at a time on each GPU: no more than the most that one has."""
+        there: Counter[str] = Counter()
+        for op, impls in self.tuned_by.items():
+            there[self.compile_board(SimpleNamespace(op=op))] += len(impls)
+        return max(1, min(TRIALS, max(there.values(), default=0)))
 
     @functools.cached_property
     def _plan(self) -> dict[str, str]:

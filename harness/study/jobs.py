@@ -374,7 +374,7 @@ class Study:
         rival = self.sources(*judges, f"baselines/{impl}.py")
         return [*rival, *self.draws, *(tuned if self.measures else ())]
 
-    def autotune_inputs(self, wildcards) -> list[str]:
+    def compile_inputs(self, wildcards) -> list[str]:
         op, impl = wildcards.op, wildcards.impl
         return [
             *self.sources(
@@ -382,6 +382,10 @@ class Study:
             ),
             *self.draws,
         ]
+
+    def autotune_inputs(self, wildcards) -> list[str]:
+        compiled = f"{self.run}/autotune/{wildcards.op}/{wildcards.impl}.compiled.json"
+        return [*self.compile_inputs(wildcards), compiled]
 
     def sanitize_inputs(self, wildcards) -> list[str]:
         kernels = self.sources("harness/sanitize/__main__.py", *family_files(wildcards.family))

@@ -141,7 +141,7 @@ def test_others_use_the_gpu_while_it_compiles_and_nobody_while_it_chooses(
     def at(name):
         def run(op, impl, cells, *_):
             found[name] = is_free(exclusive=False), is_free(exclusive=True)
-            return []
+            return {}
 
         return run
 
@@ -154,6 +154,76 @@ def test_others_use_the_gpu_while_it_compiles_and_nobody_while_it_chooses(
     autotune.main()
     assert found == {"compiling": (True, False), "choosing": (False, False)}
     assert json.loads(out.read_text())["gpu"]["uuid"] == UUID
+
+
+def phase(command, name, impl, *more):
+    """Do as the command of one phase; return its error, None if it has none."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            command(impl, "--phase", name, *more)
+        except UserError as error:
+            return str(error)
+    return None
+
+
+def test_the_phases_are_two_jobs_and_the_second_may_be_repeated(command, tmp_path):
+    folder = tmp_path / "autotune" / OP
+    report, compiled = folder / "torch_compile.json", folder / "torch_compile.compiled.json"
+    (folder / "torch_compile").mkdir(parents=True)
+    stale = folder / "torch_compile/older.cubin"
+    stale.touch()
+    report.touch()
+    assert phase(command, "compile", "torch_compile") is None
+    assert compiled.exists() and not report.exists() and not stale.exists()
+    programs = set(folder.rglob("*.cubin"))
+    assert len(programs) == len(PASSES) == len(noted(tmp_path))
+    for _ in range(2):
+        report.unlink(missing_ok=True)
+        assert phase(command, "tune", "torch_compile") is None
+        # It finds no choice, and has compiled nothing anew in the folder.
+        assert noted(tmp_path) == ["chose"] * len(PASSES)
+        assert set(folder.rglob("*.cubin")) == programs and report.exists()
+    assert phase(command, "compile", "torch_compile") is None
+    assert not report.exists() and compiled.exists()
+
+
+def test_a_library_chooses_only_among_programs_of_its_code_and_gpu(command, tmp_path):
+    folder = tmp_path / "autotune" / OP
+    compiled = folder / "fast.compiled.json"
+    again = "compile again with --phase compile"
+    assert phase(command, "tune", "fast") == f"{compiled}: missing; {again}"
+    assert phase(command, "compile", "fast") is None
+    whole = json.loads(compiled.read_text())
+    spoilt = {
+        "is of other code or another version; " + again: {"code_sha256": "older"},
+        f"is of another GPU, A100; {again}, or remove it": {"gpu": {"name": "A100", "uuid": "A"}},
+    }
+    for words, changes in spoilt.items():
+        compiled.write_text(json.dumps(whole | changes))
+        assert phase(command, "tune", "fast") == f"{compiled}: {words}"
+    # Another board of that model has the same programs.
+    compiled.write_text(json.dumps(whole | {"gpu": whole["gpu"] | {"uuid": "GPU-else"}}))
+    assert phase(command, "tune", "fast") is None
+    assert (folder / "fast.json").exists()
+
+
+def test_a_cell_that_hung_is_named_by_the_first_phase_and_left_out_by_the_second(
+    command, monkeypatch, tmp_path
+):
+    hung = {}
+
+    def beforehand(op, impl, cells, *_):
+        hung[str(cells[0])] = 720.0
+        return hung
+
+    monkeypatch.setattr(autotune, "compile_beforehand", beforehand)
+    assert phase(command, "compile", "fast") is None
+    (first, *others) = command("fast", "--phase", "tune")["cells"]
+    assert first == {
+        "cell": next(iter(hung)), "status": "hung", "reason": "compiling took longer than 720 s",
+        "s": 0.0,
+    }  # fmt: skip
+    assert [each["status"] for each in others] == ["ok"] * (len(PASSES) - 1)
 
 
 def test_the_others_are_compiled_while_one_cell_takes_its_time(monkeypatch, tmp_path):

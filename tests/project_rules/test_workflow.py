@@ -130,11 +130,37 @@ def test_a_library_that_tunes_itself_does_so_before_it_is_verified_and_timed(fin
     (finished / "baselines" / "shiny.py").write_text(f'{BASELINE}\nAUTOTUNES = ("softmax",)\n')
     verified = {"Verify softmax of shiny", "Verify add of shiny"}
     timed = {"Measure softmax", "Measure add"}
-    assert upstream(finished) == {"Autotune softmax of shiny"} | verified | timed
+    tuned = {"Compile softmax of shiny", "Autotune softmax of shiny"}
+    assert upstream(finished) == tuned | verified | timed
+
+
+def reports_of_choices(tree, op):
+    """Return the reports of the libraries that tuned themselves for an op."""
+    paths = tree.glob(f"results/study/autotune/{op}/*.json")
+    return {path for path in paths if path.suffixes == [".json"]}
+
+
+def test_a_study_that_was_interrupted_as_a_library_chose_compiles_nothing_again(finished):
+    run = finished / "results/study"
+    for name in ("autotune/matmul/quack.json", "verify/matmul/quack.json", "raw/matmul.csv"):
+        (run / name).unlink()
+    chosen = {"Autotune matmul of quack", "Verify matmul of quack", "Measure matmul"}
+    assert jobs(finished, "results/study/raw/matmul.csv", *MEASURE) == chosen
+    (run / "autotune/matmul/quack.compiled.json").unlink()
+    again = jobs(finished, "results/study/raw/matmul.csv", *MEASURE)
+    assert again == chosen | {"Compile matmul of quack"}
+
+
+def test_a_library_that_is_edited_compiles_and_chooses_again(finished):
+    edit(finished / "baselines/quack.py")
+    again = upstream(finished)
+    stages = {f"{stage} matmul of quack" for stage in ("Compile", "Autotune", "Verify")}
+    assert stages | {"Measure matmul"} <= again
+    assert all(job.endswith(" of quack") for job in again if not job.startswith("Measure"))
 
 
 def test_a_library_that_has_chosen_anew_is_verified_anew(finished):
-    chosen = set(finished.glob("results/study/autotune/matmul/*.json"))
+    chosen = reports_of_choices(finished, "matmul")
     assert chosen
     for path in chosen:
         edit(path)
@@ -155,12 +181,14 @@ def test_choices_hold_for_the_board_on_which_they_were_made(finished, tmp_path):
             os.utime(path, (0, 0))
     here = {"PYTHONPATH": str(library), "CUDA_VISIBLE_DEVICES": "0"}
     again = jobs(finished, *MEASURE, **here)
-    chosen = {path.stem for path in finished.glob("results/study/autotune/softmax/*.json")}
+    chosen = {path.stem for path in reports_of_choices(finished, "softmax")}
     assert "torch_compile_max" in chosen
     assert {job for job in again if job.startswith("Autotune")} == {
         f"Autotune softmax of {impl}" for impl in chosen
     }
     assert {job for job in again if job.startswith("Measure")} == {"Measure softmax"}
+    # Programs are for the model.
+    assert not {job for job in again if job.startswith("Compile")}
 
 
 def test_the_board_of_choices_is_that_of_the_times_or_the_one_here(tmp_path):
@@ -279,7 +307,7 @@ def test_a_new_description_of_the_machine_measures_nothing_again(finished):
 
 def upstream(tree):
     """Return the jobs of a dry run up to the raw times."""
-    stages = ("Build", "Verify", "Autotune", "Measure")
+    stages = ("Build", "Verify", "Compile", "Autotune", "Measure")
     return {message for message in jobs(tree, *MEASURE) if message.startswith(stages)}
 
 
@@ -415,7 +443,7 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
         return mine.verify_priority(types.SimpleNamespace(op="softmax", impl=impl))
 
     assert priority("slow") == 0.5
-    rules = (ROOT / "workflow/rules/tune.smk").read_text()
+    rules = (ROOT / "workflow/rules/autotune.smk").read_text()
     # No share is above one, so what needs all cores never waits among verifications.
     assert (tuned := int(re.search(r"rule autotune:.*?priority: (\d+)", rules, re.DOTALL)[1])) > 1
     draw = (ROOT / "workflow/rules/drawn.smk").read_text()

@@ -95,6 +95,10 @@ WHOLE = {
         "op": "add", "impl": "x", "code_sha256": "c", "date": "d", "gpu": GPU,
         "cells": [{"cell": "N1 float32 forward", "status": "ok", "reason": "", "s": 1.0}],
     },
+    "compiled": {
+        "op": "add", "impl": "x", "code_sha256": "c", "date": "d", "gpu": GPU,
+        "hung": [{"cell": "N1 float32 forward", "limit_s": 720.0}],
+    },
     "build": {"file": "vector", "triton": "3.6.0", "kernels": [KERNEL], "ir": []},
     "tuned": {
         "device": "G",
@@ -176,6 +180,7 @@ def test_a_missing_key_is_named(tmp_path, name, key):
         ("sidecar", ("environment", "gpu", "name"), [3], "'environment.gpu.name' cannot be 3"),
         ("environment", ("gpu",), ["H200"], "'gpu' cannot be 'H200', expected an object or null"),
         ("autotune", ("gpu", "uuid"), None, "gpu: has no 'uuid'"),
+        ("compiled", ("hung",), None, "has no 'hung'"),
         ("build", ("kernels", 0, "instructions"), [[]], "'kernels[0].instructions' cannot be []"),
         ("tuned", ("families", "vector", "kernels", "k", "keys", 0, "us"), ["1"],
          "'families.vector.kernels.k.keys[0].us' cannot be '1', expected a number from 0"),

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 import types
 
 import pytest
@@ -123,9 +124,10 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
     gpus = tuned_by(mine, "torch_compile", "torch_compile_max")
     there = gpus.at_once
     several = count > 1
-    # Eight libraries tune themselves, four at a time on a GPU at most.
-    trials = min(4 * count, 8)
-    assert there.pop("trial") == trials
+    # Eight libraries tune themselves, two for each op. Four compile at a time on a GPU at most.
+    most = {1: 4, 2: 4, 4: 2, 8: 2}[count]
+    places = {name: there.pop(name) for name in list(there) if name.startswith("trial")}
+    assert places == {f"trial{n}" if several else "trial": most for n in range(count)}
     assert there["gpu"] == count and sum(there.values()) == count + several * count
     rules = {"op": [*mine.ops], "family": mine.families, "subject": mine.dissections}
     taken = []
@@ -144,7 +146,7 @@ def test_no_two_jobs_of_a_board_run_at_once_and_all_boards_do(study, count):
     assert gpus.threads(64) == 64 // count and gpus.threads(1) == 1 and gpus.threads(None) is None
     # If the trials of libraries took all cores, nothing could be verified beside them.
     cores = gpus.autotune_threads(64)
-    assert cores * trials == 32
+    assert cores * most * count == 32
     assert gpus.autotune_threads(1) == 1 and gpus.autotune_threads(None) is None
 
 
@@ -156,22 +158,59 @@ def test_the_libraries_of_one_op_have_the_cores_of_others(study):
     assert tuned_by(study(1)).autotune_threads(16) == 8
 
 
+def taken(resources, op):
+    """Return the resources that a job of an op has some of, by their amount."""
+    values = {key: value(op) if callable(value) else value for key, value in resources.items()}
+    return {key: value for key, value in values.items() if isinstance(value, int) and value}
+
+
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_trial_takes_no_gpu_from_other_jobs(study, count):
+def test_a_library_that_compiles_takes_no_gpu_from_other_jobs(study, count):
     """As seen on four GPUs: it compiled for eight minutes, and all of its GPU's ops waited."""
-    gpus = study(count).gpus
-    op, taken = wildcards(op="add"), gpus.trial
-    assert taken.pop("compilers")(op, threads=4) == 16
-    assert taken.keys() == {"board", "compile_board", "trial"} and taken["trial"] == 1
-    assert taken["board"](op) == (gpus.board(op) if count > 1 else "any")
+    gpus = tuned_by(study(count), "torch_compile")
+    for op in map(lambda op: wildcards(op=op), gpus.tuned_by):
+        asked = gpus.compiling
+        assert asked.pop("compilers")(op, threads=4) == 16
+        board = asked["board"](op)
+        assert board == gpus.compile_board(op)
+        lane = f"trial{uuids(count).index(board)}" if count > 1 else "trial"
+        assert taken(asked, op) == {lane: 1}
 
 
-def test_a_trial_has_the_gpu_that_a_batch_system_gives_it(study):
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_library_compiles_on_a_gpu_beside_one_that_chooses_there(study, count):
+    """As seen on a GPU: of seven the last began to compile when the longest of the first was done.
+
+    The one that waited to have the GPU alone kept them from it.
+    """
+    gpus = tuned_by(
+        study(count), "torch_compile", "torch_compile_max", "liger", "quack", "xformers"
+    )
+    for op in map(lambda op: wildcards(op=op), gpus.tuned_by):
+        asked = taken(gpus.choosing, op)
+        places = {name: n for name, n in asked.items() if name.startswith("trial")}
+        board = gpus.board(op)
+        (lane,) = places
+        assert lane == (f"trial{uuids(count).index(board)}" if count > 1 else "trial")
+        # All that there are.
+        assert places[lane] == gpus.at_once[lane] == 4
+        assert asked.keys() - places.keys() == taken(gpus.one_gpu("op"), op).keys()
+    rules = (ROOT / "workflow/rules/autotune.smk").read_text()
+    compile_rule, autotune_rule = re.split("rule autotune:", rules.partition("rule compile:")[2])
+    assert "**study.gpus.compiling" in compile_rule and "**study.gpus.choosing" in autotune_rule
+    first, second = (
+        int(re.search(r"priority: (\d+)", rule)[1]) for rule in (compile_rule, autotune_rule)
+    )
+    # All that is to compile there begins before.
+    assert first > second
+
+
+def test_a_library_has_the_gpu_that_a_batch_system_gives_it(study):
     gpus = dataclasses.replace(study(1).gpus, spread=False)
-    taken = gpus.trial
-    assert taken.pop("compilers")(wildcards(op="add"), threads=4) == 4
-    assert taken.pop("compile_board")(wildcards(op="add")) == "any"
-    assert taken.keys() == gpus.one_gpu("op").keys() and taken["gpu"] == 1
+    asked = gpus.compiling
+    assert asked.pop("compilers")(wildcards(op="add"), threads=4) == 4
+    alone = gpus.one_gpu("op").keys()
+    assert asked.keys() == gpus.choosing.keys() == alone and asked["gpu"] == 1
     assert gpus.at_once == {"gpu": 1} and gpus.autotune_threads(64) == 64
 
 
@@ -197,11 +236,16 @@ def test_libraries_compile_on_a_gpu_that_is_no_ops(study, count):
     mine = study(count)
     gpus = mine.gpus
     found = {op: gpus.compile_board(wildcards(op=op)) for op in mine.ops}
-    spare = set(mine.boards) - {gpus.board(wildcards(op=op)) for op in mine.ops}
+    own = {op: gpus.board(wildcards(op=op)) for op in mine.ops}
+    spare = set(mine.boards) - set(own.values())
     assert bool(spare) == (count > len(mine.ops) == 4)
-    assert set(found.values()) == (spare or {"any"})
-    rule = (ROOT / "workflow/rules/tune.smk").read_text()
-    assert "--compile-board {resources.compile_board}" in rule
+    if spare:
+        assert set(found.values()) == spare
+    else:
+        # The places that they have are those of the GPU on which they compile.
+        assert found == (own if count > 1 else dict.fromkeys(mine.ops, "any"))
+    rule = (ROOT / "workflow/rules/autotune.smk").read_text()
+    assert "--compile-board {resources.board}" in rule
 
 
 @pytest.mark.parametrize("tuning", ["replay", "heuristic"])
@@ -282,6 +326,57 @@ def test_recorded_times_tell_the_lengths(study, tmp_path):
     assert boards == {"add": first, "train": second, "softmax": first, "mul": second} or boards == {
         "add": first, "train": second, "softmax": second, "mul": first,
     }  # fmt: skip
+
+
+AUTOTUNE = """
+import argparse, os, time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+for name in ("--phase", "--op", "--impl", "--out"):
+    parser.add_argument(name)
+given, _ = parser.parse_known_args()
+
+def note(word):
+    with open(os.environ["NOTES"], "a") as file:
+        print(given.phase, given.op, given.impl, word, file=file)
+
+note("begins")
+# Long enough that jobs which may run side by side do.
+time.sleep(0.3)
+note("ends")
+out = Path(given.out)
+(out.with_suffix(".compiled.json") if given.phase == "compile" else out).write_text("{}")
+"""
+
+
+@pytest.mark.slow
+def test_each_library_of_a_gpu_is_compiled_before_one_chooses_there(tmp_path):
+    """And each chooses while no other does, without a wait for the lock of the GPU."""
+    tree, library, notes = small(tmp_path / "tree"), tmp_path / "driver", tmp_path / "notes"
+    library.mkdir()
+    (library / "pynvml.py").write_text(FAKE)
+    (tree / "harness/measure/autotune.py").write_text(AUTOTUNE)
+    run = tree / "results/study"
+    run.mkdir(parents=True)
+    for name in ("drawn.json", "ceilings.csv"):
+        (run / name).touch()
+    ops, libraries = ("matmul", "softmax", "add"), ("torch_compile", "torch_compile_max")
+    wanted = [f"results/study/autotune/{op}/{impl}.json" for op in ops for impl in libraries]
+    words = [*wanted, "--cores", "8", "--allowed-rules", "compile", "autotune", "--config"]
+    words += [f"ops=[{', '.join(ops)}]", f"baselines=[{', '.join(libraries)}]"]
+    variables = {"PYTHONPATH": str(library), "CUDA_VISIBLE_DEVICES": "0", "NOTES": str(notes)}
+    done = snakemake(tree, *words, **variables, **{gpu_lock.LOCKS: str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    halves = lines[: 2 * len(wanted)], lines[2 * len(wanted) :]
+    assert [{line[0] for line in half} for half in halves] == [{"compile"}, {"tune"}]
+    compiling, most = 0, 0
+    for *_, word in halves[0]:
+        compiling += 1 if word == "begins" else -1
+        most = max(most, compiling)
+    assert most <= 4
+    assert [line[-1] for line in halves[1]] == ["begins", "ends"] * len(wanted)
 
 
 MEASURE = """

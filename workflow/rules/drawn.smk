@@ -12,7 +12,7 @@ if study.measures:
             "<log>/drawn.log",
         # Before all others, and alone: what tunes itself needs all cores, waits for it, and would
         # wait for each job beside it.
-        priority: 3
+        priority: 4
         threads: workflow.cores
         params:
             seed=config["drawn_seed"],

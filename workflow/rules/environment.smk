@@ -29,7 +29,7 @@ rule ceilings:
     log:
         "<log>/ceilings.log",
     # Alone, and before all that takes long: the first measurement would wait for both to end.
-    priority: 4
+    priority: 5
     threads: workflow.cores
     resources:
         gpu=1,
