@@ -64,6 +64,8 @@ def main() -> None:
     code = fingerprint.implementation(ROOT, family, options.impl)
     wanted = options.dtypes, options.passes, options.max_cases
     cells = list(cell.sweep(op, *wanted, drawn.read(options.drawn)))
+    if options.part:
+        cells = cell.share(cells, *options.part)
     # All libraries are to choose on the board that measures them all.
     board = options.board or next((gpu.uuid for gpu in gpu_lock.gpus()), None)
     for phase, run in PHASES.items():
@@ -336,6 +338,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--max-cases", type=int, help="only the first cases of the sweep")
+    parser.add_argument("--part", type=cli.part, help="K/N: the part of the shapes that is timed")
     parser.add_argument(
         "--drawn", type=Path, help="file of harness.calls.drawn, whose shapes it meets too"
     )

@@ -166,6 +166,17 @@ def phase(command, name, impl, *more):
     return None
 
 
+def test_a_part_tunes_for_its_shapes_alone(command):
+    every = command("says_how_it_tunes", "--max-cases", "3")["cells"]
+    found = [
+        command("says_how_it_tunes", "--max-cases", "3", "--part", f"{number}/2")["cells"]
+        for number in (1, 2)
+    ]
+    names = [[each["cell"] for each in cells] for cells in found]
+    assert all(names) and not set(names[0]) & set(names[1])
+    assert sorted(names[0] + names[1]) == sorted(each["cell"] for each in every)
+
+
 def test_the_phases_are_two_jobs_and_the_second_may_be_repeated(command, tmp_path):
     folder = tmp_path / "autotune" / OP
     report, compiled = folder / "torch_compile.json", folder / "torch_compile.compiled.json"

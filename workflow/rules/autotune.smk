@@ -19,7 +19,7 @@ if study.measures:
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
-            limit=study.limit,
+            shapes=study.shapes,
             drawing=study.drawing,
             # Programs of another version do not serve.
             library=study.library,
@@ -31,7 +31,7 @@ if study.measures:
         shell:
             "python -m harness.measure.autotune --phase compile --op {wildcards.op}"
             " --impl {wildcards.impl} --dtypes {params.dtypes} --passes {params.passes}"
-            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout}"
+            " {params.shapes} {params.drawing} --cell-timeout-s {params.timeout}"
             " --jobs {resources.compilers} --compile-board {resources.board}"
             " --out {params.report} > {log} 2>&1"
 
@@ -50,7 +50,7 @@ if study.measures:
         params:
             dtypes=config["dtypes"],
             passes=config["passes"],
-            limit=study.limit,
+            shapes=study.shapes,
             drawing=study.drawing,
             # A report of another version does not serve.
             library=study.library,
@@ -62,5 +62,5 @@ if study.measures:
         shell:
             "python -m harness.measure.autotune --phase tune --op {wildcards.op}"
             " --impl {wildcards.impl} --dtypes {params.dtypes} --passes {params.passes}"
-            " {params.limit} {params.drawing} --cell-timeout-s {params.timeout}"
+            " {params.shapes} {params.drawing} --cell-timeout-s {params.timeout}"
             " --board {resources.board} --out {output} > {log} 2>&1"
