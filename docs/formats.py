@@ -55,7 +55,7 @@ def _keys(node, whole, place):
     for key, value in node.get("properties", {}).items():
         way = f"{place}.{key}".lstrip(".")
         absent = "" if key in required else ", or absent"
-        yield way, _kind(value) + absent, value.get("description", "")
+        yield way, _kind(_resolved(value, whole)) + absent, value.get("description", "")
         yield from _inside(value, whole, way)
     yield from _inside({k: v for k, v in node.items() if k != "properties"}, whole, place)
 

@@ -23,7 +23,9 @@ STATUSES = {
     "inaccurate": Status("1", "refused by the gate"),
     "oom": Status("2", "out of memory"),
     "crashed": Status("3"),
-    "unreached": Status(".", "the measurement was closed before its turn"),
+    "unreached": Status(
+        ".", "the measurement was closed before its turn, or another part times it"
+    ),
     "throttled": Status(
         "|", "timed while something slowed the GPU, so the time stands in tables alone"
     ),

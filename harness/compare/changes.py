@@ -19,6 +19,7 @@ import numpy as np
 from harness import stats
 from harness.cli import UserError
 from harness.project.implementations import OURS, TWIN
+from harness.results import parts
 from harness.results import times as results
 from harness.stats import Estimate
 from harness.summarize import comparisons, inference, timings
@@ -51,7 +52,7 @@ class Run:
             for key, rivals in timings.group(rows).items():
                 if next(iter(rivals.values())).set != timings.GRID:
                     continue
-                ceilings[key] = results.limits(sidecar, timings.board(rivals))
+                ceilings[key] = results.limits(sidecar, key[1:])
                 counted[key] = timings.counted(rivals, ceilings[key])
                 every[key] = rivals
         known = comparisons.known(counted)
@@ -76,7 +77,8 @@ class Run:
     def origin(self) -> str:
         """Its GPU and run, and how many cells it has."""
         gpus = ", ".join(sorted(filter(None, self.gpus(self.sidecars)))) or "no GPU named"
-        runs = ", ".join(sorted({car["run_id"] for car in self.sidecars.values()}))
+        cars = [part for car in self.sidecars.values() for part in parts.of(car)]
+        runs = ", ".join(sorted({car["run_id"] for car in cars}))
         return f"{gpus}; {runs}; {len(self.summary)} cells"
 
     def ours(self, key: Key) -> dict:

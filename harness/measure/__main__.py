@@ -21,7 +21,7 @@ from harness.calls import cell, drawn
 from harness.cli import UserError
 from harness.machine import ceilings, gpu_lock
 from harness.machine import environment as surroundings
-from harness.measure import autotune, checkpoint, close, scheduler
+from harness.measure import autotune, checkpoint, close, scheduler, tables
 from harness.measure.gate import Gate
 from harness.measure.rows import work
 from harness.measure.stopping import Timing
@@ -107,7 +107,8 @@ def main() -> None:
         environment = surroundings.on_board(machine, gpu.uuid)
         limits = ceilings.ensure(options.ceilings, gpu.uuid)
         rates = {row["quantity"]: row["value"] for row in limits if row["source"] == "measured"}
-        origin = origin_of(op.name, environment, limits) | {"autotuned": tuned}
+        origin = origin_of(op.name, environment, limits)
+        origin |= {"autotuned": tuned, "tables_sha256": tables.digest(ROOT, family)}
         monitor = gpu_lock.GpuMonitor(gpu)
         lacking = _lacking(options.recorded, op.name)
         measure(replace(plan, ceilings=rates), gate, monitor, origin, options.out, began, lacking)

@@ -209,7 +209,7 @@ SUMMARY = Table(
         _number("speedup_vs_<impl>", "time of that implementation over the time of this row", "1"),
         _number("speedup_vs_<impl>_lo", "lower bound of its 95 % interval", "1"),
         _number("speedup_vs_<impl>_hi", "upper bound of its 95 % interval", "1"),
-        *(STATUS, REASON),
+        *(STATUS, REASON, RUN_ID),
     ),
 )
 
@@ -474,7 +474,7 @@ OVERHEAD = Table(
         _count("self_tuned", "libraries that had tuned themselves alone before"),
         _count("tuned_elsewhere", "those among them that did so on another board"),
         _count("tuned_beside", "libraries that tuned themselves beside the first calls of others"),
-        _count("host_cores", "cores on which the host's time was taken in turn"),
+        _count("host_cores", "cores on which the host's time was taken in turn, the fewest"),
     ),
 )
 

@@ -85,27 +85,30 @@ def lacking(
     dtypes: Collection[str],
     passes: Collection[str],
     max_cases: int | None,
-    part: object = None,
+    part: tuple[int, int] | None = None,
 ) -> Iterator[str]:
     """Words for what a measured raw CSV has times of and a measurement of these leaves out.
 
-    part: that of the shapes which the measurement times; None for all. A cell without a time is no
-    loss. Nothing is known of a file that cannot be read.
+    part: that of the shapes which the measurement times, as `cli.part` has it; None for all. A cell
+    without a time is no loss. Nothing is known of a file that cannot be read.
     """
     if not is_held(path):
         return
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["status"] in TIMED]
-            rows = [row for row in rows if row.get("set") != DRAWN]
+            every = [row for row in csv.DictReader(file) if row.get("set") != DRAWN]
+        rows = [row for row in every if row["status"] in TIMED]
         for column, kept in (("dtype", dtypes), ("pass", passes), ("impl", (*impls, TWIN))):
             yield from sorted({row[column] for row in rows} - set(kept))
         cases = {row["case"] for row in rows}
+        # The file has all shapes in the order of the sweep, by which they go to the parts.
+        shapes = list(dict.fromkeys((row["case"], row["dtype"]) for row in every))
+        timed = {(row["case"], row["dtype"]) for row in rows}
     except (OSError, ValueError, LookupError, csv.Error):
         return
     if max_cases is not None and len(cases) > max_cases:
         yield f"{len(cases) - max_cases} cases"
-    if part is not None and cases:
+    if part is not None and timed - set(shapes[part[0] - 1 :: part[1]]):
         yield "shapes of other parts"
 
 

@@ -2,12 +2,15 @@
 
 A machine may be lent for less time than an op takes. Each cell is then measured whole in one part,
 with all its rivals on one GPU, and the parts are recorded one after the other. The sidecar of the
-joined rows is that of the last part. Its `earlier` keeps what the other sidecars say of theirs.
+joined rows is that of the last part. Its `earlier` keeps what the other sidecars say of theirs, and
+names their cells.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from harness.cli import UserError
+from harness.project.implementations import OURS, TWIN
+from harness.results import severity
 from harness.status import TIMED
 
 Cell = tuple[str, str, str]
@@ -24,11 +27,10 @@ def of(sidecar: Mapping) -> list[Mapping]:
     return [*(each | whole for each in sidecar.get("earlier", ())), sidecar]
 
 
-def on_board(sidecar: Mapping, board: str) -> Mapping:
-    """The last part on a board; the last of all if none is, as for rows that name no board."""
-    if len(measured := of(sidecar)) == 1:
-        return sidecar
-    return next((each for each in reversed(measured) if uuid(each) == board), sidecar)
+def of_cell(sidecar: Mapping, cell: Cell) -> Mapping:
+    """The sidecar of the part that timed a cell; the last one if none of the others names it."""
+    wanted = name(cell)
+    return next((each for each in of(sidecar)[:-1] if wanted in each["cells"]), sidecar)
 
 
 def uuid(part: Mapping) -> str:
@@ -40,29 +42,35 @@ def joined(
     old: tuple[Rows, Mapping],
     new: tuple[Rows, Mapping],
     reports: Mapping[str, tuple[Mapping | None, Mapping]],
-) -> tuple[list[Mapping], dict]:
+) -> tuple[list[Mapping], dict, dict[str, Mapping]]:
     """The rows and the sidecar of two measurements of an op, which are parts of one.
 
-    - old, new: rows and sidecar. A cell that both have is taken from the new one.
+    - old, new: rows and sidecar. A cell that both have reached is taken from the new one, be it
+      that it failed there.
     - reports: by implementation its verification reports, beside the old times and the new ones.
 
-    Raises UserError, which tells what differs, if they are not of the same code, libraries, GPU
-    model, schedule and shapes, or if a report refuses what was timed.
+    Returned beside them are the new reports that change. If one had no time for a cell that is
+    taken from the old measurement, it gets the old verdict.
+
+    Raises UserError, which tells what differs, if they are not of the same code, tables, libraries,
+    GPU model, schedule, shapes and implementations, or if a report refuses what was timed.
     """
     (old_rows, old_car), (new_rows, new_car) = old, new
     _refuse_other(old_car, new_car, reports)
     before, after = by_cell(old_rows), by_cell(new_rows)
     if set(before) != set(after):
         raise _other(new_car["op"], "shapes, dtypes or passes")
-    taken = {key for key in after if _timed(before[key]) and not _timed(after[key])}
-    _refuse_unverified(new_car["op"], [before[key] for key in after if key in taken], reports)
+    if {row["impl"] for row in old_rows} != {row["impl"] for row in new_rows}:
+        raise _other(new_car["op"], "implementations")
+    lacking = _unreached(new_rows)
+    taken = lacking - _unreached(old_rows)
+    _refuse_unverified(new_car["op"], before, after, taken, reports)
     rows = [row for key, found in after.items() for row in (before[key] if key in taken else found)]
-    part = {key: value for key, value in old_car.items() if key not in OF_WHOLE}
-    lacking = sum(not (_timed(before[key]) or _timed(after[key])) for key in _unreached(new_rows))
-    earlier = [*old_car.get("earlier", ()), part] if taken else []
-    # A part without a cell is none.
+    earlier = _earlier(old_car, [name(key) for key in after if key in taken])
     told = {"earlier": earlier} if earlier else {}
-    return rows, {**new_car, **told, "unreached": lacking}
+    kept = {impl: _judged(*pair, taken) for impl, pair in reports.items()}
+    kept = {impl: report for impl, report in kept.items() if report is not reports[impl][1]}
+    return rows, {**new_car, **told, "unreached": len(lacking - taken)}, kept
 
 
 def by_cell(rows: Rows) -> dict[Cell, list[Mapping]]:
@@ -78,6 +86,11 @@ def cell(row: Mapping) -> Cell:
     return row["case"], row["dtype"], row["pass"]
 
 
+def name(cell: Cell) -> str:
+    """A cell in one text."""
+    return " ".join(cell)
+
+
 def _timed(rows: Rows) -> bool:
     return any(row["status"] in TIMED for row in rows)
 
@@ -86,12 +99,27 @@ def _unreached(rows: Rows) -> set[Cell]:
     return {cell(row) for row in rows if row["status"] == "unreached"}
 
 
+def _earlier(old: Mapping, taken: Sequence[str]) -> list[Mapping]:
+    """The words of the sidecars on the parts of which a joined measurement still has cells.
+
+    taken: these cells, by name.
+    """
+    former = old.get("earlier", ())
+    theirs = {each for part in former for each in part["cells"]}
+    own = {key: value for key, value in old.items() if key not in OF_WHOLE}
+    own["cells"] = [each for each in taken if each not in theirs]
+    found = [part | {"cells": [c for c in part["cells"] if c in taken]} for part in former]
+    return [part for part in [*found, own] if part["cells"]]
+
+
 def _refuse_other(old: Mapping, new: Mapping, reports: Mapping) -> None:
     told: dict[str, Callable[[Mapping], object]] = {
         "GPU models": lambda car: (car["environment"].get("gpu") or {}).get("name"),
         "drivers": lambda car: (car["environment"].get("gpu") or {}).get("driver"),
         "versions of packages": lambda car: car["environment"].get("versions"),
+        "files of packages": lambda car: car["environment"].get("hashes"),
         "harnesses": lambda car: car.get("harness_sha256"),
+        "tuned tables": lambda car: car.get("tables_sha256"),
         "drawn shapes": lambda car: car.get("schedule", {}).get("drawn_seed"),
         "schedules": _schedule,
     }
@@ -100,6 +128,8 @@ def _refuse_other(old: Mapping, new: Mapping, reports: Mapping) -> None:
         keys = ("code_sha256", "impl_version")
         if before is None or any(before[key] != after[key] for key in keys):
             differ.append(f"code of {impl}")
+        elif before.get("guard") != after.get("guard"):
+            differ.append(f"rules of the verification of {impl}")
     if differ:
         raise _other(new["op"], ", ".join(differ))
 
@@ -108,21 +138,52 @@ def _schedule(sidecar: Mapping) -> dict[str, object]:
     return {key: value for key, value in sidecar.get("schedule", {}).items() if key not in FREE}
 
 
-def _refuse_unverified(op: str, cells: Iterable[Rows], reports: Mapping) -> None:
-    refused = {
-        (impl, *cell(verdict))
-        for impl, (_, report) in reports.items()
-        for verdict in report["cells"]
-        if verdict["status"] not in ("ok", "unreached")
-    }
-    for rows in cells:
-        for row in rows:
-            where = row["impl"], *cell(row)
-            if row["status"] in TIMED and where in refused:
+def _refuse_unverified(
+    op: str,
+    before: Mapping[Cell, Rows],
+    after: Mapping[Cell, Rows],
+    taken: Iterable[Cell],
+    reports: Mapping,
+) -> None:
+    """Raise UserError if a time would lack its verdict, or be lost because of one."""
+    verdicts = {impl: tuple(map(_verdicts, pair)) for impl, pair in reports.items()}
+
+    def status(impl: str, key: Cell, since: bool) -> str:
+        return verdicts[OURS if impl == TWIN else impl][since].get(key, "absent")
+
+    for key, found in after.items():
+        # The verification may leave nothing of a cell to be timed.
+        barred = not any(row["status"] in (*TIMED, "unreached") for row in found) and all(
+            status(row["impl"], key, True) != "ok" for row in found
+        )
+        if key not in taken and not barred:
+            continue
+        for row in before[key]:
+            now = status(row["impl"], key, True)
+            stands = now == "unreached" and status(row["impl"], key, False) == "ok"
+            if row["status"] in TIMED and now != "ok" and not stands:
                 raise UserError(
-                    f"{op}: the new verification refuses {' '.join(where)}, which has a recorded "
-                    "time; measure the op whole, or verify it again"
+                    f"{op}: the new verification does not pass {row['impl']} {name(key)}, which has"
+                    f" a recorded time ({now}); measure the op whole, or verify it again"
                 )
+
+
+def _verdicts(report: Mapping) -> dict[Cell, str]:
+    return {cell(each): each["status"] for each in report["cells"]}
+
+
+def _judged(before: Mapping, after: Mapping, taken: Iterable[Cell]) -> Mapping:
+    """A report with the former verdicts on cells that it has not reached."""
+    former = {cell(each): each for each in before["cells"] if each["status"] == "ok"}
+    former = {key: each for key, each in former.items() if key in taken}
+    late = [each for each in after["cells"] if each["status"] == "unreached"]
+    if not any(cell(each) in former for each in late):
+        return after
+    cells = [
+        former.get(cell(each), each) if each["status"] == "unreached" else each
+        for each in after["cells"]
+    ]
+    return {**after, "cells": cells, **severity.overall(cells)}
 
 
 def _other(op: str, what: str) -> UserError:

@@ -99,7 +99,8 @@ def _typed(fields: dict[str, str]) -> dict[str, object]:
 def _number(column: Column, text: str) -> int | float | None:
     if text == "":
         return None
-    kind = int if column.kind == columns.COUNT else float
+    # A reading without a point stays so, and a row that is read and written is the same line.
+    kind = int if column.kind == columns.COUNT or text.isdecimal() else float
     try:
         value = kind(text)
     except ValueError:
@@ -131,12 +132,15 @@ def read(path: Path, remedy: str) -> tuple[list[dict[str, object]], dict]:
         raise UserError(f"{path}: {len(rows)} rows where {beside.name} says {said}; {remedy}")
     if sidecar["csv_sha256"] != sha256(content):
         raise UserError(f"{path}: its SHA-256 is not the one in {beside.name}; {remedy}")
-    own = [parts.uuid(part) for part in parts.of(sidecar)]
-    # Rows of former runs name no board.
-    if others := {row["board"] for row in rows} - {"", *own}:
-        known = ", ".join(filter(None, own)) or "no GPU"
-        said = f"rows of board {min(others)} where {beside.name} says {known}"
-        raise UserError(f"{path}: {said}; {remedy}")
+    earlier = parts.of(sidecar)[:-1]
+    boards = {each: parts.uuid(part) for part in earlier for each in part["cells"]}
+    own = parts.uuid(sidecar)
+    for row in rows:
+        said = boards.get(parts.name(parts.cell(row)), own)
+        # Rows of former runs name no board.
+        if row["board"] not in ("", said):
+            problem = f"rows of board {row['board']} where {beside.name} says {said or 'no GPU'}"
+            raise UserError(f"{path}: {problem}; {remedy}")
     for part in parts.of(sidecar):
         if part["environment_sha256"] != environment_sha256(part["environment"]):
             raise UserError(f"{beside}: its environment_sha256 is of another environment; {remedy}")

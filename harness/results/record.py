@@ -25,6 +25,7 @@ from harness.cli import UserError
 from harness.machine import environment
 from harness.project.implementations import TWIN
 from harness.results import manifest, parts, raw, schema
+from harness.results.columns import DRAWN
 
 ROOT = Path(__file__).resolve().parents[2]
 RESTORE = "restore it from git"
@@ -76,8 +77,8 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
         if whole := _with_whole_commit(sidecar):
             sidecar = sidecars[op] = whole
         if sidecar.get("unreached") and _lost(into / "raw" / path.name, rows):
-            rows, sidecar = _joined(into, op, (rows, sidecar), verdicts)
-            joined[op] = rows, sidecar
+            rows, sidecar, verdicts = _joined(into, op, (rows, sidecar), verdicts)
+            joined[op] = rows, sidecar, verdicts
         if sidecar.get("unreached"):
             print(f"{op}: {sidecar['unreached']} of its cells were not reached", file=sys.stderr)
     if not (sources or dissected):
@@ -86,7 +87,10 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
         _replace_folder(into / "verify" / op, reports[op])
         place, beside = into / "raw" / path.name, path.with_suffix(".json")
         if op in joined:
-            raw.write(place, *joined[op])
+            rows, sidecar, verdicts = joined[op]
+            for impl, report in verdicts.items():
+                files.write_json(into / "verify" / op / f"{impl}.json", report)
+            raw.write(place, rows, sidecar)
             continue
         if op in sidecars:
             files.write_json(into / "raw" / beside.name, sidecars[op])
@@ -104,18 +108,23 @@ def record(run: Path, into: Path, allow_dirty: bool) -> list[str]:
 
 
 def _lost(recorded: Path, rows: list[dict]) -> bool:
-    """Whether a recorded op has times of a cell that a closed measurement did not reach."""
+    """Whether a recorded op has times of a cell that a part or a closed measurement lacks.
+
+    Shapes that were drawn for the recorded run are lacking only if they are this run's as well.
+    """
     if not recorded.is_file():
         return False
-    old = raw.read(recorded, RESTORE)[0]
+    old = [row for row in raw.read(recorded, RESTORE)[0] if row["status"] in raw.TIMED]
     unreached = {parts.cell(row) for row in rows if row["status"] == "unreached"}
-    return any(parts.cell(row) in unreached for row in old if row["status"] in raw.TIMED)
+    there = {parts.cell(row) for row in rows}
+    grid = {parts.cell(row) for row in old if row["set"] != DRAWN}
+    return bool(grid - there or {parts.cell(row) for row in old} & unreached)
 
 
 def _joined(
     into: Path, op: str, new: tuple[list[dict], dict], verdicts: dict[str, dict]
-) -> tuple[list[dict], dict]:
-    """Rows and sidecar of the recorded part of an op and of a new one."""
+) -> tuple[list, dict, dict]:
+    """Rows, sidecar and reports of the recorded part of an op and of a new one."""
     old = raw.read(into / "raw" / f"{op}.csv", RESTORE)
     pairs = {}
     for impl, verdict in verdicts.items():

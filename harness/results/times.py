@@ -18,11 +18,11 @@ def measurements(
     return {path.stem: raw.read(path, f"measure or replay {path.stem} again") for path in paths}
 
 
-def limits(sidecar: Mapping, board: str = "") -> dict[str, float]:
+def limits(sidecar: Mapping, cell: parts.Cell | None = None) -> dict[str, float]:
     """Each ceiling by its quantity; a measured one goes before the data sheet's.
 
-    board: the one whose ceilings count, if the measurement has parts on several.
+    cell: the one that they bound, if the measurement may have several parts.
     """
-    part = parts.on_board(sidecar, board)
+    part = parts.of_cell(sidecar, cell) if cell else sidecar
     ordered = sorted(part["ceilings"], key=lambda row: row["source"] == "measured")
     return {row["quantity"]: float(row["value"]) for row in ordered}

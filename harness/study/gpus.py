@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from harness.cli import UserError
 from harness.files import read_json
 from harness.machine import gpu_lock
+from harness.results import parts
 from harness.study import placement
 
 # Libraries that compile at a time at most, for each GPU: as many as most ops have. Else the one
@@ -182,8 +183,10 @@ class Gpus:
         return [(n, f"board{n}") for n in range(len(self.boards)) if len(self.boards) > 1]
 
     def _recorded_s(self, op: str) -> float | None:
-        """The seconds that measuring an op took in the recorded run."""
-        with contextlib.suppress(UserError):
+        """The seconds that measuring an op took in the recorded run, in all its parts."""
+        # A plan needs no whole record; the command that reads it says what is wrong.
+        with contextlib.suppress(UserError, TypeError):
             sidecar = read_json(self.recorded / f"raw/{op}.json", "")
-            return sidecar.get("overhead", {}).get("total_s")
+            each = [part.get("overhead", {}).get("total_s") for part in parts.of(sidecar)]
+            return None if None in each else sum(each)
         return None

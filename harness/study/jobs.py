@@ -209,7 +209,8 @@ class Study:
         here = {OURS, *(name for name in names if libraries.version(about[name]))}
         raw = self.root / self.run / "raw"
         csvs = [(raw / f"{op}.csv", here.intersection(self.impls(op))) for op in self.ops]
-        wanted = {key: self.config[key] for key in ("dtypes", "passes", "max_cases", "part")}
+        wanted = {key: self.config[key] for key in ("dtypes", "passes", "max_cases")}
+        wanted["part"] = cli.part(self.config["part"]) if self.config["part"] else None
         measured.refuse_narrower(csvs, **wanted)
 
     def check_recorded(self, files: list[str]) -> None:

@@ -118,7 +118,9 @@ def _write_networks(
 ) -> None:
     """Write what is said of whole networks, and what was seen within a step of one."""
     whole = [op for op in source_tree.network_ops(ROOT) if op in sidecars]
-    ceilings = {op: sidecars[op]["ceilings"] for op in whole}
+    ceilings = {
+        (op, car["run_id"]): car["ceilings"] for op in whole for car in parts.of(sidecars[op])
+    }
     _write(folder, columns.NETWORK, networks.rows(summary, ceilings))
     for table in columns.DISSECTED.values():
         _write(folder, table, networks.dissected(folder, recorded, table))
@@ -128,14 +130,12 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
     """Write the files on cells; return the rows of the summary."""
     grouped = {op: timings.group(rows) for op, (rows, _) in study.items()}
     every = {key: rivals for found in grouped.values() for key, rivals in found.items()}
-    ceilings = {
-        key: limits(study[key[0]][1], timings.board(rivals)) for key, rivals in every.items()
-    }
+    ceilings = {key: limits(study[key[0]][1], key[1:]) for key in every}
     counted = {key: timings.counted(rivals, ceilings[key]) for key, rivals in every.items()}
     noise = comparisons.noise(counted)
     known = comparisons.known(counted)
     summary = [
-        row
+        row | {"run_id": parts.of_cell(study[key[0]][1], key[1:])["run_id"]}
         for key, rivals in every.items()
         for row in timings.summary(rivals, ceilings[key], known.of(key))
     ]

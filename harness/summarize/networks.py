@@ -17,17 +17,21 @@ EAGER = "torch_eager"
 SHEET = "data sheet"
 
 
-def rows(summary: Iterable[Mapping], ceilings: Mapping[str, list[Mapping]]) -> Iterator[dict]:
+def rows(
+    summary: Iterable[Mapping], ceilings: Mapping[tuple[str, str], list[Mapping]]
+) -> Iterator[dict]:
     """Yield a row of `columns.NETWORK` for each row of the summary on an op of a network.
 
     Args:
         summary: rows of `columns.SUMMARY`; those of other ops are left out.
-        ceilings: by op of a network, the rates of the machine that timed it, with their sources.
+        ceilings: by op of a network and run, the rates of the machine that timed it there, with
+            their sources.
     """
-    found = [row for row in summary if row["op"] in ceilings and row["impl"] != TWIN]
+    ops = {op for op, _ in ceilings}
+    found = [row for row in summary if row["op"] in ops and row["impl"] != TWIN]
     eager = {_cell(row): row.get("device_us") for row in found if row["impl"] == EAGER}
     for row in found:
-        yield _row(row, ceilings[row["op"]], eager.get(_cell(row)))
+        yield _row(row, ceilings[row["op"], row["run_id"]], eager.get(_cell(row)))
 
 
 def _cell(row: Mapping) -> tuple:

@@ -155,7 +155,8 @@ def runs(sidecars: Mapping[str, dict], changed: Iterable[str] = ()) -> list[dict
         keys = ("run_id", "mode", "environment_sha256", "harness_sha256")
         row = found.setdefault(tuple(row[key] for key in keys), row)
         for column in ["ops", *["changed_ops"] * (op in changed)]:
-            row[column] = f"{row[column]} {op}".strip()
+            # Two parts of an op may be of one run.
+            row[column] = " ".join(dict.fromkeys([*row[column].split(), op]))
     return list(found.values())
 
 
@@ -206,18 +207,19 @@ def overhead(rows: Mapping[str, list], sidecars: Mapping[str, dict]) -> list[dic
     for op, car in sidecars.items():
         row = {"op": op, **_spent(parts.of(car))}
         row["blocks"] = sum(one["status"] in TIMED for one in rows[op])
-        reached = [one for one in rows[op] if one["status"] != "unreached"]
-        row["cells"] = len({(one["case"], one["dtype"], one["pass"]) for one in reached})
-        tuned = {
-            impl: one.get("gpu", "") == parts.uuid(part)
-            for part in parts.of(car)
-            for impl, one in part.get("autotuned", {}).items()
-        }
+        cells = parts.by_cell(rows[op]).values()
+        row["cells"] = sum(all(one["status"] != "unreached" for one in cell) for cell in cells)
+        tuned: dict[str, bool] = {}
+        for part in parts.of(car):
+            for impl, one in part.get("autotuned", {}).items():
+                here = one.get("gpu", "") == parts.uuid(part)
+                tuned[impl] = tuned.get(impl, True) and here
         row["self_tuned"] = len(tuned)
         row["tuned_elsewhere"] = sum(not here for here in tuned.values())
         timed = {one["impl"] for one in rows[op] if one["status"] in TIMED}
         row["tuned_beside"] = len(set(source_tree.self_tuned(ROOT, op, timed)) - set(tuned))
-        row["host_cores"] = car.get("schedule", {}).get("cores")
+        cores = [part.get("schedule", {}).get("cores") for part in parts.of(car)]
+        row["host_cores"] = None if None in cores else min(cores)
         found.append(row)
     known = [row for row in found if row["total_s"] and row["timed_s"] is not None]
     keys = ("total_s", "timed_s", "first_s", "blocks", "cells")

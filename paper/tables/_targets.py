@@ -109,9 +109,9 @@ def _limits(folder, ours):
     rows = read(folder, "shown_ceilings")
     rows = rows[rows["source"] == "measured"].set_index(["run_id", "board", "quantity"])["value"]
     runs = read(folder, "runs").itertuples()
-    gpu_of = {op: (row.run_id, row.board) for row in runs for op in row.ops.split()}
-    ops = ours.index.get_level_values("op")
+    board_of = {(op, row.run_id): row.board for row in runs for op in row.ops.split()}
+    cells = list(zip(ours.index.get_level_values("op"), ours["run_id"], strict=True))
     return {
-        name: [rows.get((*gpu_of.get(op, ("", "")), name), float("nan")) for op in ops]
+        name: [rows.get((cell[1], board_of.get(cell, ""), name), float("nan")) for cell in cells]
         for name in ("copy", "write")
     }

@@ -127,6 +127,7 @@ def test_an_op_in_two_parts_is_compared_by_the_board_of_each_cell(one, two):
     part = {key: sidecar[key] for key in ("run_id", "date", "commit", "dirty", "ceilings")}
     part |= {"environment": taken, "environment_sha256": raw.environment_sha256(taken)}
     part |= {"overhead": {"total_s": 50.0}} | span("04:00", "05:00")
+    part |= {"run_id": "earlier", "cells": [" ".join(key) for key in keys[:3]]}
     raw.write(path, read, sidecar | {"earlier": [part]})
     rows = found(one, folder)
     apart = rows["two", OPS[0]], rows["one", OPS[0]]
@@ -135,6 +136,7 @@ def test_an_op_in_two_parts_is_compared_by_the_board_of_each_cell(one, two):
     assert sum(row["cells"] for row in apart) == whole and min(row["cells"] for row in apart) > 2
     raw.write(path, read, sidecar | {"earlier": [part]})
     run = Run.read(folder)
+    assert f"; {sidecar['run_id']}, earlier; " in run.origin()
     said = "2 ops on 2 GPUs, jobs of 250 s in all, 300 s from the first to the last"
     assert boards.stage(folder, run) == f"{folder}: {said}"
 

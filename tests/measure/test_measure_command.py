@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -55,6 +56,7 @@ def test_a_part_times_its_shapes_and_the_other_one_the_rest(measured, tmp_path):
         timed = {parts.cell(row) for row in rows if row["status"] == "ok"}
         left = {parts.cell(row) for row in rows if row["status"] == "unreached"}
         assert not timed & left and len(left) == sidecar["unreached"]
+        assert re.fullmatch("[0-9a-f]{64}", sidecar["tables_sha256"])
         reasons = {row["reason"] for row in rows if row["status"] == "unreached"}
         assert reasons == {"another part of the measurement times this cell"}
         found.append((timed, left))
@@ -81,6 +83,23 @@ def test_cells_that_the_record_did_not_reach_are_timed_first(measured, tmp_path,
     first, second = (list(map(str, each)) for each in seen)
     assert left and set(first[: len(left)]) == left and set(first) == set(second) != left
     assert set(second[: len(left)]) != left
+
+
+def test_a_part_may_be_timed_again_and_takes_no_other_away(measured, tmp_path):
+    """A study that is started once more may have to renew what it has."""
+    out = tmp_path / "raw/scale.csv"
+    for _ in range(2):
+        measured("ours", "torch_eager", part="1/2", out=out, **{"max-cases": 2})
+    with pytest.raises(UserError, match=r"leaves out \(shapes of other parts\)"):
+        measured("ours", "torch_eager", part="2/2", out=out, **{"max-cases": 2})
+
+
+def test_a_part_without_a_shape_ends_well(measured, tmp_path):
+    out = tmp_path / "raw/scale.csv"
+    measured("ours", "torch_eager", part="3/3", out=out, **{"max-cases": 1})
+    rows, sidecar = raw.read(out, "")
+    assert {row["status"] for row in rows} == {"unreached"}
+    assert sidecar["unreached"] == len({parts.cell(row) for row in rows})
 
 
 def test_shapes_with_short_calls_are_timed_first():

@@ -59,14 +59,18 @@ def test_the_data_sheet_gives_the_peak_where_it_has_one():
         {"quantity": "bfloat16", "value": 800.0, "source": "measured"},
         {"quantity": "bfloat16", "value": 989.5, "source": "data sheet: a title"},
     ]
-    row = {"op": "model_forward", "case": "c", "dtype": "bfloat16", "impl": "ours", "size_B": 2,
-           "size_S": 8, "flags": "tiny_gpt2", "status": "ok", "reason": "", "device_us": 2.0,
-           "ci_lo": 1.9, "ci_hi": 2.1, "tflops": 494.75}  # fmt: skip
-    (made,) = networks.rows([row, row | {"op": "dot"}], {"model_forward": rates})
+    row = {"op": "model_forward", "case": "c", "dtype": "bfloat16", "impl": "ours", "run_id": "r",
+           "size_B": 2, "size_S": 8, "flags": "tiny_gpt2", "status": "ok", "reason": "",
+           "device_us": 2.0, "ci_lo": 1.9, "ci_hi": 2.1, "tflops": 494.75}  # fmt: skip
+    (made,) = networks.rows([row, row | {"op": "dot"}], {("model_forward", "r"): rates})
     assert made["mfu"] == 0.5 and made["peak"] == "data sheet: a title"
     assert made["preset"] == "tiny-gpt2" and "speedup_vs_eager" not in made
-    (made,) = networks.rows([row], {"model_forward": []})
+    (made,) = networks.rows([row], {("model_forward", "r"): []})
     assert "mfu" not in made
+    # Each part of a measurement has the rates of its own machine.
+    parts = {("model_forward", "r"): rates[:1], ("model_forward", "s"): rates[1:]}
+    peaks = [each["peak"] for each in networks.rows([row, row | {"run_id": "s"}], parts)]
+    assert peaks == ["measured", "data sheet: a title"]
 
 
 def test_the_reports_of_stacks_are_shown(shown):

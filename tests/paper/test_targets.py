@@ -21,7 +21,7 @@ MISSED = r"\textbf{missed}"
 
 def row(impl, us, op="add", case="N8", mib=64, **more):
     same = {"op": op, "family": "vector", "case": case, "dtype": "bfloat16", "pass": "forward"}
-    same |= {"set": "grid", "timed_by": "graph"}
+    same |= {"set": "grid", "timed_by": "graph", "run_id": "r"}
     same |= {"impl": impl, "device_us": us, "call_us": us + 5, "peak_mem_bytes": 100}
     return same | {"status": "ok", "gbps": mib * MIB / us / 1e3, "size_N": 8} | more
 
@@ -46,10 +46,13 @@ def typeset(tmp_path, monkeypatch):
     def make(path, targets, rows):
         save(tmp_path, "summary", rows)
         run = {"run_id": "r", "mode": "replayed", "date": "2026-11-23", "commit": "c", "board": "g"}
-        save(tmp_path, "runs", [run | {"ops": "add mul", "changed_ops": "mul"}])
+        runs = [run | {"ops": "add mul", "changed_ops": "mul"}]
+        runs += [run | {"run_id": "s", "board": "h", "ops": "add", "changed_ops": ""}]
+        save(tmp_path, "runs", runs)
         # Another GPU of the run, whose rates bound none of these cells.
         limits = [("r", "other", "copy", 1.0), ("r", "other", "write", 1.0)]
         limits += [("r", "g", "copy", 4000.0), ("r", "g", "write", 2000.0)]
+        limits += [("s", "h", "copy", 2000.0), ("s", "h", "write", 1000.0)]
         ceilings = pd.DataFrame(limits, columns=["run_id", "board", "quantity", "value"])
         save(tmp_path, "shown_ceilings", ceilings.assign(source="measured"))
         listed = pd.DataFrame([dict.fromkeys(COLUMNS, "") | one for one in targets])
@@ -118,6 +121,13 @@ def test_shares_of_ceilings_and_of_rivals(table):
     lines = table([target(quantity=name, must="1", aim="") for name in names], rows)
     assert [line[5] for line in lines] == ["0.839", "1.678", "0.500", "2.50"]
     assert [line[7] for line in lines] == [MISSED, "must met", MISSED, "must met"]
+
+
+def test_each_part_of_an_op_is_measured_by_its_own_ceiling(table):
+    rows = [row("ours", 20.0), row("ours", 20.0, case="N9", run_id="s")]
+    for case, share in (("N8", "0.839"), ("N9", "1.678")):
+        (line,) = table([target(quantity="copy_share", case=case, must="1", aim="")], rows)
+        assert line[5] == share
 
 
 def test_the_furthest_of_several_cells_is_shown_and_how_many_meet(table):

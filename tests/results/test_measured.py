@@ -134,10 +134,18 @@ def test_a_narrower_measurement_replaces_no_wider_one(tree, more, word, wish):
 
 def test_a_part_replaces_no_times_of_others(tmp_path):
     path, wanted = tmp_path / "raw/softmax.csv", {"dtypes": ["float16"], "passes": ["forward"]}
-    save(path, [PLAIN])
-    found = measured.lacking(path, ["ours"], max_cases=None, part="1/2", **wanted)
-    assert list(found) == ["shapes of other parts"]
-    assert list(measured.lacking(path, ["ours"], max_cases=None, part=None, **wanted)) == []
+
+    def lacking(part, *timed):
+        absent = {"status": "unreached", "device_us": None, "call_us": None}
+        rows = [PLAIN | {"case": f"M{m}-N1"} | ({} if m in timed else absent) for m in range(1, 6)]
+        save(path, rows)
+        return list(measured.lacking(path, ["ours"], max_cases=None, part=part, **wanted))
+
+    assert lacking((1, 2), 1, 2, 3, 4, 5) == lacking((1, 2), 2, 4) == ["shapes of other parts"]
+    assert lacking((2, 2), 1) == lacking((2, 3), 2, 3) == ["shapes of other parts"]
+    assert lacking(None, 1, 2, 3, 4, 5) == lacking((1, 1), 1, 2, 3, 4, 5) == []
+    # A study in parts that was interrupted goes on.
+    assert lacking((1, 2), 1, 3, 5) == lacking((2, 2), 2, 4) == lacking((2, 3), 2, 5) == []
 
 
 def test_a_cell_without_a_time_is_no_loss(tmp_path):

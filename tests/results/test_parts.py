@@ -6,12 +6,14 @@ import json
 import pytest
 
 from harness.cli import UserError
-from harness.results import parts, raw, record, times
+from harness.results import manifest, parts, raw, record, times
 from tests.support.raw_files import PLAIN, save
 
 IMPLS = ("ours", "ours_twin", "torch_eager")
 CASES = ("M1-N1", "M2-N2", "M3-N3")
-VERDICT = {"impl_version": "3", "code_sha256": "c", "cells": []}
+PLACE = {"dtype": "float16", "pass": "forward"}
+PASSED = [PLACE | {"case": case, "status": "ok", "reason": ""} for case in CASES]
+VERDICT = {"impl_version": "3", "code_sha256": "c", "cells": PASSED}
 REPORTS = {impl: (VERDICT, VERDICT) for impl in ("ours", "torch_eager")}
 
 
@@ -20,7 +22,7 @@ def rows_of(board: str, *timed: str, us: float = 10.0) -> list[dict]:
     absent = dict.fromkeys((*raw.TIMES, *raw.READINGS)) | {"status": "unreached"}
     return [
         PLAIN
-        | {"case": case, "impl": impl, "board": board, "device_us": us}
+        | {"case": case, "impl": impl, "board": board, "device_us": us, "sm_mhz": 1980}
         | (absent if case not in timed else {})
         for case in CASES
         for impl in IMPLS
@@ -29,7 +31,7 @@ def rows_of(board: str, *timed: str, us: float = 10.0) -> list[dict]:
 
 def sidecar_of(board: str, lacking: int, **changes) -> dict:
     gpu = {"name": "H200", "driver": "580", "uuid": board}
-    environment = {"gpu": gpu, "versions": {"torch": "2.11"}}
+    environment = {"gpu": gpu, "versions": {"torch": "2.11"}, "hashes": {"torch": "1"}}
     rate = {"quantity": "read", "unit": "GB/s", "value": 4000.0 + len(board), "source": "measured"}
     return {
         "op": "softmax",
@@ -41,6 +43,7 @@ def sidecar_of(board: str, lacking: int, **changes) -> dict:
         "environment": environment,
         "environment_sha256": raw.environment_sha256(environment),
         "harness_sha256": "h",
+        "tables_sha256": "t",
         "ceilings": [rate],
         "schedule": {"drawn_seed": 7, "min_blocks": 16, "seed": len(board), "cores": len(board)},
         "overhead": {"total_s": 10.0, "timed_s": 6.0, "first_s": 1.0, "share": 0.3},
@@ -53,20 +56,22 @@ NEW = rows_of("BB", "M2-N2", "M3-N3", us=12.0), sidecar_of("BB", 1)
 
 
 def test_a_cell_is_of_the_part_that_timed_it():
-    rows, sidecar = parts.joined(OLD, NEW, REPORTS)
+    rows, sidecar, reports = parts.joined(OLD, NEW, REPORTS)
+    assert reports == {}
     found = [(row["case"], row["board"], row["device_us"]) for row in rows]
     where = {"M1-N1": ("A", 11.0), "M2-N2": ("BB", 12.0), "M3-N3": ("BB", 12.0)}
     assert found == [(case, *where[case]) for case in CASES for _ in IMPLS]
     assert sidecar["unreached"] == 0 and sidecar["run_id"] == "run-BB"
     (earlier,) = sidecar["earlier"]
     assert earlier["run_id"] == "run-A" and not set(parts.OF_WHOLE) & set(earlier)
+    assert earlier["cells"] == ["M1-N1 float16 forward"]
     assert [part["run_id"] for part in parts.of(sidecar)] == ["run-A", "run-BB"]
     assert all(part["op"] == "softmax" for part in parts.of(sidecar))
 
 
 def test_a_cell_that_both_parts_timed_is_of_the_new_one():
     both = rows_of("A", *CASES[:2], us=11.0), sidecar_of("A", 1)
-    rows, _ = parts.joined(both, NEW, REPORTS)
+    rows, _, _ = parts.joined(both, NEW, REPORTS)
     assert {row["case"]: row["board"] for row in rows} == {
         "M1-N1": "A", "M2-N2": "BB", "M3-N3": "BB",
     }  # fmt: skip
@@ -74,16 +79,17 @@ def test_a_cell_that_both_parts_timed_is_of_the_new_one():
 
 def test_a_part_that_adds_nothing_leaves_no_trace():
     whole = rows_of("BB", *CASES), sidecar_of("BB", 0)
-    rows, sidecar = parts.joined(OLD, whole, REPORTS)
+    rows, sidecar, _ = parts.joined(OLD, whole, REPORTS)
     assert rows == whole[0] and "earlier" not in sidecar
 
 
 def test_a_third_part_keeps_the_first_two_and_counts_the_cells_that_none_has():
     first = rows_of("A", "M1-N1"), sidecar_of("A", 2)
     second = rows_of("BB", "M2-N2"), sidecar_of("BB", 2)
-    two = parts.joined(first, second, REPORTS)
+    two = parts.joined(first, second, REPORTS)[:2]
     assert two[1]["unreached"] == 1
-    rows, sidecar = parts.joined(two, (rows_of("CCC", "M3-N3"), sidecar_of("CCC", 2)), REPORTS)
+    third = rows_of("CCC", "M3-N3"), sidecar_of("CCC", 2)
+    rows, sidecar, _ = parts.joined(two, third, REPORTS)
     assert [part["run_id"] for part in parts.of(sidecar)] == ["run-A", "run-BB", "run-CCC"]
     assert {row["board"] for row in rows} == {"A", "BB", "CCC"} and sidecar["unreached"] == 0
 
@@ -103,7 +109,9 @@ def changed(sidecar: dict, *way: str) -> dict:
         (("environment", "gpu", "name"), "GPU models"),
         (("environment", "gpu", "driver"), "drivers"),
         (("environment", "versions", "torch"), "versions of packages"),
+        (("environment", "hashes", "torch"), "files of packages"),
         (("harness_sha256",), "harnesses"),
+        (("tables_sha256",), "tuned tables"),
         (("schedule", "drawn_seed"), "drawn shapes"),
         (("schedule", "min_blocks"), "schedules"),
     ],
@@ -116,6 +124,12 @@ def test_times_of_another_measurement_are_refused(way, named):
 @pytest.mark.parametrize("way", ["seed", "cores"])
 def test_the_order_and_the_cores_may_differ(way):
     parts.joined((OLD[0], changed(OLD[1], "schedule", way)), NEW, REPORTS)
+
+
+def test_times_that_other_rules_judged_are_refused():
+    reports = REPORTS | {"torch_eager": (VERDICT | {"guard": 1}, VERDICT)}
+    with pytest.raises(UserError, match="other rules of the verification of torch_eager"):
+        parts.joined(OLD, NEW, reports)
 
 
 @pytest.mark.parametrize("key", ["code_sha256", "impl_version"])
@@ -133,29 +147,110 @@ def test_times_of_other_shapes_are_refused():
         parts.joined((other, OLD[1]), NEW, REPORTS)
 
 
-def test_a_time_that_the_new_verification_refuses_is_not_taken():
-    cell = {"dtype": "float16", "pass": "forward", "status": "inaccurate"}
+def judged(case: str, *verdicts: str | None) -> dict:
+    """The reports of PyTorch with these verdicts on a case; None leaves it out."""
+    pair = []
+    for verdict in verdicts:
+        others = [cell for cell in PASSED if cell["case"] != case]
+        own = PLACE | {"case": case, "status": verdict, "reason": "a reason"}
+        pair.append(VERDICT | {"cells": [*others, own] if verdict else others})
+    return REPORTS | {"torch_eager": tuple(pair)}
 
-    def reports(case: str, status: str = "inaccurate") -> dict:
-        verdict = VERDICT | {"cells": [cell | {"case": case, "status": status}]}
-        return REPORTS | {"torch_eager": (VERDICT, verdict)}
 
-    with pytest.raises(UserError, match="refuses torch_eager M1-N1 float16 forward"):
-        parts.joined(OLD, NEW, reports("M1-N1"))
-    # It is no verdict on the recorded time, or on a cell of the new part.
-    parts.joined(OLD, NEW, reports("M1-N1", "unreached"))
-    parts.joined(OLD, NEW, reports("M2-N2"))
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("ok", "inaccurate"), ("ok", None), ("unreached", "unreached"), (None, "unreached")],
+)
+def test_a_time_that_the_new_verification_does_not_pass_is_not_taken(before, now):
+    with pytest.raises(UserError, match="does not pass torch_eager M1-N1 float16 forward"):
+        parts.joined(OLD, NEW, judged("M1-N1", before, now))
+    # It is no verdict on a cell of the new part.
+    parts.joined(OLD, NEW, judged("M2-N2", before, now))
+
+
+def test_a_cell_that_the_new_verification_had_no_time_for_keeps_its_verdict():
+    pair = judged("M1-N1", "ok", "unreached")
+    _, _, reports = parts.joined(OLD, NEW, pair)
+    assert list(reports) == ["torch_eager"]
+    found = {cell["case"]: cell for cell in reports["torch_eager"]["cells"]}
+    assert {case: cell["status"] for case, cell in found.items()} == dict.fromkeys(CASES, "ok")
+    assert found["M1-N1"] in pair["torch_eager"][0]["cells"]
+    assert (reports["torch_eager"]["status"], reports["torch_eager"]["code_sha256"]) == ("ok", "c")
+    # A cell of the new part stays as the new verification has it.
+    assert parts.joined(OLD, NEW, judged("M2-N2", "ok", "unreached"))[2] == {}
+
+
+def failed(rows: list[dict], case: str, status: str) -> list[dict]:
+    absent = dict.fromkeys((*raw.TIMES, *raw.READINGS)) | {"status": status}
+    return [row | absent if row["case"] == case else row for row in rows]
+
+
+def test_a_cell_that_failed_in_the_new_part_is_not_hidden_by_an_old_time():
+    both = rows_of("A", *CASES[:2]), sidecar_of("A", 1)
+    rows, sidecar, _ = parts.joined(both, (failed(NEW[0], "M2-N2", "crashed"), NEW[1]), REPORTS)
+    found = {row["case"]: (row["board"], row["status"]) for row in rows}
+    assert found == {"M1-N1": ("A", "ok"), "M2-N2": ("BB", "crashed"), "M3-N3": ("BB", "ok")}
+    assert sidecar["unreached"] == 0
+
+
+def test_a_cell_that_failed_in_the_old_part_does_not_become_unreached():
+    old = failed(rows_of("A", *CASES[:2]), "M1-N1", "oom"), sidecar_of("A", 1)
+    new = rows_of("BB", "M3-N3"), sidecar_of("BB", 2)
+    rows, sidecar, _ = parts.joined(old, new, REPORTS)
+    found = {row["case"]: (row["board"], row["status"]) for row in rows}
+    assert found == {"M1-N1": ("A", "oom"), "M2-N2": ("A", "ok"), "M3-N3": ("BB", "ok")}
+    assert sidecar["unreached"] == 0
+
+
+def test_a_cell_that_the_new_verification_bars_takes_no_time_away():
+    barred = failed(NEW[0], "M1-N1", "inaccurate"), NEW[1]
+    reports = {impl: judged("M1-N1", "ok", "inaccurate")["torch_eager"] for impl in REPORTS}
+    with pytest.raises(UserError, match="does not pass ours M1-N1 float16 forward"):
+        parts.joined(OLD, barred, reports)
+
+
+@pytest.mark.parametrize("one", [0, 1])
+def test_times_of_other_rivals_are_refused(one):
+    pair = [OLD, NEW]
+    rows = [row for row in pair[one][0] if row["impl"] != "torch_eager"]
+    pair[one] = rows, pair[one][1]
+    with pytest.raises(UserError, match="other implementations"):
+        parts.joined(*pair, REPORTS)
+
+
+def test_a_part_that_was_taken_anew_leaves_no_trace():
+    """Both parts are of one board, and then the first one is taken once more."""
+    first = rows_of("A", "M1-N1"), sidecar_of("A", 2)
+    second = rows_of("A", "M2-N2", "M3-N3"), sidecar_of("A", 1, run_id="second")
+    two = parts.joined(first, second, REPORTS)[:2]
+    again = rows_of("A", "M1-N1", us=13.0), sidecar_of("A", 2, run_id="again")
+    rows, sidecar, _ = parts.joined(two, again, REPORTS)
+    assert [part["run_id"] for part in parts.of(sidecar)] == ["second", "again"]
+    assert [row["device_us"] for row in rows if row["impl"] == "ours"] == [13.0, 10.0, 10.0]
+    cells = [(case, "float16", "forward") for case in CASES]
+    found = [parts.of_cell(sidecar, cell)["run_id"] for cell in cells]
+    assert found == ["again", "second", "second"]
+
+
+def test_rows_of_two_boards_in_one_cell_are_refused(tmp_path):
+    rows, sidecar, _ = parts.joined(OLD, NEW, REPORTS)
+    path = tmp_path / "raw/softmax.csv"
+    path.parent.mkdir()
+    raw.write(path, [rows[0] | {"board": "BB"}, *rows[1:]], sidecar)
+    with pytest.raises(UserError, match=r"rows of board BB where softmax\.json says A"):
+        raw.read(path, "")
 
 
 def test_the_files_of_joined_parts_are_read_and_each_board_has_its_ceilings(tmp_path):
-    rows, sidecar = parts.joined(OLD, NEW, REPORTS)
+    rows, sidecar, _ = parts.joined(OLD, NEW, REPORTS)
     path = tmp_path / "raw/softmax.csv"
     path.parent.mkdir()
     raw.write(path, rows, sidecar)
     found, told = raw.read(path, "")
     assert [row["device_us"] for row in found] == [row["device_us"] for row in rows]
-    limits = [times.limits(told, board)["read"] for board in ("A", "BB", "")]
-    assert limits == [4001.0, 4002.0, 4002.0]
+    cells = [(case, "float16", "forward") for case in CASES]
+    limits = [times.limits(told, cell)["read"] for cell in (*cells, None)]
+    assert limits == [4001.0, 4002.0, 4002.0, 4002.0]
     alone = {key: value for key, value in sidecar.items() if key != "earlier"}
     raw.write(path, rows, alone)
     with pytest.raises(UserError, match=r"rows of board A where softmax\.json says BB"):
@@ -166,20 +261,31 @@ def test_the_files_of_joined_parts_are_read_and_each_board_has_its_ceilings(tmp_
         raw.read(path, "")
 
 
-def test_two_runs_of_parts_become_one_record(tmp_path, capsys):
-    into = tmp_path / "recorded"
-    for name, (rows, sidecar) in {"one": OLD, "two": NEW}.items():
+@pytest.mark.parametrize("runs", [(OLD, NEW), (NEW, OLD)])
+def test_two_runs_of_parts_become_one_record(tmp_path, capsys, runs):
+    """Whichever comes first; the second verification had no time for a cell of PyTorch."""
+    into, lacking = tmp_path / "recorded", runs[0][1]["unreached"]
+    (late,) = {row["case"] for row in runs[0][0] if row["status"] == "ok"} - {"M2-N2"}
+    for name, (rows, sidecar) in zip(("one", "two"), runs, strict=True):
         run = tmp_path / name
         save(run / "raw/softmax.csv", rows, **sidecar)
         for impl in ("ours", "torch_eager"):
             path = run / f"verify/softmax/{impl}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             about = {"op": "softmax", "impl": impl, "mode": "gpu", "status": "ok", "reason": ""}
-            path.write_text(json.dumps(VERDICT | about))
+            verdict = judged(late, "ok", "unreached")[impl][name == "two"]
+            path.write_text(json.dumps(verdict | about))
         assert record.record(run, into, allow_dirty=False) == ["softmax"]
-    assert capsys.readouterr().err == "softmax: 2 of its cells were not reached\n"
+    assert capsys.readouterr().err == f"softmax: {lacking} of its cells were not reached\n"
     rows, sidecar = raw.read(into / "raw/softmax.csv", "")
     assert {row["case"]: row["board"] for row in rows} == {
         "M1-N1": "A", "M2-N2": "BB", "M3-N3": "BB",
     }  # fmt: skip
     assert len(parts.of(sidecar)) == 2
+    report = json.loads((into / "verify/softmax/torch_eager.json").read_text())
+    assert {cell["status"] for cell in report["cells"]} == {"ok"}
+    manifest.check(into, ["softmax"])
+    # No digit of a row has changed.
+    lines = [(tmp_path / f"{name}/raw/softmax.csv").read_text() for name in ("one", "two")]
+    kept = (into / "raw/softmax.csv").read_text().splitlines()
+    assert set(kept) < {line for text in lines for line in text.splitlines()}

@@ -48,7 +48,7 @@ def material(request):
     counted = {}
     for rows, sidecar in times.measurements(request.param.parent).values():
         for key, rivals in rows_of_cells.group(rows).items():
-            limits = times.limits(sidecar, rows_of_cells.board(rivals))
+            limits = times.limits(sidecar, key[1:])
             counted[key] = rows_of_cells.counted(rivals, limits)
     compared = comparisons.comparisons(counted)
     gaps, processes = comparisons.noise(counted), comparisons.processes(counted)

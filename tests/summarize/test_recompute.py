@@ -91,14 +91,10 @@ def test_digests_and_rows_are_those_of_the_sidecars(folder, raw):
 # The rules, once more.
 
 
-def limits(sidecar, board):
-    """Return the ceilings of the board, or those of the last part if none names it."""
+def limits(sidecar, cell):
+    """Return the ceilings of the part that names the cell, or those of the last part."""
     values = {}
-    named = [
-        part
-        for part in (sidecar, *sidecar.get("earlier", ()))
-        if (part["environment"].get("gpu") or {}).get("uuid", "") == board
-    ]
+    named = [part for part in sidecar.get("earlier", ()) if " ".join(cell) in part["cells"]]
     for row in (named or [sidecar])[0]["ceilings"]:
         if row["source"] == "measured" or row["quantity"] not in values:
             values[row["quantity"]] = row["value"]
@@ -260,8 +256,8 @@ def again(raw):
     """Return the cells, and comparisons of ours with each baseline, from the raw rows."""
     rows, sidecars = raw
     limit = {
-        tuple(place): limits(sidecars[place[0]], part["board"].iloc[0])
-        for place, part in rows.groupby(CELL, sort=False)
+        tuple(place): limits(sidecars[place[0]], place[1:])
+        for place, _ in rows.groupby(CELL, sort=False)
     }
     cells, singles, counted, spreads = {}, {}, {}, {}
     for (*place, impl), part in rows.groupby([*CELL, "impl"], sort=False):

@@ -253,6 +253,8 @@ def test_a_cell_that_was_not_reached_took_no_time(tmp_path):
     keys = [(row["case"], row["dtype"], row["pass"]) for row in rows]
     nothing = {"status": "unreached", "device_us": "", "call_us": ""}
     gone = [row | (nothing if key == keys[0] else {}) for key, row in zip(keys, rows, strict=True)]
+    # A rival that verification refused has the word of that in a cell that nobody reached.
+    gone[-1 - keys[::-1].index(keys[0])]["status"] = "inaccurate"
     synthetic.write_raw(folder, "dot", gone)
     summarize(folder, folder)
     (found,) = [row for row in rows_of(folder, "overhead") if row["op"] == "dot"]
@@ -384,6 +386,8 @@ def test_runs_of_two_boards_or_two_harnesses_are_two_rows():
 
     cars = {"dot": sidecar("GPU-1"), "scale": sidecar("GPU-1", harness_sha256="ab")}
     cars |= {"add": sidecar("GPU-2"), "mul": sidecar("GPU-1")}
+    # Two parts of one run are one row, which names the op once.
+    cars["mul"]["earlier"] = [sidecar("GPU-1")]
     rows = [(row["board"], row["harness_sha256"], row["ops"]) for row in tables.runs(cars)]
     assert rows == [("GPU-1", "", "dot mul"), ("GPU-1", "ab", "scale"), ("GPU-2", "", "add")]
 
@@ -406,9 +410,13 @@ def test_an_op_in_two_parts_stands_with_both_of_its_boards(tmp_path):
     taken = sidecar["environment"] | {"gpu": sidecar["environment"]["gpu"] | {"uuid": "GPU-a"}}
     about = {"environment": taken, "environment_sha256": raw.environment_sha256(taken)}
     high = [row | {"value": row["value"] * 2} for row in sidecar["ceilings"]]
-    about |= {"ceilings": high, "autotuned": {"a": {"date": "", "gpu": "GPU-b"}}}
+    told = {name: {"date": "", "gpu": "GPU-b"} for name in ("a", "a_library")}
+    about |= {"ceilings": high, "autotuned": told}
+    sidecar["autotuned"] = {"a_library": {"date": "", "gpu": "GPU-00000000"}}
     earlier = {key: sidecar[key] for key in ("date", "commit", "dirty", "overhead")} | about
-    raw.write(path, rows, sidecar | {"earlier": [earlier | {"run_id": "first-part-x"}]})
+    earlier |= {"run_id": "first-part-x", "cells": [" ".join(key) for key in keys[::2]]}
+    earlier |= {"schedule": {"cores": 8}}
+    raw.write(path, rows, sidecar | {"earlier": [earlier]})
     summarize(folder, folder)
     shown = [(row["run_id"], row["board"], row["ops"]) for row in rows_of(folder, "runs")]
     assert shown == [("first-part-x", "GPU-a", "dot"), (sidecar["run_id"], "GPU-00000000", "dot")]
@@ -417,6 +425,9 @@ def test_an_op_in_two_parts_stands_with_both_of_its_boards(tmp_path):
     assert [float(spent[key]) for key in ("total_s", "timed_s", "first_s")] == [200, 140, 20]
     assert float(spent["share"]) == pytest.approx(0.2)
     assert (spent["self_tuned"], spent["tuned_elsewhere"]) == ("2", "2")
+    assert spent["host_cores"] == "8"
+    took = {parts.cell(row): row["run_id"] for row in rows_of(folder, "summary")}
+    assert took == {key: sidecar["run_id"] if key in keys[1::2] else "first-part-x" for key in keys}
     for key, reached in reached_of(folder).items():
         assert reached == pytest.approx(before[key] / (2 if key in keys[::2] else 1), rel=1e-5)
 

@@ -188,7 +188,7 @@ def test_each_file_has_the_rows_of_its_room(rooms, study, written, tmp_path):
         "shown_ceilings": (("ceilings", cars),),
         "datasheets": (("rows",),),
         "overhead": (OVERHEAD,),
-        "network": (("rows", [{"op": "mul"}], {"mul": {"read": 1.0}}),),
+        "network": (("rows", [{"op": "mul"}], {("mul", "b"): {"read": 1.0}}),),
     } | {
         name: (("dissected", tmp_path, recorded, table),)
         for name, table in columns.DISSECTED.items()
@@ -289,7 +289,10 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
     ]  # fmt: skip
     limits = {"add": {"read": 4400.0, "write": 4000.0}, "mul": {"read": 3300.0, "write": 3000.0}}
     study = {
-        op: (rows, {"ceilings": [ceiling(*one, "measured") for one in limits[op].items()]})
+        op: (
+            rows,
+            {"run_id": op, "ceilings": [ceiling(*one, "measured") for one in limits[op].items()]},
+        )
         for op, rows in (("add", add), ("mul", mul))
     }
     monkeypatch.setattr(rates, "material", lambda *args: ("material", args))
@@ -317,7 +320,7 @@ def test_the_cells_of_a_study_are_summarized_compared_and_claimed(tmp_path, monk
     assert len(noise) == 1 and known.at(1.0).variance > 0
     assert set(own) < set(grouped)
     summary = [
-        row
+        row | {"run_id": key[0]}
         for key, rivals in grouped.items()
         for row in timings.summary(rivals, limits[key[0]], known.of(key))
     ]
