@@ -92,6 +92,8 @@ def test_a_third_part_keeps_the_first_two_and_counts_the_cells_that_none_has():
     rows, sidecar, _ = parts.joined(two, third, REPORTS)
     assert [part["run_id"] for part in parts.of(sidecar)] == ["run-A", "run-BB", "run-CCC"]
     assert {row["board"] for row in rows} == {"A", "BB", "CCC"} and sidecar["unreached"] == 0
+    cells = [part["cells"] for part in sidecar["earlier"]]
+    assert cells == [["M1-N1 float16 forward"], ["M2-N2 float16 forward"]]
 
 
 def changed(sidecar: dict, *way: str) -> dict:
@@ -289,3 +291,15 @@ def test_two_runs_of_parts_become_one_record(tmp_path, capsys, runs):
     lines = [(tmp_path / f"{name}/raw/softmax.csv").read_text() for name in ("one", "two")]
     kept = (into / "raw/softmax.csv").read_text().splitlines()
     assert set(kept) < {line for text in lines for line in text.splitlines()}
+
+
+@pytest.mark.parametrize(("set_", "refused"), [("grid", True), ("drawn", False)])
+def test_a_part_of_fewer_dtypes_takes_no_times_of_others_away(tmp_path, set_, refused):
+    """A part of other dtypes has other shapes, so that it may lack none of its own cells."""
+    into = tmp_path / "recorded/raw/softmax.csv"
+    save(into, [PLAIN | {"dtype": "bfloat16", "set": set_}])
+    rows = rows_of("BB", "M2-N2")
+    assert record._lost(into, rows) == refused
+    # Other words on a cell that both have are no loss.
+    save(into, [PLAIN | {"case": "M2-N2"}])
+    assert not record._lost(into, rows)

@@ -319,11 +319,10 @@ def test_recorded_times_tell_the_lengths(study, tmp_path):
     mine = study(2, recorded="recorded", dissect={})
     gpus = mine.gpus
     for op, seconds in (("add", 100.0), ("mul", 30.0), ("softmax", 40.0)):
-        # In two parts, whose seconds add up.
-        parts = {"total_s": seconds - 20}, {"total_s": 20.0}
-        earlier, last = ({"overhead": part} for part in parts)
+        # In two parts, whose seconds add up; the last part of the longest op is the shortest.
+        before = 99.0 if op == "add" else 1.0
+        earlier, last = ({"overhead": {"total_s": each}} for each in (before, seconds - before))
         write(tmp_path / f"recorded/raw/{op}.json", last | {"earlier": [earlier]})
-    write(tmp_path / "recorded/raw/add.json", {"overhead": {"total_s": 100.0}})
     boards = {op: gpus.board(wildcards(op=op)) for op in mine.ops}
     first, second = uuids(2)
     # A network that no record has is taken to be as long as the longest op.
