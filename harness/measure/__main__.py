@@ -161,7 +161,7 @@ def _lacking(recorded: Path | None, op: str) -> set[str]:
     """The names of the cells that the recorded run of an op did not reach."""
     with contextlib.suppress(UserError):
         rows = raw.read(recorded / "raw" / f"{op}.csv", "")[0] if recorded else ()
-        return {" ".join(parts.cell(row)) for row in rows if row["status"] == "unreached"}
+        return {parts.name(parts.cell(row)) for row in rows if row["status"] == "unreached"}
     return set()
 
 
