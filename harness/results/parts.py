@@ -91,10 +91,6 @@ def name(cell: Cell) -> str:
     return " ".join(cell)
 
 
-def _timed(rows: Rows) -> bool:
-    return any(row["status"] in TIMED for row in rows)
-
-
 def _unreached(rows: Rows) -> set[Cell]:
     return {cell(row) for row in rows if row["status"] == "unreached"}
 
