@@ -24,7 +24,7 @@ STATUSES = {
     "oom": Status("2", "out of memory"),
     "crashed": Status("3"),
     "unreached": Status(
-        ".", "the measurement was closed before its turn, or another part times it"
+        "$?$", "the measurement was closed before its turn, or another part times it"
     ),
     "throttled": Status(
         "|", "timed while something slowed the GPU, so the time stands in tables alone"
