@@ -124,7 +124,7 @@ def differences(one: Run, two: Run) -> dict[tuple[Key, str], Difference]:
 
 def stage(folder: Path, run: Run) -> str:
     """Return a line on the measuring stage of a run."""
-    cars = _parts(run)
+    cars = run.parts
     boards = {parts.uuid(car) for car in cars}
     spent = sum(car.get("overhead", {}).get("total_s", math.nan) for car in cars)
     about = f"{folder}: {len(run.sidecars)} ops on {len(boards)} GPUs, jobs of {spent:.0f} s in all"
@@ -137,7 +137,7 @@ def stage(folder: Path, run: Run) -> str:
 
 def walls(one: Run, two: Run) -> list[str]:
     """Return a line on how the wall times of two runs compare, if both tell them."""
-    first, second = (wall_s(_parts(each)) for each in (one, two))
+    first, second = (wall_s(each.parts) for each in (one, two))
     if first is None or not second:
         return []
     if set(one.sidecars) != set(two.sidecars):
@@ -162,10 +162,6 @@ def line(row: Mapping) -> str:
     cells = f"{row['cells']} cells apart by {row['apart_median']:.2%}, at most"
     cells += f" {row['apart_most']:.2%}, {row['beyond']} beyond the noise"
     return f"{row['op']:<22} {where} {mean}; {cells}"
-
-
-def _parts(run: Run) -> list[Mapping]:
-    return [part for car in run.sidecars.values() for part in parts.of(car)]
 
 
 def _board(run: Run, key: Key) -> str:

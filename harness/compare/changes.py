@@ -74,11 +74,15 @@ class Run:
         """The names of the GPUs that timed these ops; "" of one that its sidecar does not name."""
         return {(self.sidecars[op]["environment"].get("gpu") or {}).get("name", "") for op in ops}
 
+    @property
+    def parts(self) -> list[Mapping]:
+        """The sidecar of each part of each measurement."""
+        return [part for car in self.sidecars.values() for part in parts.of(car)]
+
     def origin(self) -> str:
         """Its GPU and run, and how many cells it has."""
         gpus = ", ".join(sorted(filter(None, self.gpus(self.sidecars)))) or "no GPU named"
-        cars = [part for car in self.sidecars.values() for part in parts.of(car)]
-        runs = ", ".join(sorted({car["run_id"] for car in cars}))
+        runs = ", ".join(sorted({part["run_id"] for part in self.parts}))
         return f"{gpus}; {runs}; {len(self.summary)} cells"
 
     def ours(self, key: Key) -> dict:

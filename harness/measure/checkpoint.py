@@ -14,9 +14,9 @@ from pathlib import Path
 
 from harness.cli import UserError, fresh_seed
 from harness.project import fingerprint
+from harness.project.tuned_tables import VARIABLE
 
 CODE = ("harness/**/*.py", "ops/*.py", "kernels/**/*.py", "kernels/tuned/*", "baselines/*.py")
-TABLES = "TILEWRIGHT_TUNED"
 # Variables that kernels, compilers and libraries look at.
 PREFIXES = ("CUBLAS", "CUDA_", "CUDNN", "NVIDIA_", "OMP_", "PYTORCH_", "TORCH", "TRITON_")
 
@@ -156,12 +156,12 @@ def _locked(path: Path, create: int) -> int:
 def digest(root: Path, parts: Mapping[str, object]) -> str:
     """The SHA-256 of `parts`, of the code and tables below `root`, and of the environment."""
     files = {path for pattern in CODE for path in root.glob(pattern)}
-    if tables := os.environ.get(TABLES):
+    if tables := os.environ.get(VARIABLE):
         files |= set(Path(tables).glob("*"))
     variables = {key: value for key, value in os.environ.items() if key.startswith(PREFIXES)}
     whole = {
         "parts": parts,
-        "variables": variables | {TABLES: os.environ.get(TABLES)},
+        "variables": variables | {VARIABLE: os.environ.get(VARIABLE)},
         "files": fingerprint.contents({str(path): path for path in files}),
     }
     return fingerprint.of(whole)

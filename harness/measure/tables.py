@@ -1,14 +1,14 @@
 """The tuned tables in force, in one word: parts of a measurement must launch the same kernels."""
 
-import os
 from pathlib import Path
 
-from harness.measure.checkpoint import TABLES
-from harness.project import fingerprint
+from harness.project import fingerprint, tuned_tables
 from harness.project.source_tree import NETWORK, sources
 from harness.results import schema
 
-REMEDY = f"tune again (python -m harness.tune), remove it, or set {TABLES}= for no table"
+REMEDY = (
+    f"tune again (python -m harness.tune), remove it, or set {tuned_tables.VARIABLE}= for no table"
+)
 
 
 def digest(root: Path, family: str) -> str:
@@ -25,15 +25,8 @@ def digest(root: Path, family: str) -> str:
         if parts[0] == "kernels"
     }
     found = {}
-    for path in _files(root):
+    for path in tuned_tables.in_force(root / "kernels/tuned"):
         held = schema.read(path, "tuned", REMEDY)["families"]
         if mine := {name: record for name, record in held.items() if whole or name in stems}:
             found[path.name] = mine
     return fingerprint.of(found)
-
-
-def _files(root: Path) -> list[Path]:
-    """The tables, as kernels find them: unset means the committed ones, empty none."""
-    named = os.environ.get(TABLES)
-    folder = root / "kernels/tuned" if named is None else Path(named)
-    return [] if named == "" else sorted(folder.glob("*.json"))

@@ -9,14 +9,13 @@ import argparse
 import csv
 import io
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from harness.cli import UserError, run
 from harness.files import write_text
 from harness.machine import datasheets
-from harness.project import libraries, source_tree
+from harness.project import libraries, source_tree, tuned_tables
 from harness.project.implementations import OURS
 from harness.results import columns, manifest, parts, reports, schema
 from harness.results.times import limits, measurements
@@ -85,9 +84,7 @@ def summarize(
     _write(folder, columns.IR, tables.ir(builds))
     shown = tables.runs(sidecars, tables.changed(found, sidecars))
     _write(folder, columns.RUNS, shown)
-    # As the kernels read it: unset means the committed tables, empty none.
-    tuned = os.environ.get("TILEWRIGHT_TUNED", str(TUNED))
-    paths = sorted(Path(tuned).glob("*.json")) if tuned else []
+    paths = tuned_tables.in_force(TUNED)
     in_force = {path.name: schema.read(path, "tuned", reports.REMEDY) for path in paths}
     tuning = tables.tuning(in_force, builds, {row["gpu"] for row in shown})
     _write(folder, columns.TUNING, tuning)
