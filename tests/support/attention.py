@@ -51,3 +51,14 @@ def kept_by(seed, p, b, h, sq, sk):
     halves = torch.stack((words & 0xFFFF, words >> 16), -1).reshape(b, h, sq, calls * 8)
     kept = (halves[..., :sk] >= dropped).double()
     return kept * (LEVELS / (LEVELS - dropped) if dropped < LEVELS else 0)
+
+
+def rounded(ours, exactly, dout):
+    """Whether a result or a gradient of random entries is that of float64, up to rounding.
+
+    The gradient of a score is a difference of two sums over `dout`, and is zero if its row sees one
+    key. Then the rounding of these sums in float32 remains.
+    """
+    share = {torch.float16: 1e-3, torch.bfloat16: 8e-3}[ours.dtype]
+    error = (ours.detach().double().cpu() - exactly.detach().cpu()).norm()
+    return error <= share * exactly.norm().cpu() + 2**-18 * dout.detach().double().norm().cpu()
