@@ -1,8 +1,9 @@
 """Ends a study in time, and keeps what it has measured: for a machine that is lent for a while.
 
 `python -m harness.study.until 25 -- snakemake measured --cores all` runs the command for 25 minutes
-at most. Then it is interrupted, as by Ctrl-C. The journal of each measurement that has not ended is
-closed (`harness.measure.close`), so that its op can be recorded with the cells that it has.
+at most. Then it is interrupted, as by Ctrl-C, or earlier if this process is. The journal of each
+measurement that has not ended is closed (`harness.measure.close`), so that its op can be recorded
+with the cells that it has.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness import cli
@@ -22,6 +23,9 @@ from harness.measure.close import close
 
 # How long an interrupted study may take to end its jobs.
 PATIENCE_S = 30.0
+# By which a person or a batch system ends this process, and how often it looks for them.
+SIGNALS = signal.SIGINT, signal.SIGTERM
+LOOK_S = 0.5
 # How often, once a second, a journal is tried that another job holds.
 TRIES = 5
 # As `timeout` of the GNU coreutils says that a command was ended.
@@ -40,23 +44,45 @@ def main() -> int:
     if code is not None:
         return code
     closed = close_all(options.run / "raw")
-    print(f"tilewright: ended in time; closed: {', '.join(closed) or 'none'}", file=sys.stderr)
+    print(f"tilewright: interrupted; closed: {', '.join(closed) or 'none'}", file=sys.stderr)
     return ENDED
 
 
 def ended(command: Sequence[str], limit_s: float) -> int | None:
-    """Run a command; return its exit code, or None if it was interrupted after `limit_s` seconds.
+    """Run a command; return its exit code, or None if it was interrupted.
 
-    All that it has started is gone in the end.
+    It is interrupted after `limit_s` seconds, or if this process gets one of SIGNALS. All that it
+    has started is gone in the end.
     """
+    with _heard() as heard:
+        return _ended(command, time.monotonic() + limit_s, heard)
+
+
+@contextlib.contextmanager
+def _heard() -> Iterator[list[int]]:
+    """The signals that come meanwhile, but for those that are ignored. They do nothing else."""
+    heard: list[int] = []
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {
+        number: signal.signal(number, lambda *call: heard.append(call[0])) for number in heeded
+    }
+    try:
+        yield heard
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _ended(command: Sequence[str], end_s: float, heard: Sequence[int]) -> int | None:
     try:
         # A session of its own, so that an interrupt reaches all its jobs, and this process lives.
         job = subprocess.Popen(command, start_new_session=True, preexec_fn=_interruptible)
     except OSError as error:
         raise UserError(f"{command[0]}: {error.strerror}; name a command after --") from None
     try:
-        return job.wait(limit_s)
-    except subprocess.TimeoutExpired:
+        while not heard and (left_s := end_s - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return job.wait(min(left_s, LOOK_S))
         return None
     finally:
         for number in (signal.SIGINT, signal.SIGKILL):

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -67,26 +69,37 @@ def test_a_command_that_ends_by_itself_tells_its_code(tmp_path):
 @pytest.mark.parametrize("word", ["polite", "deaf"])
 def test_nothing_of_a_command_goes_on(job, tmp_path, monkeypatch, word):
     monkeypatch.setattr(until, "PATIENCE_S", 1.0 if word == "deaf" else PATIENCE_S)
-    called = []
-
-    def wait(process, limit_s=None):
-        # The limit of the study ends as soon as both processes are there.
-        if not called:
-            called.append(True)
-            wait_until(lambda: len(numbers(tmp_path)) == 2)
-            raise subprocess.TimeoutExpired("job", limit_s)
-        return plain(process, limit_s)
-
-    plain = subprocess.Popen.wait
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    began = time.monotonic()
+    # The limit of the study ends as soon as both processes are there.
+    late = mock.Mock(side_effect=lambda: began + 601 * (len(numbers(tmp_path)) == 2))
+    monkeypatch.setattr(until, "time", mock.Mock(monotonic=late))
     # In the background of a shell the interrupt is ignored, and commands inherit that.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert until.ended(job(word), 600.0) is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
     wait_until(lambda: not any(map(lives, numbers(tmp_path))))
     assert bool(list(tmp_path.glob("*.interrupted"))) == (word == "polite")
+
+
+@pytest.mark.parametrize("number", until.SIGNALS)
+def test_a_study_ends_with_the_process_that_was_to_end_it(left, job, tmp_path, number):
+    folder = tmp_path / "run/raw"
+    folder.mkdir(parents=True)
+    shutil.copy(left, folder)
+    words = ["10", "--run", str(folder.parent), "--", *job("polite")]
+    call = [sys.executable, "-m", "harness.study.until", *words]
+    with subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(numbers(tmp_path)) == 2)
+        # Twice, as an impatient person does.
+        process.send_signal(number)
+        process.send_signal(number)
+        _, told = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == until.ENDED, told
+    assert told.endswith("tilewright: interrupted; closed: fake\n")
+    assert not any(map(lives, numbers(tmp_path)))
 
 
 def test_a_study_that_must_end_has_its_journals_closed(left, job, tmp_path):
@@ -97,7 +110,7 @@ def test_a_study_that_must_end_has_its_journals_closed(left, job, tmp_path):
     call = [sys.executable, "-m", "harness.study.until", *words]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == until.ENDED, done.stderr
-    assert done.stderr.endswith("tilewright: ended in time; closed: fake\n")
+    assert done.stderr.endswith("tilewright: interrupted; closed: fake\n")
     rows, sidecar = raw.read(folder / "fake.csv", "")
     assert (len(rows), sidecar["unreached"]) == (10, 1)
 
