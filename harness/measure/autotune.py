@@ -26,6 +26,7 @@ import argparse
 import contextlib
 import datetime
 import os
+import sys
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -221,8 +222,10 @@ def compile_beforehand(
                 since_s = time.monotonic() - min(began.values())
                 granted_s = min(most_s, since_s + limit_s)
             for name, answer in workers.first_answers(began, granted_s).items() if began else ():
-                del began[name]
+                seconds = time.monotonic() - began.pop(name)
                 each, candidate = asked.pop(name)
+                which = "" if candidate is None else f", candidate {candidate + 1}"
+                _tell(f"compile {op} {impl}: {each}{which}: {_status(answer)}, {seconds:.1f} s")
                 turns.done(each, candidate, answer)
                 fatal = isinstance(answer, Failure) and answer.status in FATAL
                 if fatal and answer.status == "hung":
@@ -233,6 +236,15 @@ def compile_beforehand(
     return hung
 
 
+def _tell(line: str) -> None:
+    """Write a line to the log at once: one cell may take most of the minutes of a phase."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _status(answer: Answer) -> str:
+    return answer.status if isinstance(answer, Failure) else "ok"
+
+
 def _failed(answers: Mapping[str, Answer]) -> set[str]:
     return {name for name, answer in answers.items() if isinstance(answer, Failure)}
 
@@ -240,7 +252,7 @@ def _failed(answers: Mapping[str, Answer]) -> set[str]:
 def tuned(
     op: str,
     impl: str,
-    cells: Iterable[Cell],
+    cells: Sequence[Cell],
     worker: str,
     limit_s: float,
     variables: Mapping[str, str],
@@ -258,7 +270,7 @@ def tuned(
     """
     found = []
     with WorkerPool(op, SEED, worker, {impl: variables}) as workers:
-        for each in cells:
+        for number, each in enumerate(cells, 1):
             if (limit := hung.get(str(each))) is not None:
                 reason = f"compiling took longer than {limit:.0f} s"
                 found.append({"cell": str(each), "status": "hung", "reason": reason, "s": 0.0})
@@ -270,8 +282,9 @@ def tuned(
                 answer = workers.ask([impl], limit_s, request)[impl]
             seconds = round(time.monotonic() - began, 3)
             failed = isinstance(answer, Failure)
-            status, reason = (answer.status, answer.reason) if failed else ("ok", "")
+            status, reason = _status(answer), answer.reason if failed else ""
             found.append({"cell": str(each), "status": status, "reason": reason, "s": seconds})
+            _tell(f"tune {op} {impl}: {number} of {len(cells)}: {each}: {status}, {seconds} s")
             if status == "unavailable" or (not ready and status in FATAL):
                 break
             if status not in FATAL:

@@ -81,6 +81,20 @@ def test_a_library_meets_each_cell_told_to_keep_what_it_chooses(command):
     assert {cell["reason"] for cell in found["cells"]} == {"kept"}
 
 
+def test_the_log_tells_how_far_each_phase_is(command, capsys):
+    cells = [each["cell"] for each in command("fast")["cells"]]
+    told = [line.split(": ") for line in capsys.readouterr().err.splitlines()]
+    found = [line for line in told if line[0] == f"compile {OP} fast"]
+    assert {(cell.split(",")[0], status.split(", ")[0]) for _, cell, status in found} == {
+        (cell, "ok") for cell in cells
+    }
+    found = [line for line in told if line[0] == f"tune {OP} fast"]
+    assert [line[1:3] for line in found] == [
+        [f"{number} of {len(cells)}", cell] for number, cell in enumerate(cells, 1)
+    ]
+    assert all(re.fullmatch(r"ok, \d+\.\d+ s", line[3]) for line in found)
+
+
 def noted(tmp_path):
     """Return what torch_compile has noted since the last call: "chose" or "found" for each cell."""
     log = tmp_path / "prepared"
