@@ -8,8 +8,10 @@ Exit code: 1 reproduced, 0 not reproduced, 2 cannot run here. `--check` says onl
 """
 
 import multiprocessing
+import os
 import platform
 import sys
+import threading
 import time
 from importlib import metadata
 
@@ -32,12 +34,19 @@ def step(params, grads, first, second, count):
 
 
 def compiled(tensors):
+    # If the script is ended, this process would keep the GPU.
+    threading.Thread(target=end_with_parent, daemon=True).start()
     lengths = [64 * 4 ** (place % 5) for place in range(tensors)]
     lists = [
         [torch.rand(n, device="cuda", dtype=torch.bfloat16) for n in lengths] for _ in range(4)
     ]
     torch.compile(step)(*lists, torch.ones((), device="cuda"))
     torch.cuda.synchronize()
+
+
+def end_with_parent():
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def case():
@@ -48,6 +57,7 @@ def case():
         began = time.monotonic()
         process = context.Process(target=compiled, args=(tensors,), daemon=True)
         process.start()
+        print(f"compiles for {tensors} tensors, {LIMIT_S} s at most", flush=True)
         process.join(LIMIT_S)
         seconds = time.monotonic() - began
         if process.is_alive():
