@@ -36,7 +36,6 @@ softmax = compiled(formulas.softmax, MODE)
 layer_norm = compiled(formulas.layer_norm, MODE)
 rms_norm = compiled(formulas.rms_norm, MODE)
 matmul = compiled(formulas.matmul, MODE)
-attention = compiled(formulas.attention, MODE)
 decode_attention = compiled(formulas.decode_attention, MODE)
 swiglu = compiled(formulas.swiglu, MODE)
 geglu = compiled(formulas.geglu, MODE)
@@ -50,6 +49,7 @@ bucketize = compiled(formulas.bucketize, MODE)
 embedding = compiled(formulas.embedding, MODE)
 linear = compiled(formulas.linear, MODE)
 _adamw = compiled(formulas.adamw, MODE)
+_attention = compiled(formulas.attention, MODE)
 
 
 def adamw(params, **given):
@@ -58,10 +58,19 @@ def adamw(params, **given):
     return _adamw(params=params, **given)
 
 
+def attention(q, k, v, **options):
+    # Without a mask the compiler finds PyTorch's attention in the formula. Otherwise the scores lie
+    # in memory, and the products around them are tried for each shape. On an H200 the trials of
+    # half a sweep had not ended after eight minutes, for 4 to 16 times the best rival's time
+    # (docs/lab/attention.md).
+    if any(value is not None and value is not False for value in options.values()):
+        raise NotImplementedError("scores in memory are tuned for many minutes in this mode")
+    return _attention(q=q, k=k, v=v)
+
+
 def attention_varlen(*given, **options):
-    # One program serves all lengths, and yet its products are tried anew for each kind of mask.
-    # On an H200 the trials had not ended after 390 s (docs/lab/attention.md). With its scores in
-    # memory it would not be among the fastest.
+    # As above. One program serves all lengths, and yet its products are tried anew for each kind of
+    # mask: they had not ended after 390 s.
     raise NotImplementedError("packed sequences are tuned for many minutes in this mode")
 
 
