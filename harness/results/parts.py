@@ -6,7 +6,7 @@ joined rows is that of the last part. Its `earlier` keeps what the other sidecar
 names their cells.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from harness.cli import UserError
 from harness.project.implementations import OURS, TWIN
@@ -17,6 +17,8 @@ Cell = tuple[str, str, str]
 Rows = Sequence[Mapping]
 # These tell of the joined rows, or are the same in all parts.
 OF_WHOLE = ("op", "mode", "rows", "csv_sha256", "unreached", "earlier")
+# The reason of a cell that a verification leaves to that of another part.
+ELSEWHERE = "another part of the measurement verifies it"
 # The schedule may differ in these: the order of blocks, how cells ended, the cores of the machine.
 FREE = ("seed", "stopped", "cores")
 
@@ -49,8 +51,8 @@ def joined(
       that it failed there.
     - reports: by implementation its verification reports, beside the old times and the new ones.
 
-    Returned beside them are the new reports that change. If one had no time for a cell that is
-    taken from the old measurement, it gets the old verdict.
+    Returned beside them are the new reports that change. A cell that the new verification has not
+    reached gets the old verdict, unless the new measurement has it.
 
     Raises UserError, which tells what differs, if they are not of the same code, tables, libraries,
     GPU model, schedule, shapes and implementations, or if a report refuses what was timed.
@@ -68,7 +70,8 @@ def joined(
     rows = [row for key, found in after.items() for row in (before[key] if key in taken else found)]
     earlier = _earlier(old_car, [name(key) for key in after if key in taken])
     told = {"earlier": earlier} if earlier else {}
-    kept = {impl: _judged(*pair, taken) for impl, pair in reports.items()}
+    own = set(after) - lacking
+    kept = {impl: _judged(*pair, own) for impl, pair in reports.items()}
     kept = {impl: report for impl, report in kept.items() if report is not reports[impl][1]}
     return rows, {**new_car, **told, "unreached": len(lacking - taken)}, kept
 
@@ -168,17 +171,24 @@ def _verdicts(report: Mapping) -> dict[Cell, str]:
     return {cell(each): each["status"] for each in report["cells"]}
 
 
-def _judged(before: Mapping, after: Mapping, taken: Iterable[Cell]) -> Mapping:
-    """A report with the former verdicts on cells that it has not reached."""
-    former = {cell(each): each for each in before["cells"] if each["status"] == "ok"}
-    former = {key: each for key, each in former.items() if key in taken}
-    late = [each for each in after["cells"] if each["status"] == "unreached"]
-    if not any(cell(each) in former for each in late):
-        return after
+def _judged(before: Mapping, after: Mapping, own: Collection[Cell]) -> Mapping:
+    """A report with the former verdicts, of the same code, on cells that it has not reached.
+
+    own: the cells of the new measurement, which stay as its own verification has them. A verdict
+    that is taken over names the seed of its inputs.
+    """
+    seed = {"seed": before["seed"]} if "seed" in before else {}
+    former = {
+        cell(each): seed | each
+        for each in before["cells"]
+        if each["status"] != "unreached" and cell(each) not in own
+    }
     cells = [
         former.get(cell(each), each) if each["status"] == "unreached" else each
         for each in after["cells"]
     ]
+    if cells == after["cells"]:
+        return after
     return {**after, "cells": cells, **severity.overall(cells)}
 
 

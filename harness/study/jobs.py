@@ -35,7 +35,7 @@ from harness.project.source_tree import (
     stacks,
     stems,
 )
-from harness.results import columns, measured
+from harness.results import columns, measured, parts
 from harness.study import config as settings
 from harness.study import placement
 from harness.study.gpus import Gpus
@@ -113,13 +113,17 @@ def check_kernels(root: Path, families: Mapping[str, str]) -> None:
 
 @functools.cache
 def _unreached(report: Path) -> float:
-    """Return the share of the cells that a report of verification did not reach in time."""
+    """Return the share of the cells that a report of verification did not reach in time.
+
+    Those of another part do not count.
+    """
     try:
         cells = read_json(report, "").get("cells", [])
     except UserError:
         # The command that shows a broken one says so.
         return 0.0
-    return sum(cell["status"] == "unreached" for cell in cells) / max(1, len(cells))
+    late = (each["status"] == "unreached" and each.get("reason") != parts.ELSEWHERE for each in cells)
+    return sum(late) / max(1, len(cells))
 
 
 @dataclass(frozen=True)
@@ -270,6 +274,11 @@ class Study:
         """The option that keeps the first cases of each sweep; empty where all are wanted."""
         cases = self.config["max_cases"]
         return "" if cases is None else f"--max-cases {cases}"
+
+    def judged(self, wildcards) -> str:
+        """The options that choose the cases that are verified; of ours all are, in each part."""
+        ours = wildcards.impl == OURS
+        return self.limit if ours or not self.measures else self.shapes
 
     @property
     def shapes(self) -> str:

@@ -7,8 +7,9 @@ the baselines run theirs on the CPU. Exit code 1: a kernel of ours is wrong; a b
 wrong is a row of the paper, not an error. A baseline that compiles each shape anew may have three
 time limits. The first is for the cells that will be timed, which come first. The second is for the
 ordinary edge cases, on which its mark rests. The third is for the hostile ones. The cells that it
-has not reached by then are `unreached`, which says nothing of the library. A cell that hung when
-its library tuned itself is `hung` here too, without a call.
+has not reached by then are `unreached`, which says nothing of the library. So are those of other
+parts, if a part of the shapes is timed. A cell that hung when its library tuned itself is `hung`
+here too, without a call.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from functools import partial
 from pathlib import Path
 
 from harness.calls import drawn
-from harness.cli import UserError, fresh_seed, run, seed
+from harness.cli import UserError, fresh_seed, part, run, seed
 from harness.files import write_json
 from harness.machine import gpu_lock, nvml
 from harness.project import fingerprint, libraries, source_tree
 from harness.project.implementations import is_ours
-from harness.results import choices, hung, severity, withdrawn
+from harness.results import choices, hung, parts, severity, withdrawn
 from harness.verify import ledger
 from harness.verify.messages import CheckUnit, ChooseUnits, Chosen
 from harness.workers.messages import Answer, Failure, Hello, Request
@@ -272,6 +273,8 @@ def _lane(
             while (number := queue.take(plan)) is not None:
                 lost, blanks = _parted(plan.units[number], arguments.hung)
                 late = _late(blanks, arguments, queue.spent_s) if blanks else []
+                if number in plan.elsewhere:
+                    late, lost = _unreached(lost + blanks, parts.ELSEWHERE), []
                 if late or not blanks:
                     queue.units[number] = lost + late
                     continue
@@ -362,7 +365,10 @@ def _late(blanks: list[dict], arguments: argparse.Namespace, spent_s: Counter) -
     limit_s = vars(arguments)[f"{name}_s"]
     if is_ours(arguments.impl) or limit_s is None or spent_s[name] < limit_s:
         return []
-    reason = f"time limit of {limit_s:g} s"
+    return _unreached(blanks, f"time limit of {limit_s:g} s")
+
+
+def _unreached(blanks: list[dict], reason: str) -> list[dict]:
     return [blank | {"status": "unreached", "reason": reason} for blank in blanks]
 
 
@@ -420,6 +426,7 @@ def _chosen(arguments: argparse.Namespace, mode: str, spare: bool) -> ChooseUnit
         most=arguments.max_cases,
         drawn_seed=drawn.read(arguments.drawn),
         spare=spare,
+        part=list(arguments.part) if arguments.part and not is_ours(arguments.impl) else None,
     )
 
 
@@ -432,6 +439,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "float16"])
     parser.add_argument("--passes", nargs="+", default=list(PASSES))
     parser.add_argument("--max-cases", type=int, help="so many of each kind of case")
+    parser.add_argument(
+        "--part", type=part, help="K/N: the part of a baseline's cases; of ours all are run"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes that verify at a time")
     parser.add_argument(
         "--drawn", type=Path, help="file of harness.calls.drawn; on a GPU its shapes too"

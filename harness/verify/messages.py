@@ -4,7 +4,7 @@ A unit is a case in a dtype with all its passes. A cell is a row of the report, 
 format: one pass of a unit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from harness.workers.messages import Answer, Request
@@ -14,13 +14,16 @@ from harness.workers.messages import Answer, Request
 class Chosen(Answer):
     """The units to verify.
 
-    device: the name of the GPU, or "cpu". units: for each unit its cells before they have run.
-    declared: the facts for the ledger that the implementation's file declares.
+    - device: the name of the GPU, or "cpu".
+    - units: for each unit its cells before they have run.
+    - declared: the facts for the ledger that the implementation's file declares.
+    - elsewhere: the numbers of the units that another part of the verification runs.
     """
 
     device: str
     units: list[list[dict[str, object]]]
     declared: dict[str, object]
+    elsewhere: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class ChooseUnits(Request):
     - most: the number of cases of each kind, None for all.
     - drawn_seed: the seed of the drawn shapes, None for no such shape.
     - spare: the GPU's memory, by keeping the results of the oracle in that of the host.
+    - part: its number, from 1, and how many there are; None if all units are run here.
     """
 
     do: ClassVar[str] = "choose"
@@ -62,6 +66,7 @@ class ChooseUnits(Request):
     most: int | None = None
     drawn_seed: int | None = None
     spare: bool = False
+    part: list[int] | None = None
 
 
 @dataclass(frozen=True)

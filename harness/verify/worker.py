@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from harness import status as statuses
-from harness.calls import candidates, context, drawn, interpreter, wide
+from harness.calls import candidates, cell, context, drawn, interpreter, wide
 from harness.cli import UserError
 from harness.project import registry
 from harness.project.implementations import is_ours
@@ -61,12 +61,15 @@ class VerifyWorker:
         most: int | None = None,
         drawn_seed: int | None = None,
         spare: bool = False,
+        part: list[int] | None = None,
     ) -> messages.Chosen:
         """Choose the device and the units, see `messages.ChooseUnits`.
 
         The time of a baseline may be limited, so its hostile edge cases come last, and within both
         classes those in a dtype that is not timed. A library may take minutes to compile such a
         cell, as flex_attention does in float32.
+
+        A part has the shapes that are timed in it, and edge cases in turn with the other parts.
         """
         self.device, self.spare = "cuda" if gpu else "cpu", spare
         passes = [name for name in passes if name in self.op.passes]
@@ -90,8 +93,16 @@ class VerifyWorker:
         self.units = [(case, dtype) for _, case, dtype in chosen]
         judged = self.op.judged(self.ours)
         self.blanks = [[_blank(*unit, name, judged) for name in passes] for unit in chosen]
+        elsewhere = []
+        if part is not None:
+            cells = cell.sweep(self.op, dtypes, passes, most, drawn_seed)
+            mine = {(each.case.name, each.dtype) for each in cell.share(cells, *part)}
+            edges = [unit for unit in chosen if unit[0] == "edge"]
+            mine |= {(case.name, dtype) for _, case, dtype in edges[part[0] - 1 :: part[1]]}
+            names = [(case.name, dtype) for case, dtype in self.units]
+            elsewhere = [number for number, name in enumerate(names) if name not in mine]
         device = torch.cuda.get_device_name() if gpu else "cpu"
-        return messages.Chosen(device, self.blanks, self.declared)
+        return messages.Chosen(device, self.blanks, self.declared, elsewhere)
 
     def check(self, unit: int, passes: list[str] | None = None) -> messages.UnitChecked:
         """Run a unit: these of its passes, one at least, or all."""

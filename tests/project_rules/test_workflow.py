@@ -394,6 +394,15 @@ def test_a_part_becomes_an_option_of_what_times_shapes(tmp_path):
     assert study(tmp_path, part="2/3", max_cases=4).shapes == "--max-cases 4 --part 2/3"
 
 
+def test_a_part_becomes_an_option_of_the_verification_of_baselines(tmp_path):
+    ours, rival = (types.SimpleNamespace(impl=name) for name in ("ours", "liger"))
+    parted = {"part": "2/3", "max_cases": 4}
+    timed = study(tmp_path, measure=True, **parted)
+    assert timed.judged(rival) == "--max-cases 4 --part 2/3"
+    assert timed.judged(ours) == "--max-cases 4"
+    assert study(tmp_path, measure=False, **parted).judged(rival) == "--max-cases 4"
+
+
 def test_the_keys_of_the_clock_and_of_the_gate_become_options(tmp_path):
     config = yaml.safe_load((ROOT / "config" / "config.yaml").read_text())
     timing, rival = config["timing"], types.SimpleNamespace(impl="torch_compile")

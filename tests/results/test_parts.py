@@ -182,6 +182,25 @@ def test_a_cell_that_the_new_verification_had_no_time_for_keeps_its_verdict():
     assert parts.joined(OLD, NEW, judged("M2-N2", "ok", "unreached"))[2] == {}
 
 
+@pytest.mark.parametrize("status", ["ok", "inaccurate", "crashed"])
+def test_a_verdict_of_the_verification_of_another_part_stays_with_its_seed(status):
+    # An edge case, which neither part times.
+    edge = PLACE | {"case": "M0-N1", "kind": "edge", "reason": ""}
+    before = VERDICT | {"seed": 5, "cells": [*PASSED, edge | {"status": status}]}
+    after = VERDICT | {"seed": 6, "cells": [*PASSED, edge | {"status": "unreached"}]}
+    _, _, reports = parts.joined(OLD, NEW, REPORTS | {"torch_eager": (before, after)})
+    found = reports["torch_eager"]
+    assert found["cells"][-1] == edge | {"status": status, "seed": 5}
+    assert (found["status"], found["seed"]) == (status, 6)
+    # A third part carries it on, with the seed of the first.
+    third = after | {"seed": 7}
+    _, _, reports = parts.joined(OLD, NEW, REPORTS | {"torch_eager": (found, third)})
+    assert reports["torch_eager"]["cells"][-1] == edge | {"status": status, "seed": 5}
+    # A verification that reached it has the last word.
+    last = after | {"cells": [*PASSED, edge | {"status": "oom"}]}
+    assert parts.joined(OLD, NEW, REPORTS | {"torch_eager": (found, last)})[2] == {}
+
+
 def failed(rows: list[dict], case: str, status: str) -> list[dict]:
     absent = dict.fromkeys((*raw.TIMES, *raw.READINGS)) | {"status": status}
     return [row | absent if row["case"] == case else row for row in rows]

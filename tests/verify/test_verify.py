@@ -20,13 +20,13 @@ from pathlib import Path
 import pytest
 
 from harness import files
-from harness.calls.cell import sweep
+from harness.calls.cell import share, sweep
 from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
 from harness.measure.gate import Gate
 from harness.project import fingerprint
-from harness.results import hung, reports, withdrawn
+from harness.results import hung, parts, reports, withdrawn
 from harness.results.choices import FOLDERS, KEEP, ONE_COMPILER
 from harness.summarize.__main__ import summarize
 from harness.verify import __main__ as verification
@@ -48,6 +48,48 @@ def test_a_right_kernel_is_verified_in_the_interpreter(tree):
     assert cells == [(n, d) for n in ("N100", "N1000") for d in ("float32", "float16")]
     seed = report["seed"]
     assert done.stdout == f"verify double ours (interpreter): seed {seed}: 4 of 4 cells ok; ok\n"
+
+
+@pytest.mark.parametrize("parts_of", [2, 3])
+def test_the_parts_of_a_verification_make_up_the_whole(parts_of):
+    made = worker.VerifyWorker("softmax", "torch_compile", 1)
+    op, asked = made.op, (["bfloat16", "float32"], ["forward", "backward"])
+    words = {"kinds": ["sweep", "drawn", "edge"], "most": 5, "drawn_seed": 3}
+    whole = made.choose(False, *asked, **words)
+    assert whole.elsewhere == []
+    here = []
+    for number in range(1, parts_of + 1):
+        plan = made.choose(False, *asked, part=[number, parts_of], **words)
+        assert plan.units == whole.units
+        mine = set(range(len(plan.units))) - set(plan.elsewhere)
+        here.append(mine)
+        timed = {
+            (plan.units[n][0]["case"], plan.units[n][0]["dtype"])
+            for n in mine
+            if plan.units[n][0]["kind"] != "edge"
+        }
+        cells = share(sweep(op, *asked, 5, 3), number, parts_of)
+        assert timed == {(each.case.name, each.dtype) for each in cells}
+        edges = sum(plan.units[n][0]["kind"] == "edge" for n in mine)
+        assert abs(edges - 10 / parts_of) < 1
+    assert sorted(itertools.chain(*here)) == list(range(len(whole.units)))
+
+
+@pytest.mark.parametrize("impl", ["ours", "picky"])
+def test_a_part_of_a_baseline_leaves_cells_to_the_others_and_one_of_ours_none(tree, impl):
+    found = []
+    for part in ("1/2", "2/2"):
+        options = ("--dtypes", "float16", "--part", part)
+        _, report = verify(tree, "double", impl, *options)
+        cells = {cell["case"]: cell for cell in report["cells"]}
+        assert list(cells) == ["N100", "N1000"]
+        left = {cell["reason"] for cell in cells.values() if cell["status"] == "unreached"}
+        assert left == (set() if impl == "ours" else {parts.ELSEWHERE})
+        found.append([cell["status"] for cell in cells.values()])
+    if impl == "ours":
+        assert found == [["ok", "ok"]] * 2
+    else:
+        assert found == [["oom", "unreached"], ["unreached", "ok"]]
 
 
 def test_a_wrong_kernel_fails_and_names_its_worst_cell(tree):
@@ -125,7 +167,7 @@ def test_a_second_attempt_follows_several_processes(tree):
         "import argparse; from harness.verify import __main__ as v\n"
         "given = argparse.Namespace(op='double', impl='ours', seed=1, jobs=3, cell_timeout_s=60.0,"
         " edge_only=False, dtypes=['float32'], passes=['forward'], max_cases=None, drawn=None,"
-        " sweep_s=None, ordinary_s=None, hostile_s=None, hung={})\n"
+        " part=None, sweep_s=None, ordinary_s=None, hostile_s=None, hung={})\n"
         "with v._surroundings('interpreter', 'shared', None, None):\n"
         "    for spare in (False, True):\n"
         "        print(len(v._run(given, 'interpreter', v._Queue({}), spare)[1]))\n"
@@ -179,7 +221,7 @@ def test_a_fault_in_one_lane_ends_all(monkeypatch, tree):
     monkeypatch.setattr(verification, "_ask", ask)
     arguments = argparse.Namespace(
         op="double", impl="ours", cell_timeout_s=60.0, edge_only=False, dtypes=["float32"],
-        passes=["forward"], max_cases=None, drawn=None, jobs=2, ordinary_s=None,
+        passes=["forward"], max_cases=None, part=None, drawn=None, jobs=2, ordinary_s=None,
         hung={},
     )  # fmt: skip
     with pytest.raises(UserError, match="double ours: no"):
@@ -284,6 +326,7 @@ def test_cells_that_will_be_timed_are_verified_first(monkeypatch):
     arguments = argparse.Namespace(
         op="double", impl="slow", hostile_s=5.0, sweep_s=None, cell_timeout_s=60.0,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, drawn=None, jobs=1,
+        part=None,
         hung={},
     )  # fmt: skip
 
@@ -353,7 +396,7 @@ def test_a_cell_that_hung_while_its_library_tuned_itself_is_not_called(
     lost = [f"{case} float32 {pass_}" for pass_ in passes]
     arguments = argparse.Namespace(
         op="double", impl="slow", sweep_s=None, ordinary_s=None, cell_timeout_s=60.0, jobs=1,
-        edge_only=False, dtypes=["float32"], passes=PASSES, max_cases=None, drawn=None,
+        edge_only=False, dtypes=["float32"], passes=PASSES, max_cases=None, part=None, drawn=None,
         hung=hung.cells(told(tmp_path, lost), "now"),
     )  # fmt: skip
     _, found = verification._run(arguments, "gpu", verification._Queue({}), spare=False)
@@ -481,7 +524,7 @@ def test_verifying_gives_way_to_a_job_that_waits_for_the_gpu_alone(monkeypatch, 
     arguments = argparse.Namespace(
         op="double", impl="slow", seed=0, choices=None, jobs=jobs, cell_timeout_s=60.0, drawn=None,
         edge_only=False, dtypes=["float32"], passes=["forward"], max_cases=None, sweep_s=None,
-        board=None, hung={},
+        board=None, part=None, hung={},
     )  # fmt: skip
     report = verification.verify(arguments, "gpu")
     assert turns == [[0], [1], [2, 3]] and asked[-1] == [0, 1, 2, 3]

@@ -17,7 +17,7 @@ rule verify:
         seed=config["seed"],
         dtypes=config["dtypes"],
         passes=config["passes"],
-        limit=study.limit,
+        cases=study.judged,
         budget=study.verify_budget,
         choices=study.choices,
         drawing=study.drawing,
@@ -29,7 +29,7 @@ rule verify:
         "Verify {wildcards.op} of {wildcards.impl}"
     shell:
         "python -m harness.verify --op {wildcards.op} --impl {wildcards.impl} --seed {params.seed}"
-        " --dtypes {params.dtypes} --passes {params.passes} {params.limit}"
+        " --dtypes {params.dtypes} --passes {params.passes} {params.cases}"
         " {params.budget} {params.choices} {params.drawing} --board {resources.board}"
         " --jobs {threads} --out {output}"
         " > {log} 2>&1"
