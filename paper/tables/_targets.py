@@ -2,7 +2,7 @@
 
 A row of targets.csv names the cells that count, the quantity, and two bounds on it. The cells are
 given by ops, pass, a pattern for the case, dtype and least traffic in MiB; an empty field takes
-all.
+all. A rate or a time is set for one model of GPU, which `gpu` names.
 """
 
 from pathlib import Path
@@ -84,8 +84,8 @@ def cells(folder):
     # Both have six digits, so that 64 MiB may come out as a little less.
     found["mib"] = (moved.to_numpy() / MIB).round(2)
     family = rows[rows["impl"] == OURS]["family"].to_numpy()
-    best = best["impl"].fillna("").to_numpy()
-    return found.assign(best=best, timed=timed.to_numpy(), family=family)
+    best, gpu = best["impl"].fillna("").to_numpy(), _of_run(folder, ours, "gpu")
+    return found.assign(best=best, timed=timed.to_numpy(), family=family, gpu=gpu)
 
 
 def _quantities(frame, eager, limits, moved):
@@ -108,10 +108,17 @@ def _limits(folder, ours):
     """The measured ceilings, in GB/s, of the GPU that took the times of each cell."""
     rows = read(folder, "shown_ceilings")
     rows = rows[rows["source"] == "measured"].set_index(["run_id", "board", "quantity"])["value"]
-    runs = read(folder, "runs").itertuples()
-    board_of = {(op, row.run_id): row.board for row in runs for op in row.ops.split()}
-    cells = list(zip(ours.index.get_level_values("op"), ours["run_id"], strict=True))
+    boards = list(zip(ours["run_id"], _of_run(folder, ours, "board"), strict=True))
     return {
-        name: [rows.get((cell[1], board_of.get(cell, ""), name), float("nan")) for cell in cells]
+        name: [rows.get((*board, name), float("nan")) for board in boards]
         for name in ("copy", "write")
     }
+
+
+def _of_run(folder, ours, column):
+    """Return a column of runs.csv, of the run that took the times of each cell."""
+    runs = read(folder, "runs")
+    lines = zip(runs["ops"], runs["run_id"], runs[column], strict=True)
+    known = {(op, run_id): value for ops, run_id, value in lines for op in ops.split()}
+    cells = zip(ours.index.get_level_values("op"), ours["run_id"], strict=True)
+    return [known.get(cell, "") for cell in cells]

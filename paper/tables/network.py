@@ -1,7 +1,7 @@
 """Networks: a table of each call and stack, and what the section may show of this run.
 
-The section is absent from the paper of a run without times of a network, and so is each figure
-without rows.
+The section is absent from the paper of a run without anything about a network. So are the timed
+calls without times, and each figure without rows.
 """
 
 import _table
@@ -30,6 +30,7 @@ def main(arguments):
     losses = parity(read(arguments.run, "loss_parity"))
     has = {command: _has(read(arguments.run, name)) for name, command in FILES.items()}
     has = {"whennetwork": len(rows) > 0} | has
+    has = {"whenanynetwork": any(has.values())} | has
     lines = [rf"\newcommand{{\{name}}}[1]{{{'#1' if yes else ''}}}" for name, yes in has.items()]
     lines.append(rf"\newcommand{{\parityverdict}}{{{_verdict(losses)}}}")
     lines.append(rf"\newcommand{{\networktable}}{{{_tabular(rows)}}}")

@@ -1,6 +1,7 @@
 """List the target of each kernel, its result, and the fastest baseline of the same run.
 
-If a row of targets.csv takes several cells, the one furthest from the bound is shown.
+If a row of targets.csv takes several cells, the one furthest from the bound is shown. A rate or a
+time that was set for one GPU judges no cell that another GPU took.
 """
 
 from collections import Counter
@@ -17,10 +18,11 @@ CAPTION = (
     "inputs and results."
 )
 UNRECORDED = " ``Not recorded'': the run has no such cell."
+FOREIGN = " ``Other GPU'': the rate or time was set for another GPU, so it judges nothing here."
 # Quantities that compare ours with a baseline already.
 RATIOS = ("peer_ratio", "eager_ratio", "call_ratio", "memory_share")
 AIM, MUST, MISSED, SHORT = "aim met", "must met", "missed", "aim missed"
-NONE = "not recorded"
+NONE, OTHER = "not recorded", "other GPU"
 HEAD = (
     r"pass & cell furthest from the target & quantity & {must} & {aim} & {reached} & {met} & state"
     r" & \multicolumn{2}{l}{best baseline}"
@@ -45,7 +47,7 @@ def main(arguments):
         r"l>{\raggedright\arraybackslash}p{40mm}>{\raggedright\arraybackslash}p{19mm}"
         r"rrrrl>{\raggedright\arraybackslash}p{25mm}r"
     )
-    caption = CAPTION + UNRECORDED * bool(states[NONE])
+    caption = CAPTION + UNRECORDED * bool(states[NONE]) + FOREIGN * bool(states[OTHER])
     caption += _table.DAGGER_NOTE * bool(since & set(found["op"]))
     table = _table.captioned(
         columns, [HEAD], lines, caption, "tab:targets", FLOAT_ROWS, _table.SMALL
@@ -62,6 +64,8 @@ def _sentence(states, stale):
         f" (in {_of(stale, states[MISSED])}, code has changed since its times were taken)"
         * bool(stale),
         f", and in {states[SHORT]} an aim that stands alone" * bool(states[SHORT]),
+        f"; {states[OTHER]} were set for another GPU than the one that took the times"
+        * bool(states[OTHER]),
         f"; {states[NONE]} have no cell in this run" * bool(states[NONE]),
     ]
     # The table comes next, and there is a space behind it.
@@ -74,6 +78,9 @@ def _of(some, number):
 
 def _line(target, found, since):
     """The cells of a line of the table, and its state. since: the ops that have changed."""
+    there = found[found["gpu"].isin([target.gpu] if target.gpu else found["gpu"])]
+    elsewhere = there.empty and not found.empty
+    found = found if elsewhere else there
     values = found[target.quantity].dropna()
     quantity = QUANTITIES[target.quantity]
     bounds = [target.must or "--", target.aim or "--"]
@@ -92,7 +99,7 @@ def _line(target, found, since):
     figure = ""
     if rival and target.quantity not in RATIOS:
         figure = f"{row[f'best_{target.quantity}']:.{quantity.digits}f}"
-    met, state = _state(target, values, len(values) + lost)
+    met, state = ("--", OTHER) if elsewhere else _state(target, values, len(values) + lost)
     shown = state if state != MISSED else rf"\textbf{{{MISSED}}}"
     shown += _table.DAGGER * (row["op"] in since)
     reached = _rounded(values[worst], [float(bound) for bound in bounds if bound != "--"], quantity)

@@ -157,10 +157,26 @@ def test_a_run_without_a_network_has_no_section(bare):
         assert EMPTY in out.with_suffix(".svg").read_text()
     out = script(PAPER / "tables/network.py", bare, bare / "tables/network.tex")
     commands = re.findall(r"\\newcommand\{\\(when\w+)\}\[1\]\{(.*)\}", out.read_text())
-    assert len(commands) == 5 and not any(body for _, body in commands)
+    assert len(commands) == 6 and not any(body for _, body in commands)
     section = (PAPER / "sections/network.tex").read_text()
     # Nothing stands outside of the commands, so nothing is printed.
     assert re.sub(r"(?ms)^\\when\w+\{%\n.*?^\}\n", "", section) == ""
+
+
+def test_figures_of_a_step_have_their_section_without_timed_calls(shown, tmp_path):
+    """They stood among the results of the kernels, without a word on what a stack is."""
+    for path in shown.glob("*.csv"):
+        text = path.read_text()
+        (tmp_path / path.name).write_text(
+            text.splitlines(keepends=True)[0] if path.stem == "network" else text
+        )
+    (tmp_path / "columns.json").write_bytes((shown / "columns.json").read_bytes())
+    text = script(PAPER / "tables/network.py", tmp_path, tmp_path / "network.tex").read_text()
+    shows = dict(re.findall(r"\\newcommand\{\\(when\w+)\}\[1\]\{(.*)\}", text))
+    assert shows["whenanynetwork"] == shows["whenstepparts"] == "#1" and not shows["whennetwork"]
+    section = (PAPER / "sections/network.tex").read_text()
+    first = section.partition("\n}\n")[0]
+    assert first.startswith("\\whenanynetwork{%\n\\section{Networks}")
 
 
 def test_recorded_files_are_shown_if_the_run_has_none(tmp_path):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "paper" / "tables" / "targets.py"
 TARGETS = ROOT / "paper" / "targets.csv"
 COLUMNS = ["kernel", "op", "pass", "case", "dtype", "least_mib", "quantity", "must", "aim"]
-COLUMNS += ["source"]
+COLUMNS += ["gpu", "source"]
 MIB = 2**20
 MISSED = r"\textbf{missed}"
 
@@ -46,8 +46,10 @@ def typeset(tmp_path, monkeypatch):
     def make(path, targets, rows):
         save(tmp_path, "summary", rows)
         run = {"run_id": "r", "mode": "replayed", "date": "2026-11-23", "commit": "c", "board": "g"}
+        run |= {"gpu": "one GPU"}
         runs = [run | {"ops": "add mul", "changed_ops": "mul"}]
-        runs += [run | {"run_id": "s", "board": "h", "ops": "add", "changed_ops": ""}]
+        other = {"run_id": "s", "board": "h", "gpu": "another"}
+        runs += [run | other | {"ops": "add", "changed_ops": ""}]
         save(tmp_path, "runs", runs)
         # Another GPU of the run, whose rates bound none of these cells.
         limits = [("r", "other", "copy", 1.0), ("r", "other", "write", 1.0)]
@@ -168,8 +170,28 @@ def test_a_constant_time_is_told_apart_from_the_rate(typeset):
     targets = [target(op="add mul scale dot", least_mib="64"), target(op="add", least_mib="")]
     text = typeset(TABLE.with_name("latency_fit.py"), targets, rows)
     found = re.findall(r"\\SI\{([\d.]+)\}", text)
-    assert found == ["6.0", "4.10", "3.0", "2.00", "64", f"{64 * MIB / (6e6 + 64 * MIB / 4.1):.1f}"]
-    assert "over 2~operations" in text
+    reached = [64 * MIB / (us * 1e6 + 64 * MIB / rate) for us, rate in ((6, 4.1), (3, 2))]
+    assert found == ["6.0", "4.10", "3.0", "2.00", "64", *(f"{rate:.1f}" for rate in reached)]
+    assert "in the median over 2~operations." in text
+    one = typeset(TABLE.with_name("latency_fit.py"), targets[:1], [*rows[:3], *rows[9:12]])
+    assert "median" not in one and r"in \texttt{add}." in one
+
+
+def test_a_rate_for_one_gpu_judges_no_cell_of_another(table, typeset):
+    """A target of the H200 stood as missed by an H100, whose memory cannot give that rate."""
+    rows = [row("ours", 60.0, run_id="s"), row("ours", 40.0, case="N9", run_id="s")]
+    named = [target(gpu="one GPU"), target(gpu="another"), target()]
+    lines = table(named, rows)
+    assert [line[5:8] for line in lines] == [
+        ["1.12", "--", "other GPU"],
+        ["1.12", "0/2", MISSED],
+        ["1.12", "0/2", MISSED],
+    ]
+    text = typeset(TABLE, named, rows)
+    assert "1 were set for another GPU" in text and "``Other GPU''" in text
+    # The cells that this GPU took are judged, and by them alone.
+    lines = table([target(gpu="one GPU")], [*rows, row("ours", 16.0, case="N10")])
+    assert lines[0][1:2] + lines[0][5:8] == [r"\texttt{N10}", "4.19", "1/1", "aim met"]
 
 
 def test_a_target_without_a_record_or_time_says_so(table):
@@ -196,4 +218,6 @@ def test_the_committed_targets_are_well_formed(monkeypatch):
         assert one.quantity in quantities
         assert re.compile(one.case)
         assert one.must or one.aim
+        # Shares and ratios hold on any GPU; a rate or a time is that of one.
+        assert bool(one.gpu) == (one.quantity in ("tb_s", "us", "ms")), one.kernel
         assert all(float(bound) for bound in (one.must, one.aim) if bound)
