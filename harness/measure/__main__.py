@@ -1,4 +1,4 @@
-"""Times one op on a leased GPU and writes `raw/<op>.csv` with its sidecar.
+"""Times one op on a locked GPU and writes `raw/<op>.csv` with its sidecar.
 
 `python -m harness.measure --op softmax … --out raw/softmax.csv`; `--help` names the rest. Started
 again after an interruption, it measures what was not yet finished.

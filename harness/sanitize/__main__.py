@@ -46,7 +46,7 @@ def main() -> int:
         raise UserError(f"{SANITIZER}: not found; it comes with the CUDA toolkit, put it on PATH")
     # The digest is taken before the code runs: after an edit meanwhile the report is out of date.
     code = fingerprint.implementation(Path(), arguments.file, OURS)
-    with _leased():
+    with _locked():
         tools = [_tool(name, arguments) for name in TOOLS]
     names = [op for op, family in ops(Path()).items() if family == arguments.file]
     report = {"file": arguments.file, "ops": names, "code_sha256": code, "version": _version()}
@@ -56,7 +56,7 @@ def main() -> int:
     return int(any(tool["status"] != "ok" for tool in tools))
 
 
-def _leased() -> contextlib.AbstractContextManager:
+def _locked() -> contextlib.AbstractContextManager:
     from harness.machine import gpu_lock
 
     return gpu_lock.hold(exclusive=False)

@@ -125,7 +125,7 @@ def test_hidden_gpus_are_named_in_the_error(driver, monkeypatch):
         pass
 
 
-def test_processes_started_meanwhile_see_the_leased_gpu_alone(driver, monkeypatch):
+def test_processes_started_meanwhile_see_the_locked_gpu_alone(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with gpu_lock.hold(exclusive=True) as gpu:
         assert (gpu.index, gpu.uuid, gpu.name) == (0, "GPU-00-fake", "NVIDIA H200")

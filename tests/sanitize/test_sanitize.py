@@ -102,7 +102,7 @@ def test_the_report_holds_each_tool(tmp_path, monkeypatch, finding, code):
     fake.write_text(FAKE.format(python=sys.executable, texts=texts))
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sanitize, "_leased", contextlib.nullcontext)
+    monkeypatch.setattr(sanitize, "_locked", contextlib.nullcontext)
     out = tmp_path / "softmax.json"
     monkeypatch.setattr(sys, "argv", ["sanitize", "--file", "softmax", "--out", str(out)])
     assert sanitize.main() == code

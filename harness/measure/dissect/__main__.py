@@ -114,7 +114,9 @@ def _text(value: object) -> object:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="harness.measure.dissect", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("subject", choices=sorted(columns.DISSECTED))
     parser.add_argument("--preset", help="of the network that a step trains")
     parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
