@@ -5,8 +5,8 @@ the lanes of a warp a load goes to as many cache lines as it has answers so far.
 same length, so a step is a load, a comparison and a sum, with no mask and no branch. (Khuong and
 Morin, "Array layouts for comparison-based searching", 2017.)
 
-Some hundred boundaries fit the shared memory, which serves any addresses in different banks at
-once. There they lie in breadth-first order of the search tree, as in Eytzinger's layout of the same
+Up to 1,024 boundaries lie in shared memory, which serves any addresses in different banks at once.
+There they lie in breadth-first order of the search tree, as in Eytzinger's layout of the same
 paper. The nodes of a level are neighbours, so the lanes of a warp seldom meet in a bank. Programs
 loop over many blocks, because each of them loads the tree.
 
