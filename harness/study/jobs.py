@@ -122,8 +122,9 @@ def _unreached(report: Path) -> float:
     except UserError:
         # The command that shows a broken one says so.
         return 0.0
-    late = (each["status"] == "unreached" and each.get("reason") != parts.ELSEWHERE for each in cells)
-    return sum(late) / max(1, len(cells))
+    late = [each for each in cells if each["status"] == "unreached"]
+    late = [each for each in late if each.get("reason") != parts.ELSEWHERE]
+    return len(late) / max(1, len(cells))
 
 
 @dataclass(frozen=True)

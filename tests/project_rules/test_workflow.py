@@ -18,6 +18,7 @@ import yaml
 
 from harness.cli import UserError
 from harness.project import source_tree
+from harness.results.parts import ELSEWHERE
 from harness.study import jobs as discover
 from tests.support.fake_nvml import FAKE
 from tests.support.workflows import MEASURE, RECORDED, REPLAY, ROOT, copied, edit, jobs, snakemake
@@ -478,6 +479,8 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
         ("softmax", "slow", True, discover.COMPILERS),
         ("softmax", "quick", True, 1),
         ("softmax", "hardly_slow", True, 1),
+        # Another part verifies half of its cells.
+        ("softmax", "parted", True, 1),
         ("model_forward", "ours", True, 1),
         ("model_forward", "slow", True, 1),
     ],
@@ -490,8 +493,10 @@ def test_libraries_that_compile_long_have_several_processes(tmp_path, op, impl, 
         ("quick", "ok", 1),
         ("hardly_slow", "unreached", 20),
     ):
-        cells = [{"status": status}, *[{"status": "ok"}] * others]
+        cells = [{"status": status, "reason": ""}, *[{"status": "ok", "reason": ""}] * others]
         (reports / f"{name}.json").write_text(json.dumps({"cells": cells}))
+    cells = [{"status": "unreached", "reason": ELSEWHERE}, {"status": "ok", "reason": ""}]
+    (reports / "parted.json").write_text(json.dumps({"cells": cells}))
     config = {"recorded": str(tmp_path / "recorded"), "measure": measures}
     mine = dataclasses.replace(study(tmp_path), config=config)
     assert mine.verify_threads(types.SimpleNamespace(op=op, impl=impl)) == count
