@@ -100,6 +100,9 @@ def _rotated_in_place(q, k, cos, sin, positions, interleaved):
     for name, x in given.items():
         _check_writable(name, x)
     if needs_grad(q, k):
+        # Each launch checks its own tensor, and the first one writes before the second begins.
+        check_tensors(cos=cos, sin=sin, **({} if positions is None else {"positions": positions}))
+        _check(q, k, cos, sin, positions)
         # A view that is written in place must be the only output of its function.
         both = tuple(
             _Rotary.apply(x, None, cos, sin, positions, interleaved, True) for x in given.values()

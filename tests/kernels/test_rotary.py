@@ -289,6 +289,32 @@ def test_in_place_a_leaf_that_wants_a_gradient_is_refused_unchanged(view):
     assert not torch.equal(leaf.detach(), before)
 
 
+@pytest.mark.parametrize("wants", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype, error, message",
+    [
+        ((2, 3, 2, 16), torch.float16, TypeError, "k: torch.float16, expected torch.float32"),
+        ((3, 3, 2, 16), torch.float32, ValueError, r"k: shape \(3, .*as q has"),
+        ((2, 3, 2, 24), torch.float32, ValueError, r"k: shape .* 24\), expected .* K, 16"),
+    ],
+)
+def test_in_place_a_key_that_does_not_fit_leaves_the_queries_unchanged(
+    wants, shape, dtype, error, message
+):
+    leaf = randn(2, 3, 4, 16)
+    q = leaf.clone().requires_grad_(wants) * 1
+    with pytest.raises(error, match=message):
+        rotary(q, randn(*shape, dtype=dtype), *angles(3, 8), inplace=True)
+    assert torch.equal(q.detach(), leaf)
+
+
+def test_in_place_angles_that_are_no_tensors_are_refused_by_name():
+    q, cos, sin = randn(1, 2, 2, 8).requires_grad_() * 1, *angles(2, 4)
+    for name, tables in (("cos", (1, sin)), ("sin", (cos, 1)), ("positions", (cos, sin, 1))):
+        with pytest.raises(TypeError, match=f"^{name}: 1, expected a tensor"):
+            rotary(q, None, *tables, inplace=True)
+
+
 def test_a_key_has_a_few_candidates_and_the_rule_is_one():
     for case in ROTARY.sweep:
         key = {"heads": case["H"], "r": case["R"], "itemsize": 2}
