@@ -52,6 +52,7 @@ from .attention_details.launch import (
     strides_of_mask,
     tile,
     window_sizes,
+    within,
 )
 from .attention_details.scores import attend_tile
 from .random_details.philox import boxed
@@ -127,7 +128,7 @@ def attention(
     check_heads(q, k, v)
     _check_mask(mask, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
-    left, right = window_sizes(window, causal)
+    left, right = within(*window_sizes(window, causal), q.shape[2], k.shape[2])
     cap = cap_number(softcap)
     dropped = _dropped(check_number("dropout", dropout, 0, 1))
     seed = _seed(seed, dropped, q)

@@ -286,7 +286,8 @@ def decode_fwd(
         **strides_of(q=q, k=k, v=v), stride_split=b * h * rows * d, stride_lse=b * h * rows,
         stride_length=0 if lengths is None else lengths.stride(0),
         K=heads, GROUP=group, Q=rows, S=s, splits=splits,
-        window=0 if window is None else window, scale=scale, softcap=softcap or None,
+        # A larger one bounds nothing, and its sums with positions may pass 2**31.
+        window=0 if window is None else min(window, s), scale=scale, softcap=softcap or None,
         LEFT=window is not None, LAST=splits == 1, D=d, BLOCK_D=padded(d),
         # Only float32 has anything to split.
         PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee", **config,

@@ -11,6 +11,7 @@ from harness.calls.invoke import run
 from harness.project import registry
 from harness.verify import problem as oracle_of
 from kernels import attention, attention_varlen, block_sparse_attention
+from kernels._runtime.checks import MOST_ITEMS
 from kernels.attention_details import backward as _attention_backward
 from kernels.attention_details.launch import like
 from tests.support.attention import kept_by, oracle, visible
@@ -172,6 +173,12 @@ def test_rows_that_overlap_give_a_result_whose_rows_do_not():
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows(window, causal):
     agrees(*made(1, 2, 1, 150, 170, 16), window=window, causal=causal)
+
+
+@pytest.mark.parametrize("sizes", [(40, 4130), (4130, 40)])
+def test_the_largest_window_bounds_nothing(sizes):
+    """It fits in 32 bits with the distance of the two lengths, and not with positions."""
+    agrees(*made(1, 1, 1, *sizes, 16), window=MOST_ITEMS)
 
 
 def test_keys_outside_the_window_are_not_read():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels import decode_attention as decoding
+from kernels._runtime.checks import MOST_ITEMS
 from tests.support.attention import oracle
 from tests.support.values import DEVICE, few, randn
 
@@ -91,6 +92,11 @@ def test_keys_beyond_the_length_are_not_read():
     length = torch.tensor([100], device=DEVICE)
     assert torch.equal(decode(q, k, v, length, num_splits=1), expected)
     assert decode(q, k, v, length.int(), num_splits=5).isfinite().all()
+
+
+def test_the_largest_window_bounds_nothing():
+    """Its sums with the positions of many queries would pass 2**31."""
+    agrees(*made(1, 1, 1, 4200, 20, 16), [3], MOST_ITEMS)
 
 
 def test_lengths_may_lie_apart():
