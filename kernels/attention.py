@@ -97,7 +97,8 @@ def attention(
         seed: 64 bits, a number or a tensor of one int64; dropout needs it. The same seed drops the
             same weights.
         mask: added to the scores, of q's dtype or float32. Or bool: True lets a key take part, as
-            in PyTorch. It broadcasts to `[B, H, Sq, Sk]`.
+            in PyTorch. It broadcasts to `[B, H, Sq, Sk]`. Beside q of 16 bits, numbers below
+            -2.3e38 may count as minus infinity: scores are in base 2.
         softcap: a positive number c, which makes the scores c tanh(scores / c) before the mask, as
             in Gemma 2. On Hopper the portable kernels compute it.
         return_lse: whether to return also the logarithm of the sum of exponentials.

@@ -58,9 +58,10 @@ def rotary(
             to L - 1. On a GPU a position out of range makes the rotated entries of its token NaN,
             because no check waits for it.
         interleaved: pairs are neighbours (2i, 2i + 1); else entry i belongs to entry R + i.
-        inplace: write over q and k, whose last stride must be 1. A leaf that requires a gradient is
-            refused; other tensors take part in a backward pass as after PyTorch's own operations
-            in place. If a gradient is wanted, each tensor is rotated by a launch of its own.
+        inplace: write over q and k, whose last stride must be 1, and which share no memory. A leaf
+            that requires a gradient is refused; other tensors take part in a backward pass as after
+            PyTorch's own operations in place. If a gradient is wanted, each tensor is rotated by a
+            launch of its own.
 
     Returns:
         q and k rotated, new and contiguous, or in place q and k themselves; only the first without
@@ -69,8 +70,8 @@ def rotary(
     Raises:
         TypeError: an argument is no tensor or has another dtype, or a flag is no bool.
         ValueError: shapes or devices disagree, a tensor is not on a GPU, or cos or sin requires a
-            gradient. In place: a tensor is a leaf that requires a gradient, or its entries share
-            memory or lie apart. On a CPU also: a position is out of range.
+            gradient. In place: a tensor is a leaf that requires a gradient, has a stride of 0, or
+            has entries that lie apart; or k is q. On a CPU also: a position is out of range.
 
     Source:
         Su et al., "RoFormer: Enhanced transformer with rotary position embedding" (2021).
@@ -99,6 +100,10 @@ def _rotated_in_place(q, k, cos, sin, positions, interleaved):
     check_tensors(**given)
     for name, x in given.items():
         _check_writable(name, x)
+    if k is q:
+        raise ValueError(
+            "k: the same tensor as q, which would be rotated twice; expected None to rotate it once"
+        )
     if needs_grad(q, k):
         # Each launch checks its own tensor, and the first one writes before the second begins.
         check_tensors(cos=cos, sin=sin, **({} if positions is None else {"positions": positions}))

@@ -233,6 +233,14 @@ def test_masks(kind, causal):
     agrees(q, k, v, mask=MASKS[kind](2, 4, 70, 75), causal=causal, window=(60, -1))
 
 
+@pytest.mark.parametrize("dtype, least", [(torch.float32, -3.4e38), (torch.float16, -2.3e38)])
+def test_a_row_that_a_finite_mask_hides_is_the_mean_of_the_values(dtype, least):
+    q, k, v = made(1, 1, 1, 20, 40, 16, dtype=dtype)
+    out, lse = attend(q, k, v, mask=torch.full((20, 40), least, device=DEVICE), return_lse=True)
+    assert (out.float() - v.float().mean(2, keepdim=True)).abs().max() <= 1e-3
+    assert (lse / least - 1).abs().max() <= 1e-6
+
+
 def test_a_mask_of_the_tensors_dtype_and_one_of_float32():
     tensors = made(1, 2, 2, 40, 40, 16, dtype=torch.float16)
     for dtype in (torch.float16, torch.float32):

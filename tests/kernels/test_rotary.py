@@ -343,6 +343,7 @@ REFUSALS = {
     "positions: of tables": lambda: rotary(Q, K, COS[:0], SIN[:0], PLACES),
     "q: strides .*expected 1 last": lambda: rotary(Q.mT.contiguous().mT, K, COS, SIN, inplace=True),
     "k: strides .*no 0": lambda: rotary(Q, K[:1].expand(2, 3, 2, 16), COS, SIN, inplace=True),
+    "k: the same tensor as q.*expected None": lambda: rotary(Q, Q, COS, SIN, inplace=True),
     "q: torch.float64, expected": lambda: rotary(Q.double(), K.double(), COS, SIN),
     "cos: torch.int64, expected": lambda: rotary(Q, K, COS.long(), SIN),
 }
