@@ -52,7 +52,6 @@ from .attention_details.launch import (
     strides_of_mask,
     tile,
     window_sizes,
-    within,
 )
 from .attention_details.scores import attend_tile
 from .random_details.philox import boxed
@@ -129,7 +128,7 @@ def attention(
     check_heads(q, k, v)
     _check_mask(mask, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else check_number("scale", scale, *SCALES)
-    left, right = within(*window_sizes(window, causal), q.shape[2], k.shape[2])
+    left, right = _within(*window_sizes(window, causal), q.shape[2], k.shape[2])
     cap = cap_number(softcap)
     dropped = _dropped(check_number("dropout", dropout, 0, 1))
     seed = _seed(seed, dropped, q)
@@ -178,6 +177,14 @@ def _check_mask(mask, q, k):
         size in (1, most) for size, most in zip(reversed(shape), reversed(full), strict=False)
     )
     check_that(fits, f"mask: shape {shape}, expected one that broadcasts to {full}")
+
+
+def _within(left: int | None, right: int | None, sq: int, sk: int) -> tuple[int | None, int | None]:
+    """The sizes of a window over sq rows and sk keys, larger ones cut to what bounds nothing.
+
+    The kernels add positions to them: sums of the sizes as given may pass 2**31.
+    """
+    return None if left is None else min(left, sk), None if right is None else min(right, sq)
 
 
 def _dropped(p):

@@ -84,14 +84,6 @@ def window_sizes(
     return None if left < 0 else left, 0 if causal else None if right < 0 else right
 
 
-def within(left: int | None, right: int | None, sq: int, sk: int) -> tuple[int | None, int | None]:
-    """The sizes of a window over sq rows and sk keys, larger ones cut to what bounds nothing.
-
-    The kernels add positions to them: sums of the sizes as given may pass 2**31.
-    """
-    return None if left is None else min(left, sk), None if right is None else min(right, sq)
-
-
 def in_rows(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it if the entries of a row lie apart or are to be read with another sign."""
     x = as_read(x)
