@@ -8,6 +8,7 @@ Sources: Kingma and Ba, "Adam: a method for stochastic optimization" (2015); Los
 apply in NVIDIA's Apex.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -71,6 +72,9 @@ def take(
                 part.tensors, part.first, part.chunk, part.dtype, part.moment, part.has_masters,
                 part.aligned and gradients.aligned[part.dtype],
             )  # fmt: skip
+    written = itertools.chain.from_iterable(lists.written for lists in groups)
+    # Then autograd notices if it has saved what is overwritten here.
+    torch.autograd.graph.increment_version(itertools.chain([step], *written))
     return norm
 
 

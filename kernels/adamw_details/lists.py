@@ -108,7 +108,8 @@ def _check_dtype(name, label, tensor, lists):
     if tensor.dtype not in known:
         wanted = " or ".join(map(str, dict.fromkeys(known)))
         raise TypeError(f"{label}: {tensor.dtype}, expected {wanted}")
-    if name == "exp_avg_sqs" and tensor.dtype != lists.exp_avgs[0].dtype:
+    # One launch reads all moments, so they have one dtype.
+    if name in ("exp_avgs", "exp_avg_sqs") and tensor.dtype != lists.exp_avgs[0].dtype:
         raise TypeError(
             f"{label}: {tensor.dtype}, expected {lists.exp_avgs[0].dtype} as exp_avgs has"
         )

@@ -164,6 +164,24 @@ def test_parameters_by_columns():
     agrees(lists, 1, 1.0)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_parameter_that_autograd_has_saved_is_noticed(number):
+    params = [torch.ones(4, device=DEVICE) for _ in range(2)]
+    factor = torch.ones(4, device=DEVICE, requires_grad=True)
+    others = [[torch.ones_like(p) for p in params] for _ in range(3)]
+    for _ in range(number):
+        adamw(params, *others, counter())
+    out = params[1] * factor
+    adamw(params, *others, counter())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_tensors_of_inference_mode_are_updated():
+    with torch.inference_mode():
+        agrees(made([(5,), (3, 4)]), 2, 1.0)
+
+
 def test_the_step_repeats_bit_for_bit():
     results = []
     for _ in range(100 if DEVICE == "cuda" else 3):
@@ -187,6 +205,11 @@ FAULTS = {
         lambda p, g, m, v: (p, g, m, [x.half() for x in v]),
         TypeError,
         r"exp_avg_sqs\[0\]: torch.float16, expected torch.float32",
+    ),
+    "first moments of two dtypes": (
+        lambda p, g, m, v: ([x.half() for x in p], [x.half() for x in g], [m[0], m[1].half()], v),
+        TypeError,
+        r"exp_avgs\[1\]: torch.float16, expected torch.float32 as exp_avgs has",
     ),
     "another shape": (
         lambda p, g, m, v: (p, [g[0], g[1][:2]], m, v),
