@@ -32,6 +32,8 @@ from ._triton.row_access import body_ptr, max_body, needs_peeling, peeled_column
 from .cross_entropy_details.arguments import (
     as_rows,
     check_targets,
+    comparable,
+    counted,
     dtype_of_loss,
     in_shape,
     options_of,
@@ -133,6 +135,7 @@ def cross_entropy(
     options += (dtype_of_loss(logits, loss_dtype, return_z_loss), return_z_loss)
     shape = targets.shape
     logits, targets = as_rows("logits", _classes_last(logits, dim), targets)
+    targets = comparable(targets, ignore_index)
     if not needs_grad(logits):
         loss, _, _, penalty = cross_entropy_fwd(logits, targets, *options, False)
         result = with_penalty(loss, penalty)
@@ -162,8 +165,8 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, targets, *options):
         loss, dlogits, penalty = cross_entropy_fwd_bwd(logits, targets, *options)
         # Autograd checks the saved loss in the place of the logits, which are not saved.
-        ctx.save_for_backward(dlogits, loss)
-        ctx.unseen = alone()
+        ctx.save_for_backward(dlogits, loss, targets if loss.dim() else None)
+        ctx.unseen, ctx.ignore_index = alone(), options[0]
         if penalty is not None:
             ctx.mark_non_differentiable(penalty)
         return with_penalty(loss, penalty)
@@ -171,7 +174,9 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx, dloss, _=None):
-        dlogits, _ = ctx.saved_tensors
+        dlogits, _, targets = ctx.saved_tensors
+        if targets is not None:
+            dloss = counted(dloss, targets, ctx.ignore_index)
         dlogits = scaled(dlogits, dloss, unseen=ctx.unseen)
         return (dlogits, *(None,) * 8)
 

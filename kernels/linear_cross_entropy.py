@@ -53,6 +53,8 @@ from .cross_entropy_details.arguments import (
     as_rows,
     autocast_dtype,
     check_targets,
+    comparable,
+    counted,
     dtype_of_loss,
     in_shape,
     options_of,
@@ -161,7 +163,8 @@ def linear_cross_entropy(
     check_targets(targets, x.shape[0], v, ignore_index)
     if bias is not None:
         check_shape("bias", bias, (v,))
-    x, weight, targets = as_rows_2d(as_read(x)), as_read(weight), targets.contiguous()
+    targets = comparable(targets, ignore_index).contiguous()
+    x, weight = as_rows_2d(as_read(x)), as_read(weight)
     bias = bias if bias is None else as_read(bias).contiguous()
     if not needs_grad(x, weight, bias):
         factors = _cast(compute, x, weight, bias)
@@ -240,6 +243,7 @@ class _LinearCrossEntropyOfRows(torch.autograd.Function):
     def backward(ctx, dlosses, _=None):
         *given, targets = ctx.saved_tensors
         factors, wanted = _cast(ctx.compute, *given), _wanted(*given)
+        dlosses = counted(dlosses, targets, ctx.options[0])
         sums = _backward(dlosses, *factors, targets, *ctx.options, *wanted)
         gradients = (d if d is None else d.to(x.dtype) for d, x in zip(sums, given, strict=True))
         return (*gradients, *(None,) * 9)

@@ -92,6 +92,21 @@ def check_targets(targets: torch.Tensor, rows: int, classes: int, ignore_index: 
             raise ValueError(f"targets: {outside[0].item()}, expected 0 to {classes - 1}")
 
 
+def comparable(targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return targets of a dtype that holds ignore_index: a kernel would cut off its upper half."""
+    if targets.dtype == torch.int32 and not -(2**31) <= ignore_index < 2**31:
+        return targets.long()
+    return targets
+
+
+def counted(factors: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return the factors of the gradients of rows, with one in the place of an ignored row.
+
+    Its gradient is zero, and a factor that is not finite would make it NaN.
+    """
+    return factors.masked_fill(targets == ignore_index, 1)
+
+
 def with_penalty(
     loss: torch.Tensor, penalty: torch.Tensor | None
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:

@@ -531,6 +531,47 @@ def test_the_losses_of_rows_have_gradients_chunk_by_chunk(monkeypatch):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("linear_form", [False, True])
+def test_a_gradient_that_is_not_finite_does_not_enter_by_an_ignored_row(linear_form, dtype):
+    """The logarithm of a loss of zero has an infinite slope, or NaN behind `torch.where`."""
+    targets = torch.tensor([1, IGNORED, 0, 4, IGNORED, 6], device=DEVICE)
+    tensors = [randn(6, 10, dtype=dtype)]
+    if linear_form:
+        tensors = [randn(6, 4), randn(10, 4, seed=2), randn(10, seed=3)]
+        tensors = [each.to(dtype) for each in tensors]
+
+    def gradients(function, tensors):
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        losses = function(*leaves[:2], targets, *leaves[2:], reduction="none")
+        kept = torch.where(targets == IGNORED, 0.0, losses.log())
+        return torch.autograd.grad(kept.sum(), leaves)
+
+    def reference(logits, *others, reduction):
+        if linear_form:
+            weight, _, bias = others
+            logits = F.linear(logits, weight, bias)
+        return F.cross_entropy(logits, targets, reduction=reduction)
+
+    function = linear_cross_entropy if linear_form else cross_entropy
+    found = gradients(function, tensors)
+    for one, other in zip(found, gradients(reference, [t.double() for t in tensors]), strict=True):
+        close(one, other, 3 * BOUND[dtype])
+
+
+@pytest.mark.parametrize("index", [-(2**31) - 1, 2**31, 2**32, 2**63 - 1, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_narrow_targets_with_any_ignored_index(index, wanted):
+    """An index beyond 32 bits equals no target of int32, also if its lower half does."""
+    x, weight = randn(6, 4).requires_grad_(wanted), randn(10, 4, seed=2)
+    targets = torch.tensor([1, 2, 0, 4, 5, 6], dtype=torch.int32, device=DEVICE)
+    logits = x @ weight.T
+    expected = F.cross_entropy(logits, targets.long())
+    torch.testing.assert_close(cross_entropy(logits, targets, ignore_index=index), expected)
+    found = linear_cross_entropy(x, weight, targets, ignore_index=index)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_softcap_bounds_logits_that_are_far_or_infinite():
     row = [3e38, -3e38, float("inf"), -float("inf"), 1.0, 0.0, -0.0]
     logits = torch.tensor([row], device=DEVICE)
