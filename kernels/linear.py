@@ -119,7 +119,9 @@ class _Linear(torch.autograd.Function):
             kept, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
             out = kept.view(*x.shape[:-1], weight.shape[0])
         slope_from = z if keep else kept if activation != "none" else None
-        ctx.save_for_backward(x, weight, up, slope_from, u)
+        # A slope depends on the biases; `once` must see them where nothing else wants a gradient.
+        biases = (None, None) if slope_from is None else (bias, up_bias)
+        ctx.save_for_backward(x, weight, up, slope_from, u, *biases)
         ctx.activation = activation
         # Autograd would take a write to a saved tensor for a fault.
         ctx.main_grads = main_grad, up_main_grad
@@ -128,7 +130,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     @once
     def backward(ctx, dy):
-        x, weight, up, slope_from, u = ctx.saved_tensors
+        x, weight, up, slope_from, u, *_ = ctx.saved_tensors
         wants_x, wants_w, wants_b, wants_up, wants_up_b, *_ = ctx.needs_input_grad
         dz, du, dbias, dup_bias = as_rows_2d(as_read(dy)), None, None, None
         if slope_from is not None or wants_b:
@@ -272,6 +274,8 @@ def _check(x, weight, activation, given):
             check_same_dtype(x=x, **{name: tensor})
         elif tensor.dtype != torch.float32:
             raise TypeError(f"{name}: {tensor.dtype}, expected torch.float32")
+        elif not torch.compiler.is_compiling() and tensor.is_neg():
+            raise ValueError(f"{name}: a view with a lazy sign, expected plain memory to write")
         check_same_device(x=x, **{name: tensor})
         if name.startswith("up_") and "up" not in given:
             raise ValueError(f"{name}: shape {tuple(tensor.shape)}, expected None, as up is")

@@ -207,10 +207,16 @@ def _called(
 ):
     for name, size in (("a", a.shape[-2]), ("a", a.shape[-1]), ("b", b.shape[-1])):
         check_that(size <= MOST_ITEMS, f"{name}: a size of {size}, expected at most {MOST_ITEMS}")
-    return matmul_fwd(
+    if into is not None and into.is_neg():
+        raise ValueError("accumulate_into: a view with a lazy sign, expected plain memory to write")
+    results = matmul_fwd(
         a, b, bias, residual, up, up_bias, a_scale, b_scale, into, out, activation, scale,
         scale != 1, dtype, keep,
     )  # fmt: skip
+    if into is not None:
+        # Then autograd notices if it has saved what is overwritten here.
+        torch.autograd.graph.increment_version(into)
+    return results
 
 
 def plain_fwd(
@@ -257,6 +263,8 @@ def matmul_fwd(
     by_row = {
         "a": a, "residual": residual, "out": out, "pre": pre, "up_pre": up_pre, "a_scale": a_scale,
     }  # fmt: skip
+    # A factor of one makes sums in int32 float32. Products and squares of them would overflow.
+    scaled = scaled or (a.dtype == torch.int8 and dtype != torch.int32)
     epilogue = {
         "bias_ptr": bias, "up_bias_ptr": up_bias, "scale": scale, "SCALED": scaled,
         "ACTIVATION": activation, "PRECISE": dtype == torch.float32,

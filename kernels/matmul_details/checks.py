@@ -26,7 +26,13 @@ def check_operands(
     """
     batch, n = _check_factors(a, b, up)
     shape = (*batch, a.shape[-2], n)
-    dtype = torch.float32 if into is not None else _result_dtype(a.dtype, out_dtype)
+    dtype = _result_dtype(a.dtype, out_dtype)
+    if into is not None:
+        if out_dtype not in (None, torch.float32):
+            raise TypeError(
+                f"out_dtype: {out_dtype}, expected None or torch.float32 beside accumulate_into"
+            )
+        dtype = torch.float32
     # Factors of 8 bits have an epilogue of the result's dtype.
     beside = a.dtype if a.dtype in FLOATING else dtype
     for name, x in (("bias", bias), ("up_bias", up_bias)):
@@ -34,7 +40,9 @@ def check_operands(
             check_shape(name, x, (n,))
             _check_dtype(name, x, beside)
             check_same_device(a=a, **{name: x})
-    check_that(up is not None or up_bias is None, "up_bias: expected None, as up is")
+    check_that(
+        up is not None or up_bias is None, f"up_bias: {shown(up_bias)}, expected None, as up is"
+    )
     check_one_of("activation", activation, ACTIVATIONS)
     residual = _expanded("residual", residual, shape, a, beside, torch.float32)
     a_scale = _expanded("a_scale", a_scale, (*batch, a.shape[-2], 1), a, torch.float32)

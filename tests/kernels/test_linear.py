@@ -137,6 +137,31 @@ def test_gradients_are_added_to_a_buffer_in_float32(gated):
         )
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_second_derivative_in_biases_alone_is_no_constant(activation, gated):
+    given = made(6, 5, 4) if gated else made(6, 5, 4, ("x", "weight", "bias"))
+    biases = [t.requires_grad_() for name, t in given.items() if "bias" in name]
+    out = linear(**given, activation=activation)
+    first = torch.autograd.grad(out.sum(), biases, create_graph=True)
+    if activation == "none" and not gated:
+        # The gradient is a number of rows, whatever the bias is.
+        assert not first[0].requires_grad
+        return
+    for each in first:
+        with pytest.raises(RuntimeError, match="Linear: its gradient was differentiated again"):
+            torch.autograd.grad(each.sum() + biases[0].sum(), biases[0], retain_graph=True)
+
+
+def test_a_buffer_that_autograd_has_saved_is_noticed():
+    buffer, factor = torch.ones(5, 4, device=DEVICE), torch.ones(5, 4, device=DEVICE)
+    out = buffer * factor.requires_grad_()
+    given = made(6, 5, 4, ("x", "weight"))
+    linear(given["x"], given["weight"].requires_grad_(), main_grad=buffer).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_a_buffer_keeps_what_float16_would_lose():
     x = torch.full((1, 1), 2.0**-12, dtype=torch.float16, device=DEVICE)
     weight = torch.ones(1, 1, dtype=torch.float16, device=DEVICE, requires_grad=True)
@@ -206,6 +231,10 @@ WRONG = {
         "main_grad: torch.bfloat16, expected torch.float32",
     ),
     "a buffer of another shape": ({"main_grad": torch.zeros(4, 5)}, r"main_grad: shape \(4, 5\)"),
+    "a buffer with a lazy sign": (
+        {"main_grad": torch.zeros(5, 4, dtype=torch.complex64).conj().imag},
+        "main_grad: a view with a lazy sign, expected plain memory",
+    ),
     "a buffer for no up": (
         {"up": None, "up_bias": None, "up_main_grad": torch.zeros(5, 4)},
         "up_main_grad: .*expected None",

@@ -106,6 +106,21 @@ def test_a_product_is_added_to_a_buffer(m, n, k, turned_a, turned_b, dtype, layo
     close(buffer, start + a.double() @ b.double(), torch.float32)
 
 
+def test_a_buffer_that_autograd_has_saved_is_noticed():
+    buffer, factor = torch.ones(4, 4, device=DEVICE), torch.ones(4, 4, device=DEVICE)
+    out = buffer * factor.requires_grad_()
+    matmul.matmul(torch.ones_like(buffer), torch.ones_like(buffer), accumulate_into=buffer)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_buffer_may_be_a_tensor_of_inference_mode():
+    with torch.inference_mode():
+        buffer = torch.ones(4, 4, device=DEVICE)
+        matmul.matmul(buffer.clone(), buffer.clone(), accumulate_into=buffer)
+    close(buffer, torch.full((4, 4), 5.0, device=DEVICE), torch.float32)
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """Return names and arguments of the kernels that a call of matmul would launch."""
@@ -239,6 +254,24 @@ def test_factors_of_eight_bits_with_scales(dtype, over, turned):
     close(found, expected / 64, torch.float16)
 
 
+@pytest.mark.parametrize("activation", ["none", "tanh"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("m", [4, 40])
+def test_sums_of_eight_bits_do_not_overflow_in_the_epilogue(activation, gated, m):
+    """The sums are 129032. Their squares, and products of two of them, do not fit in 31 bits."""
+    a = torch.full((m, 8), 127, dtype=torch.int8, device=DEVICE)
+    b = torch.full((48, 8), 127, dtype=torch.int8, device=DEVICE).T
+    up = -b if gated else None
+    pre = a.double() @ b.double()
+    expected = (pre if activation == "none" else torch.tanh(pre)) * (-pre if gated else 1)
+    for options in (
+        {"out_dtype": torch.float32},
+        {"accumulate_into": pre.new_zeros(m, 48).float()},
+    ):
+        found = matmul.matmul(a, b, activation=activation, up=up, **options)
+        close(found, expected, torch.float32)
+
+
 def test_eight_bits_are_refused_what_they_cannot_have():
     a, b = EIGHT[torch.int8](4, 16), EIGHT[torch.int8](16, 8)
     with pytest.raises(ValueError, match=r"^out_dtype: torch.int32, expected a floating dtype"):
@@ -353,6 +386,11 @@ REFUSALS = {
     "a buffer and a pre-activation": lambda: matmul.matmul(
         randn(2, 3), randn(3, 5), accumulate_into=randn(2, 5), save_preactivation=True
     ),
+    "a buffer with a lazy sign": lambda: matmul.matmul(
+        randn(2, 3),
+        randn(3, 5),
+        accumulate_into=torch.complex(randn(2, 5), randn(2, 5)).conj().imag,
+    ),
     "an unknown activation": lambda: matmul.matmul(randn(2, 3), randn(3, 5), None, "swish"),
     "a bias of another size": lambda: matmul.matmul(randn(2, 3), randn(3, 5), randn(4)),
 }
@@ -373,6 +411,12 @@ def test_dtypes_that_do_not_fit_are_refused():
     ):  # fmt: skip
         with pytest.raises(TypeError, match=rf"^{name}: .*expected"):
             matmul.matmul(**{"a": a, "b": b, name: value})
+    with pytest.raises(
+        TypeError, match=r"^out_dtype: torch.float16, expected None or torch.float32"
+    ):
+        matmul.matmul(a.to(half), b.to(half), out_dtype=half, accumulate_into=randn(2, 5))
+    with pytest.raises(ValueError, match=r"^up_bias: a tensor of shape \(5,\) .*, expected None"):
+        matmul.matmul(a, b, up_bias=randn(5))
 
 
 def test_the_slope_is_the_one_that_the_problem_defines():
