@@ -188,7 +188,8 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for lists in self._lists(group):
                 groups.append(lists)
-                rates.append(Rate(*_rate(group["lr"], lists.params), float(group["weight_decay"])))
+                decay = check_number("weight_decay", group["weight_decay"], 0, math.inf)
+                rates.append(Rate(*_rate(group["lr"], lists.params), decay))
         if not groups:
             return loss
         plan = self._plans.find(groups)
@@ -237,9 +238,10 @@ class AdamW(torch.optim.Optimizer):
         """Make what the state of a parameter lacks; a loaded one has moments and a counter."""
         state = self.state[param]
         if self._step is None:
-            known = state.get("step")
-            if known is None:
-                known = torch.zeros((), dtype=torch.float32)
+            # A new parameter beside those of a loaded state goes on with their counter.
+            states = (state, *self.state.values())
+            counters = (each["step"] for each in states if "step" in each)
+            known = next(counters, torch.zeros((), dtype=torch.float32))
             self._step = known.to(param.device, torch.float32)
         state["step"] = self._step
         for name in ("exp_avg", "exp_avg_sq"):

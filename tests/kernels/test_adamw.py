@@ -305,6 +305,30 @@ def test_a_saved_optimizer_goes_on_where_it_was():
     assert all(map(torch.equal, second, through))
 
 
+@pytest.mark.parametrize("new", [0, 1])
+def test_a_new_parameter_beside_a_loaded_state_goes_on_with_its_counter(new):
+    params = [torch.nn.Parameter(torch.ones(4, device=DEVICE)) for _ in range(2)]
+    optimizer = AdamW(params)
+    params[1 - new].grad = torch.ones(4, device=DEVICE)
+    for _ in range(3):
+        optimizer.step()
+    loaded = AdamW(params)
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    params[new].grad = torch.ones(4, device=DEVICE)
+    loaded.step()
+    assert [loaded.state[param]["step"].item() for param in params] == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("value", "error"), [(-1.0, ValueError), ("0.1", TypeError), (None, TypeError)]
+)
+def test_the_decay_of_a_group_is_checked(value, error):
+    (param, *_) = parameters()
+    param.grad = torch.ones_like(param)
+    with pytest.raises(error, match=f"^weight_decay: {value!r}, expected"):
+        AdamW([{"params": [param], "weight_decay": value}]).step()
+
+
 @pytest.mark.parametrize("way", ["copied", "pickled"])
 def test_a_copy_of_an_optimizer_goes_on_by_itself(way):
     params = parameters(torch.bfloat16)
