@@ -98,12 +98,21 @@ def linear(
     if not given.keys() - {"bias"} and not needs_grad(x, weight, bias):
         out = _quick(x, weight, bias, activation)
         if out is not None:
-            return out
+            return _in_shape_of(x, out)
     _check(x, weight, activation, given)
     if needs_grad(x, weight, bias, up, up_bias):
-        return _Linear.apply(x, weight, bias, up, up_bias, activation, main_grad, up_main_grad)
-    out, _, _ = linear_fwd(x, weight, bias, up, up_bias, activation, False)
-    return out.view(*x.shape[:-1], weight.shape[0])
+        out = _Linear.apply(x, weight, bias, up, up_bias, activation, main_grad, up_main_grad)
+    else:
+        out, _, _ = linear_fwd(x, weight, bias, up, up_bias, activation, False)
+    return _in_shape_of(x, out)
+
+
+def _in_shape_of(x, out):
+    """Return the rows of the result in the shape that x has but for its last dimension.
+
+    Autograd lets nobody write to a view that an autograd function has made.
+    """
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], out.shape[1])
 
 
 class _Linear(torch.autograd.Function):
@@ -113,12 +122,9 @@ class _Linear(torch.autograd.Function):
         out = z = u = None
         if not keep:
             out = _quick(x, weight, bias, activation)
-        # A traced graph cannot keep the view that it returns.
-        kept = out
         if out is None:
-            kept, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
-            out = kept.view(*x.shape[:-1], weight.shape[0])
-        slope_from = z if keep else kept if activation != "none" else None
+            out, z, u = linear_fwd(x, weight, bias, up, up_bias, activation, keep)
+        slope_from = z if keep else out if activation != "none" else None
         # A slope depends on the biases; `once` must see them where nothing else wants a gradient.
         biases = (None, None) if slope_from is None else (bias, up_bias)
         ctx.save_for_backward(x, weight, up, slope_from, u, *biases)
@@ -132,6 +138,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight, up, slope_from, u, *_ = ctx.saved_tensors
         wants_x, wants_w, wants_b, wants_up, wants_up_b, *_ = ctx.needs_input_grad
+        # dy has the shape of the rows, but any strides.
         dz, du, dbias, dup_bias = as_rows_2d(as_read(dy)), None, None, None
         if slope_from is not None or wants_b:
             made, du, dbias, dup_bias = linear_grad_fwd(
@@ -177,7 +184,7 @@ def _product(a, b, residual=None, into=None):
 
 
 def _quick(x, weight, bias, activation):
-    """Return the result of a layer without a gate that keeps nothing, or None.
+    """Return the rows of the result of a layer without a gate that keeps nothing, or None.
 
     A short call has no time for checks with names. None leaves it to them to find a fault, and to
     the product with all of its options to compute what `matmul` cannot.
@@ -188,8 +195,7 @@ def _quick(x, weight, bias, activation):
         if x.dtype not in FLOATING or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
             return None
         rows = x if x.dim() == 2 else as_rows_2d(x)
-        out = matmul(rows, weight.T, bias, activation)
-        return out if rows is x else out.view(*x.shape[:-1], weight.shape[0])
+        return matmul(rows, weight.T, bias, activation)
     except (AttributeError, IndexError, TypeError, ValueError):
         return None
 

@@ -162,6 +162,32 @@ def test_a_buffer_that_autograd_has_saved_is_noticed():
         out.sum().backward()
 
 
+@pytest.mark.parametrize("activation", ["none", "gelu"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("shape", [(4,), (6, 4), (2, 3, 4)])
+def test_the_result_may_be_written_in_place(activation, gated, shape):
+    given = made(6, 5, 4) if gated else made(6, 5, 4, ("x", "weight", "bias"))
+    given["x"] = given["x"].flatten()[: torch.Size(shape).numel()].view(shape)
+    exact = {name: t.double() for name, t in given.items()}
+    for each in (given, exact):
+        each["weight"].requires_grad_()
+    out, wanted = linear(activation=activation, **given), formula(activation, **exact)
+    for each in (out, wanted):
+        each += 1
+        each.square().sum().backward()
+    torch.testing.assert_close(
+        given["weight"].grad.double(), exact["weight"].grad, rtol=1e-5, atol=1e-4
+    )
+
+
+def test_a_write_to_a_result_that_its_slope_comes_from_is_noticed():
+    given = made(6, 5, 4, ("x", "weight"))
+    out = linear(given["x"][None], given["weight"].requires_grad_(), None, "tanh")
+    out += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
 def test_a_buffer_keeps_what_float16_would_lose():
     x = torch.full((1, 1), 2.0**-12, dtype=torch.float16, device=DEVICE)
     weight = torch.ones(1, 1, dtype=torch.float16, device=DEVICE, requires_grad=True)
