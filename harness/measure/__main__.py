@@ -95,6 +95,7 @@ def main() -> None:
     )
     code = partial(fingerprint.implementation, ROOT, family)
     gate = Gate(options.verify, op.name, impls, code)
+    gate.refuse_elsewhere(mine)
     tuned = autotune.required(ROOT, options.autotuned, op.name, impls, code)
     # While all GPUs are visible: one description serves the jobs on each.
     machine = surroundings.ensure(options.environment, ROOT, options.config_sha256)

@@ -7,7 +7,7 @@ import pytest
 from harness.cli import UserError
 from harness.measure.checkpoint import Journal
 from harness.measure.close import close
-from harness.results import raw
+from harness.results import parts, raw
 from tests.support.measuring import BLOCKS, BOARD, CELLS, interrupted, report, run
 
 IMPLS = ["ours", "ours_twin", "slow"]
@@ -87,6 +87,25 @@ def test_an_implementation_that_was_refused_is_not_called_unreached(journal, tmp
     assert [second[impl]["status"] for impl in IMPLS] == ["unreached", "unreached", "inaccurate"]
     assert second["slow"]["reason"] == "0.5"
     assert second["ours"]["impl_version"] == "0.9"
+
+
+@pytest.mark.parametrize("ours", ["ok", "unsupported"])
+def test_a_baseline_that_another_part_verifies_did_not_hang(tmp_path, ours):
+    """Nor is its time of the other part lost where ours declines the cell."""
+    cells = [
+        {"case": cell.case.name, "dtype": cell.dtype, "pass": cell.pass_, "reason": ""}
+        for cell in CELLS
+    ]
+    second = {"status": "unreached", "reason": parts.ELSEWHERE}
+    for impl, last in (("ours", {"status": ours}), ("slow", second)):
+        verdicts = [cells[0] | {"status": "ok"}, cells[1] | last]
+        report(tmp_path, "fake", impl, CELLS, cells=verdicts)
+    rows, sidecar = raw.read(run(tmp_path, IMPLS, others=frozenset([str(CELLS[1])])), "")
+    found = {row["impl"]: row for row in rows if row["case"] == SECOND}
+    own = "unreached" if ours == "ok" else ours
+    assert [found[impl]["status"] for impl in IMPLS] == [own, own, "unreached"]
+    assert found["slow"]["reason"] == "another part of the measurement times this cell"
+    assert sidecar["unreached"] == 1
 
 
 def test_measured_times_are_not_written_over(journal):

@@ -7,6 +7,7 @@ import pytest
 from harness.calls.cell import Cell
 from harness.cli import UserError
 from harness.measure.gate import Gate, Verdict
+from harness.results import parts
 from ops._spec import make_case
 
 CELL = Cell(make_case(M=4, N=8), "float16", "backward")
@@ -62,6 +63,16 @@ def test_a_cell_beyond_the_time_limit_hangs(tmp_path):
     said = "not verified within the time limit of 45 s"
     assert report.verdict("rival", CELL) == Verdict("hung", said, "1.2")
     assert report.verdict("rival", OTHERS[0]) == Verdict("inaccurate", "never verified", "1.2")
+
+
+def test_a_cell_of_another_part_does_not_hang_and_is_not_timed(tmp_path):
+    left = FOUND | {"status": "unreached", "reason": parts.ELSEWHERE}
+    late = FOUND | {"case": "M4-N9", "status": "unreached", "reason": "time limit of 45 s"}
+    report = gate(tmp_path, cells=[left, late])
+    assert report.verdict("rival", CELL) == Verdict("unreached", parts.ELSEWHERE, "1.2")
+    report.refuse_elsewhere(OTHERS)
+    with pytest.raises(UserError, match=r"rival\.json: leaves M4-N8 float16 backward, which"):
+        report.refuse_elsewhere([*OTHERS, CELL])
 
 
 def test_absent_words_are_empty(tmp_path):

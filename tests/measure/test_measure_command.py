@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from harness.calls import drawn
-from harness.calls.cell import Cell
+from harness.calls.cell import Cell, share, sweep
 from harness.cli import UserError
 from harness.machine import gpu_lock
 from harness.measure import __main__ as measure
+from harness.measure.gate import Gate, Verdict
 from harness.project import fingerprint, registry
 from harness.results import parts, raw
 from tests.support.measuring import ENVIRONMENT, ROOT
@@ -64,6 +65,23 @@ def test_a_part_times_its_shapes_and_the_other_one_the_rest(measured, tmp_path):
     assert (
         one == others and two == rest and len(one | two) == 3 * len(registry.op("scale")[0].passes)
     )
+
+
+def test_a_part_is_not_timed_with_the_verification_of_another(measured, tmp_path, monkeypatch):
+    op, _ = registry.op("scale")
+    cells = list(sweep(op, ["bfloat16"], op.passes, 3))
+    elsewhere = set(map(str, share(cells, 2, 2)))
+    verdict = Gate.verdict
+
+    def parted(gate, impl, cell):
+        left = impl == "torch_eager" and str(cell) in elsewhere
+        return Verdict("unreached", parts.ELSEWHERE, "") if left else verdict(gate, impl, cell)
+
+    monkeypatch.setattr(Gate, "verdict", parted)
+    with pytest.raises(UserError, match=r"torch_eager\.json: leaves .* to another part"):
+        measured("ours", "torch_eager", part="2/2", **{"max-cases": 3})
+    assert not (tmp_path / "raw").exists()
+    measured("ours", "torch_eager", part="1/2", **{"max-cases": 3})
 
 
 def test_cells_that_the_record_did_not_reach_are_timed_first(measured, tmp_path, monkeypatch):
