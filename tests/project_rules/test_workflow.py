@@ -481,6 +481,8 @@ def test_verifications_that_ran_out_of_time_begin_first(tmp_path):
         ("softmax", "hardly_slow", True, 1),
         # Another part verifies half of its cells.
         ("softmax", "parted", True, 1),
+        # Those of its own part that it did not reach are a twentieth.
+        ("softmax", "slow_part", True, discover.COMPILERS),
         ("model_forward", "ours", True, 1),
         ("model_forward", "slow", True, 1),
     ],
@@ -497,6 +499,9 @@ def test_libraries_that_compile_long_have_several_processes(tmp_path, op, impl, 
         (reports / f"{name}.json").write_text(json.dumps({"cells": cells}))
     cells = [{"status": "unreached", "reason": ELSEWHERE}, {"status": "ok", "reason": ""}]
     (reports / "parted.json").write_text(json.dumps({"cells": cells}))
+    late = {"status": "unreached", "reason": "time limit of 45 s"}
+    cells = [late, *[cells[0]] * 20, *[cells[1]] * 19]
+    (reports / "slow_part.json").write_text(json.dumps({"cells": cells}))
     config = {"recorded": str(tmp_path / "recorded"), "measure": measures}
     mine = dataclasses.replace(study(tmp_path), config=config)
     assert mine.verify_threads(types.SimpleNamespace(op=op, impl=impl)) == count
