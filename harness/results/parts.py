@@ -189,7 +189,29 @@ def _judged(before: Mapping, after: Mapping, own: Collection[Cell]) -> Mapping:
     ]
     if cells == after["cells"]:
         return after
-    return {**after, "cells": cells, **severity.overall(cells)}
+    return {**after, "cells": cells, **_ledger(before, after), **severity.overall(cells)}
+
+
+def _ledger(before: Mapping, after: Mapping) -> dict[str, list[Mapping]]:
+    """The ledger of a joined report: the entries of the new one, and former ones that it lacks.
+
+    A part may verify no cell of a dtype, or none that is timed. Its ledger then has no entry of the
+    dtype, or one of an edge case. A former one of a cell that it has not reached is better.
+    """
+    kinds = {cell(each): each.get("kind") for each in after["cells"]}
+    late = {key for key, status in _verdicts(after).items() if status == "unreached"}
+    entries = {_group(each): each for each in after.get("ledger", ())}
+    for each in before.get("ledger", ()):
+        own = entries.get(_group(each))
+        swept = kinds.get(cell(each)) == "sweep"
+        better = own is None or (swept and kinds.get(cell(own)) != "sweep")
+        if cell(each) in late and better:
+            entries[_group(each)] = each
+    return {"ledger": list(entries.values())} if entries else {}
+
+
+def _group(entry: Mapping) -> tuple[str, str]:
+    return entry["dtype"], entry["pass"]
 
 
 def _other(op: str, what: str) -> UserError:

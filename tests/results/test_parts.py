@@ -201,6 +201,36 @@ def test_a_verdict_of_the_verification_of_another_part_stays_with_its_seed(statu
     assert parts.joined(OLD, NEW, REPORTS | {"torch_eager": (found, last)})[2] == {}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_joined_report_keeps_the_ledger_of_cells_that_the_new_one_has_not_reached(dtype):
+    """If an op has two dtypes, each of two parts may time one alone."""
+
+    def told(case: str, dtype: str, of: int) -> dict:
+        return PLACE | {"case": case, "dtype": dtype, "status": "ok", "reason": "", "launches": of}
+
+    edge = PLACE | {"case": "M0-N1", "kind": "edge", "reason": "", "status": "ok"}
+    first = PLACE | {"case": "M1-N1", "dtype": dtype, "kind": "sweep", "reason": ""}
+    others = [each for each in PASSED if (each["case"], dtype) != ("M1-N1", "float16")]
+    before = VERDICT | {
+        "cells": [*others, first | {"status": "ok"}, edge | {"status": "unreached"}]
+    }
+    before |= {"ledger": [told("M1-N1", dtype, 1)]}
+    after = VERDICT | {"cells": [*others, first | {"status": "unreached"}, edge]}
+    # Its entry is that of an edge case, in float16.
+    after |= {"ledger": [told("M0-N1", "float16", 2)]}
+    found = parts.joined(OLD, NEW, REPORTS | {"torch_eager": (before, after)})[2]["torch_eager"]
+    kept = {"float16": 2} | {dtype: 1}
+    assert {each["dtype"]: each["launches"] for each in found["ledger"]} == kept
+    # An entry of a timed cell is not replaced, nor does a cell that was reached take a former one.
+    swept = first | {"case": "M2-N2", "status": "ok"}
+    own = after | {"cells": [*after["cells"], swept], "ledger": [told("M2-N2", dtype, 3)]}
+    found = parts.joined(OLD, NEW, REPORTS | {"torch_eager": (before, own)})[2]["torch_eager"]
+    assert found["ledger"] == own["ledger"]
+    before |= {"ledger": [told("M3-N3", "bfloat16", 1)]}
+    found = parts.joined(OLD, NEW, REPORTS | {"torch_eager": (before, after)})[2]["torch_eager"]
+    assert found["ledger"] == after["ledger"]
+
+
 def failed(rows: list[dict], case: str, status: str) -> list[dict]:
     absent = dict.fromkeys((*raw.TIMES, *raw.READINGS)) | {"status": status}
     return [row | absent if row["case"] == case else row for row in rows]
