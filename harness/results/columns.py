@@ -275,7 +275,7 @@ VERIFICATION = Table(
         _count("passed", "those among them that are right"),
         _count("hostile", "hostile ones among the cells"),
         _count("hostile_passed", "those among them that are right"),
-        _count("unreached", "cells for which the time limit left no time"),
+        _count("unreached", "cells that the time limit left out, or that another part verifies"),
         _number("worst_ratio", "largest error over its bound", "1"),
         _text("worst_case", "the cell of that error"),
         _text("status", "status of the worst cell"),
