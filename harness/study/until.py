@@ -23,8 +23,9 @@ from harness.measure.close import close
 
 # How long an interrupted study may take to end its jobs.
 PATIENCE_S = 30.0
-# By which a person or a batch system ends this process, and how often it looks for them.
-SIGNALS = signal.SIGINT, signal.SIGTERM
+# By which a person, a batch system or a lost terminal ends this process, and how often it looks for
+# them. The study has a session of its own, so it gets no word of a terminal that is gone.
+SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 LOOK_S = 0.5
 # How often, once a second, a journal is tried that another job holds.
 TRIES = 5
@@ -42,7 +43,9 @@ def main() -> int:
         parser.error(f"minutes: {options.minutes}, expected a positive number")
     code = ended(options.command, 60 * options.minutes)
     if code is not None:
-        return code
+        # As a shell has it, of a command that a signal has ended.
+        return code if code >= 0 else 128 - code
+    _write_somewhere()
     closed = close_all(options.run / "raw")
     print(f"tilewright: interrupted; closed: {', '.join(closed) or 'none'}", file=sys.stderr)
     return ENDED
@@ -82,7 +85,9 @@ def _ended(command: Sequence[str], end_s: float, heard: Sequence[int]) -> int | 
     try:
         while not heard and (left_s := end_s - time.monotonic()) > 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return job.wait(min(left_s, LOOK_S))
+                code = job.wait(min(left_s, LOOK_S))
+                # A batch system tells both at once, and the command may be the first to end.
+                return None if heard and code else code
         return None
     finally:
         for number in (signal.SIGINT, signal.SIGKILL):
@@ -104,6 +109,16 @@ def close_all(folder: Path) -> list[str]:
         except UserError as error:
             print(f"tilewright: {error}", file=sys.stderr)
     return found
+
+
+def _write_somewhere() -> None:
+    """Have words on a terminal that is gone lost, for they must not end what is still to do."""
+    try:
+        print("tilewright: closes journals", file=sys.stderr, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):
+            os.dup2(nowhere, number)
 
 
 def _close_in_time(path: Path) -> None:

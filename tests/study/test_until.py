@@ -1,6 +1,7 @@
 """Check that a study ends in time, that nothing of it goes on, and that its journals are closed."""
 
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -64,6 +65,44 @@ def lives(pid):
 def test_a_command_that_ends_by_itself_tells_its_code(tmp_path):
     for code in (0, 3):
         assert until.ended([sys.executable, "-c", f"raise SystemExit({code})"], 60.0) == code
+
+
+def test_a_command_that_a_signal_has_ended_tells_it_as_a_shell_does():
+    end = "import os; os.kill(os.getpid(), 9)"
+    call = [sys.executable, "-m", "harness.study.until", "1", "--", sys.executable, "-c", end]
+    assert subprocess.run(call, cwd=ROOT).returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize(("code", "expected"), [(1, None), (0, 0)])
+def test_a_command_that_ends_with_the_process_that_was_to_end_it_was_interrupted(
+    monkeypatch, code, expected
+):
+    """A batch system sends its signal to both; work that is done is not interrupted."""
+    wait, pid = subprocess.Popen.wait, os.getpid()
+
+    def ends(process, limit_s=None):
+        os.kill(pid, signal.SIGTERM)
+        return wait(process, PATIENCE_S)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", ends)
+    assert until.ended([sys.executable, "-c", f"raise SystemExit({code})"], 600.0) == expected
+
+
+def test_a_study_ends_with_its_terminal(left, job, tmp_path):
+    """Nothing can be written there any more, and the journals are closed all the same."""
+    folder = tmp_path / "run/raw"
+    folder.mkdir(parents=True)
+    shutil.copy(left, folder)
+    words = ["10", "--run", str(folder.parent), "--", *job("polite")]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "harness.study.until", *words])
+    wait_until(lambda: len(numbers(tmp_path)) == 2)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == until.ENDED
+    assert not any(map(lives, numbers(tmp_path)))
+    assert [path.name for path in sorted(folder.iterdir())] == ["fake.csv", "fake.json"]
 
 
 @pytest.mark.parametrize("word", ["polite", "deaf"])
