@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -96,11 +97,15 @@ def test_a_study_ends_with_its_terminal(left, job, tmp_path):
     words = ["10", "--run", str(folder.parent), "--", *job("polite")]
     pid, terminal = pty.fork()
     if pid == 0:
+        # Tests may run under nohup.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "harness.study.until", *words])
     wait_until(lambda: len(numbers(tmp_path)) == 2)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == until.ENDED
+    ended = []
+    wait_until(lambda: ended.append(os.waitpid(pid, os.WNOHANG)) or ended[-1][0])
+    assert os.waitstatus_to_exitcode(ended[-1][1]) == until.ENDED
     assert not any(map(lives, numbers(tmp_path)))
     assert [path.name for path in sorted(folder.iterdir())] == ["fake.csv", "fake.json"]
 
@@ -130,12 +135,18 @@ def test_a_study_ends_with_the_process_that_was_to_end_it(left, job, tmp_path, n
     shutil.copy(left, folder)
     words = ["10", "--run", str(folder.parent), "--", *job("polite")]
     call = [sys.executable, "-m", "harness.study.until", *words]
-    with subprocess.Popen(call, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    # Tests may run under nohup, or in the background of a shell.
+    heeded = partial(signal.signal, number, signal.SIG_DFL)
+    ways = {"cwd": ROOT, "stderr": subprocess.PIPE, "text": True, "preexec_fn": heeded}
+    with subprocess.Popen(call, **ways) as process:
         wait_until(lambda: len(numbers(tmp_path)) == 2)
         # Twice, as an impatient person does.
         process.send_signal(number)
         process.send_signal(number)
-        _, told = process.communicate(timeout=PATIENCE_S)
+        try:
+            _, told = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
     assert process.returncode == until.ENDED, told
     assert told.endswith("tilewright: interrupted; closed: fake\n")
     assert not any(map(lives, numbers(tmp_path)))
