@@ -137,7 +137,8 @@ def _llama(fields):
 
 
 def _stretch(rope):
-    kind = rope.get("rope_type", "default")
+    # The older name of the field. Passed over, it would give a network without the scaling.
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
     if kind != "llama3":

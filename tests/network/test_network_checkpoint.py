@@ -132,6 +132,9 @@ def test_rotary_fields_in_one_of_their_own_are_read():
     rope = {"rope_theta": 10.0, "rope_type": "default"}
     plain_one = checkpoint.described(fields | {"rope_parameters": rope})
     assert (plain_one.theta, plain_one.stretch) == (10.0, None)
+    older = dict(LLAMA_FIELDS["rope_scaling"])
+    older["type"] = older.pop("rope_type")
+    assert checkpoint.described(LLAMA_FIELDS | {"rope_scaling": older}) == preset("llama-1b")
     assert isinstance(preset("llama-1b").stretch, Stretch)
 
 
@@ -142,6 +145,7 @@ def test_rotary_fields_in_one_of_their_own_are_read():
         (LLAMA_FIELDS, {"hidden_act": "gelu"}, "hidden_act: 'gelu', expected 'silu'"),
         (LLAMA_FIELDS, {"attention_bias": True}, "attention_bias: True, expected False"),
         (LLAMA_FIELDS, {"rope_scaling": {"rope_type": "yarn"}}, "rope_type: 'yarn', expected"),
+        (LLAMA_FIELDS, {"rope_scaling": {"type": "linear"}}, "rope_type: 'linear', expected"),
         (GPT2_FIELDS, {"activation_function": "relu"}, "activation_function: 'relu', expected"),
         (GPT2_FIELDS, {"attn_pdrop": 0.2}, "expected one value for all"),
     ],
