@@ -256,3 +256,19 @@ def test_an_activation_that_another_model_uses_is_not_fused_again():
     report = accelerate(nn.Sequential(nn.Linear(8, 8), shared), training=False)
     assert report.replaced == ()
     assert report.left[-1].said == "its forward pass is replaced already"
+
+
+def test_a_norm_takes_its_argument_by_name():
+    model, x = block(), rows(2, 24)
+    expected = model.first(input=x), model.second(x=rows(2, 40))
+    accelerate(model)
+    found = model.first(input=x), model.second(x=rows(2, 40))
+    assert all(apart(a, b) < 1e-6 for a, b in zip(found, expected, strict=True))
+
+
+def test_a_target_of_bytes_stays_with_pytorch():
+    loss, logits, targets = nn.CrossEntropyLoss(), rows(6, 5), torch.arange(6).byte() % 5
+    expected = loss(logits, targets)
+    accelerate(loss)
+    with pytest.warns(UserWarning, match=r"CrossEntropyLoss runs as before: .* torch.uint8"):
+        assert torch.equal(loss(logits, targets), expected)

@@ -1,5 +1,6 @@
 """nn.CrossEntropyLoss, and the loss of Hugging Face's causal language models."""
 
+import torch
 from torch import nn
 
 from kernels.cross_entropy import cross_entropy
@@ -16,6 +17,7 @@ from network.accelerate.setting import (
 )
 
 LOGITS, TARGETS = (2, 64), (2, "index")
+INDICES = torch.int64, torch.int32
 
 
 def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
@@ -35,7 +37,7 @@ def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
 
 
 def _cross_entropy(self, input, target):
-    if input.dim() != 2 or target.is_floating_point() or input.dtype not in FLOATING:
+    if input.dim() != 2 or target.dtype not in INDICES or input.dtype not in FLOATING:
         stays(self, f"its input is {input.dtype} {tuple(input.shape)}, its target {target.dtype}")
         return type(self).forward(self, input, target)
     return cross_entropy(

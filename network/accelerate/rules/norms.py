@@ -37,11 +37,12 @@ def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
     return [Swap(kernel.__name__, (forward_of(module, forward),))]
 
 
-def _layer_norm(self, x):
-    if why := unfit(x, self.weight, self.bias):
+# A call may name its argument, so that has the name of PyTorch's.
+def _layer_norm(self, input):
+    if why := unfit(input, self.weight, self.bias):
         stays(self, why)
-        return type(self).forward(self, x)
-    return layer_norm(x, self.weight, self.bias, self.eps)
+        return type(self).forward(self, input)
+    return layer_norm(input, self.weight, self.bias, self.eps)
 
 
 def _rms_norm(self, x):
