@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from network.accelerate.setting import is_replaced
+
 LEAKY_SLOPE = 0.01  # that of the fused product
 # The classes of transformers.activations, by name.
 HUGGING_FACE = {
@@ -18,7 +20,7 @@ def name_of(module: nn.Module) -> str | None:
     None if it is another, or if its forward pass is no longer that of its class.
     """
     kind = type(module)
-    if "forward" in vars(module):
+    if is_replaced(module):
         return None
     if kind is nn.GELU:
         return "gelu" if module.approximate == "none" else "gelu_tanh"

@@ -93,8 +93,28 @@ class Setting:
 
 
 def forward_of(module: nn.Module, function: Callable) -> tuple[nn.Module, str, object]:
-    """Return the change that makes function(module, ...) the forward pass of a module."""
+    """Return the change that makes function(module, ...) the forward pass of a module.
+
+    A pickle of the module holds the forward pass of its class instead.
+    """
+    # A method is pickled as its object and its name, which is looked up when the pickle is read.
+    function.__name__ = "forward"
     return module, "forward", types.MethodType(function, module)
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Return whether the forward pass of a module is another than that of its class.
+
+    That of its class may lie in the module itself: a pickle of a swapped module gives that.
+    """
+    own = vars(module).get("forward")
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a module has hooks, which a kernel in its place would not call."""
+    hooks = module._forward_hooks, module._forward_pre_hooks
+    return any((*hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 def is_of(module: nn.Module, families: tuple[str, ...], suffix: str) -> bool:

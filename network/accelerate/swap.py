@@ -10,7 +10,7 @@ from torch import nn
 
 from network.accelerate import rules
 from network.accelerate.report import Line, Report
-from network.accelerate.setting import Setting, Swap
+from network.accelerate.setting import Setting, Swap, is_replaced
 
 UNKNOWN = "no kernel for this kind of module"
 
@@ -43,10 +43,11 @@ def accelerate(model: nn.Module, *, training: bool | None = None) -> Report:
         kind = type(module).__name__
         if module in taken:
             continue
-        if "forward" in vars(module):
+        if is_replaced(module):
             left.append(Line(path, kind, "its forward pass is replaced already"))
+            taken |= _absorbed(module, setting)
             continue
-        outcomes = [each for rule in _rules() for each in rule(module, setting)]
+        outcomes = _outcomes(module, setting)
         for outcome in outcomes:
             if isinstance(outcome, Swap):
                 replaced.append(Line(path, kind, outcome.by))
@@ -72,6 +73,19 @@ def _setting(model, training):
 def _rules() -> Iterator[Callable]:
     for found in pkgutil.iter_modules(rules.__path__):
         yield importlib.import_module(f"{rules.__name__}.{found.name}").rule
+
+
+def _outcomes(module, setting):
+    return [each for rule in _rules() for each in rule(module, setting)]
+
+
+def _absorbed(module, setting):
+    """The modules that a swapped one no longer calls; none if others replaced its forward pass."""
+    function = getattr(vars(module)["forward"], "__func__", None)
+    if not getattr(function, "__module__", "").startswith(f"{rules.__name__}."):
+        return set()
+    swaps = [each for each in _outcomes(module, setting) if isinstance(each, Swap)]
+    return {inner for swap in swaps for inner in swap.absorbed}
 
 
 def _computes(module):

@@ -1,6 +1,7 @@
 """`accelerate` on plain PyTorch: what it swaps, what it leaves and why, and the way back."""
 
 import copy
+import io
 from collections import OrderedDict
 
 import pytest
@@ -132,18 +133,17 @@ def test_a_copy_uses_its_own_weights():
     assert other.first(x).abs().max() == 0 < model.first(x).abs().max()
 
 
-def test_a_second_time_changes_nothing():
+@pytest.mark.parametrize(
+    ("training", "swapped"),
+    [(True, ["first", "act", "second", "other"]), (False, ["", "first", "second"])],
+)
+def test_a_second_time_changes_nothing(training, swapped):
     model = block()
-    accelerate(model)
+    accelerate(model, training=training)
     forwards = [vars(module).get("forward") for module in model.modules()]
-    report = accelerate(model)
+    report = accelerate(model, training=training)
     assert report.replaced == ()
-    assert [line.path for line in report.left if "already" in line.said] == [
-        "first",
-        "act",
-        "second",
-        "other",
-    ]
+    assert [line.path for line in report.left if "already" in line.said] == swapped
     assert [vars(module).get("forward") for module in model.modules()] == forwards
 
 
@@ -250,12 +250,59 @@ def test_nothing_is_swapped_if_no_kernel_runs():
     assert {line.said.split(",")[0] for line in report.left} == {"x: on meta"}
 
 
-def test_an_activation_that_another_model_uses_is_not_fused_again():
-    shared = nn.GELU()
-    accelerate(nn.Sequential(nn.Linear(8, 8), shared), training=False)
-    report = accelerate(nn.Sequential(nn.Linear(8, 8), shared), training=False)
-    assert report.replaced == ()
-    assert report.left[-1].said == "its forward pass is replaced already"
+def test_an_activation_that_another_model_uses_serves_both():
+    shared, x = nn.GELU(), rows(3, 8)
+    models = [nn.Sequential(nn.Linear(8, 8), shared) for _ in range(2)]
+    expected = [model(x).detach() for model in models]
+    for model in models:
+        assert replaced(accelerate(model, training=False)) == [("", "matmul")]
+    with torch.no_grad():
+        assert all(apart(m(x), wanted) < 1e-6 for m, wanted in zip(models, expected, strict=True))
+
+
+def shifted(module, given, out):
+    return out - 1
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_hook_of_a_linear_layer_or_its_activation_gets_what_it_got(place, later):
+    model, x = nn.Sequential(nn.Linear(8, 12), nn.ReLU()), rows(3, 8)
+    if later:
+        assert replaced(accelerate(model, training=False)) == [("", "matmul")]
+    model[place].register_forward_hook(shifted)
+    expected = nn.Sequential(*model)(x)
+    if not later:
+        report = accelerate(model, training=False)
+        assert report.replaced == () and "has hooks" in report.left[0].said
+    assert torch.equal(model(x), expected)
+
+
+def test_a_slice_of_a_fused_sequence_ends_where_it_did():
+    model, x = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8)), rows(3, 8)
+    expected = [model[:end](x).detach() for end in (1, 2, 3)]
+    assert replaced(accelerate(model, training=False)) == [("", "matmul")]
+    with torch.no_grad():
+        assert all(apart(model[: i + 1](x), wanted) < 1e-6 for i, wanted in enumerate(expected))
+        model[1] = nn.Tanh()
+        model.append(nn.Sigmoid())
+        assert apart(model(x), nn.Sequential(*model)(x)) < 1e-6
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_pickled_model_is_as_before_and_is_swapped_again(training):
+    model, x, file = block(), rows(2, 24), io.BytesIO()
+    expected, first = model(x).detach(), accelerate(model, training=training)
+    torch.save(model, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    assert torch.equal(other(x), expected)
+    again = accelerate(other, training=training)
+    assert (again.replaced, again.left) == (first.replaced, first.left)
+    with torch.no_grad():
+        assert torch.equal(other(x), model(x))
+    again.undo()
+    assert torch.equal(other(x), expected)
 
 
 def test_a_norm_takes_its_argument_by_name():

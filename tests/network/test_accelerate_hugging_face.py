@@ -1,6 +1,7 @@
 """`accelerate` on small random models of Hugging Face: the same losses, gradients and tokens."""
 
 import copy
+import io
 from collections import Counter
 
 import pytest
@@ -327,3 +328,60 @@ def test_a_loss_over_several_batches_is_divided_by_their_items():
     for items in (50, torch.tensor(50)):
         found = model(ids, labels=ids, num_items_in_batch=items).loss.item()
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+@models
+@pytest.mark.parametrize("changes", [{}, {"hidden_act": "gelu"}], ids=str)
+def test_a_second_time_changes_nothing(name, changes):
+    model = made(name, **changes if name != "GPT2" else {})
+    before = [set(vars(module)) for module in model.modules()]
+    first = accelerate(model)
+    second = accelerate(model)
+    assert second.replaced == ()
+    assert ("", "its loss is replaced already") in [(line.path, line.said) for line in second.left]
+    first.undo()
+    second.undo()
+    assert [set(vars(module)) for module in model.modules()] == before
+
+
+@models
+def test_a_pickled_model_is_as_before_and_a_copy_is_swapped(name):
+    model, file = made(name), io.BytesIO()
+    near = results(model)
+    report = accelerate(model)
+    torch.save(model, file)
+    file.seek(0)
+    other = torch.load(file, weights_only=False)
+    assert all(torch.equal(a, b) for a, b in zip(results(other), near, strict=True))
+    assert accelerate(other).replaced == report.replaced
+    found = results(model)
+    for swapped in (other, copy.deepcopy(model)):
+        assert all(torch.equal(a, b) for a, b in zip(results(swapped), found, strict=True))
+
+
+class Doubled(transformers.pytorch_utils.Conv1D):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_an_mlp_of_gpt2_with_a_layer_of_ones_own_is_left():
+    mlp = made("GPT2").transformer.h[0].mlp.eval()
+    mlp.c_fc.__class__ = Doubled
+    x = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
+    expected = mlp(x)
+    report = accelerate(mlp, training=False)
+    assert said(report) == {("NewGELUActivation", "gelu")}
+    assert ("c_fc", "no kernel for this kind of module") in {
+        (line.path, line.said) for line in report.left
+    }
+    with torch.no_grad():
+        assert apart(mlp(x), expected) < 1e-6
+
+
+def test_an_mlp_of_gpt2_calls_an_adapter_that_is_put_in_later():
+    mlp = made("GPT2").transformer.h[0].mlp.eval()
+    x = torch.randn(3, 48, generator=torch.Generator().manual_seed(0))
+    assert said(accelerate(mlp, training=False)) == {("GPT2MLP", "matmul")}
+    mlp.c_fc.__class__ = Doubled
+    expected = type(mlp).forward(mlp, x)
+    assert torch.equal(mlp(x), expected)

@@ -16,7 +16,9 @@ from network.accelerate.setting import (
     Setting,
     Swap,
     forward_of,
+    is_hooked,
     is_of,
+    is_replaced,
     stays,
     unfit,
 )
@@ -34,7 +36,7 @@ def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
     name = name_of(module.act_fn)
     if name not in FORWARDS:
         return [Left(f"no gated kernel has its activation, {type(module.act_fn).__name__}")]
-    if _hooked(module.act_fn):
+    if is_hooked(module.act_fn):
         return [Left("its activation has hooks, which the kernel would not call")]
     joins = name == "silu" and setting.training and _joins(module)
     if joins and not setting.refusal(module, swiglu_mlp, *WHOLE):
@@ -74,19 +76,14 @@ def _joins(module):
         type(each) is nn.Linear
         and each.bias is None
         and each.weight.dtype in HALVES
-        and "forward" not in vars(each)
-        and not _hooked(each)
+        and not is_replaced(each)
+        and not is_hooked(each)
         for each in _projections(module)
     )
 
 
 def _projections(module):
     return module.gate_proj, module.up_proj, module.down_proj
-
-
-def _hooked(module):
-    hooks = module._forward_hooks, module._forward_pre_hooks
-    return any((*hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
 _apart = _with(swiglu)

@@ -1,5 +1,8 @@
 """nn.CrossEntropyLoss, and the loss of Hugging Face's causal language models."""
 
+import copy
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
@@ -30,10 +33,30 @@ def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
         if module.weight is not None:
             return [Left("its classes have weights, which the kernel does not take")]
         return [Swap("cross_entropy", (forward_of(module, _cross_entropy),))]
-    loss = with_globals(module.loss_function, fixed_cross_entropy=_fixed_cross_entropy)
+    theirs = module.loss_function
+    if isinstance(theirs, _Loss):
+        return [Left("its loss is replaced already")]
+    loss = with_globals(theirs, fixed_cross_entropy=_fixed_cross_entropy)
     if loss is None:
         return [Left("its loss is not the one of a causal language model")]
-    return [Swap("cross_entropy", ((module, "_loss_function", loss),))]
+    return [Swap("cross_entropy", ((module, "_loss_function", _Loss(loss, theirs)),))]
+
+
+class _Loss:
+    """A loss that calls the kernel. A pickle holds the loss that was there before instead."""
+
+    def __init__(self, loss: Callable, theirs: Callable):
+        self.loss, self.theirs = loss, theirs
+
+    def __call__(self, *given, **named):
+        return self.loss(*given, **named)
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        # A copy of a function is the function itself.
+        return copy.copy, (self.theirs,)
 
 
 def _cross_entropy(self, input, target):
