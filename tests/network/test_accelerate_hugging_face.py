@@ -148,6 +148,21 @@ def test_positions_of_each_sequence_run_as_before(name):
         assert apart(model(ids, position_ids=positions).logits, expected) < 1e-5
 
 
+@gated
+def test_positions_of_each_sequence_under_autocast_run_as_before(name):
+    model, other = made(name), made(name)
+    ids, _ = tokens(batch=2, length=6, vocabulary=96)
+    positions = torch.arange(6).expand(2, -1)
+    assert any("attention" in by for _, by in said(accelerate(model)))
+
+    def loss(model):
+        with torch.autocast("cpu", torch.float16):
+            return model(ids, labels=ids, position_ids=positions, use_cache=False).loss
+
+    with pytest.warns(UserWarning, match="its queries are torch.float32 and its values torch.fl"):
+        assert apart(loss(model), loss(other)) < 2e-3
+
+
 @models
 def test_tokens_after_others_in_a_cache_run_as_before_without_a_mask(name):
     model, other = made(name).eval(), made(name).eval()

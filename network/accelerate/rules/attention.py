@@ -112,7 +112,7 @@ class _Table:
 
 def _attending(plain):
     def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **others):
-        if why := _attention_unfit(module, query, key, attention_mask, others):
+        if why := _attention_unfit(module, query, key, value, attention_mask, others):
             # A token that is read with a cache is decoding, which the kernel is not for.
             if query.shape[2] > 1:
                 stays(module, why)
@@ -130,7 +130,7 @@ def _attending(plain):
     return attend
 
 
-def _attention_unfit(module, q, k, mask, others):
+def _attention_unfit(module, q, k, v, mask, others):
     if mask is not None:
         return "it has a mask"
     if q.shape[2] != k.shape[2]:
@@ -138,7 +138,8 @@ def _attention_unfit(module, q, k, mask, others):
     causal = others.get("is_causal")
     if not (module.is_causal if causal is None else causal):
         return "it is not causal"
-    if q.dtype not in FLOATING or k.dtype != q.dtype:
-        return f"its queries are {q.dtype}"
+    # Under autocast PyTorch's rotary embedding makes float32 of queries and keys alone.
+    if q.dtype not in FLOATING or not q.dtype == k.dtype == v.dtype:
+        return f"its queries are {q.dtype} and its values {v.dtype}"
     odd = [name for name in ("softcap", "position_bias", "cache") if others.get(name) is not None]
     return f"it has {odd[0]}" if odd else ""
