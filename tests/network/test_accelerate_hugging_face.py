@@ -288,6 +288,20 @@ def test_a_projection_that_is_changed_later_is_called(change):
     assert apart(mlp(x), expected) < 2e-3 and seen == [1]
 
 
+@pytest.mark.parametrize("form", ["silu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_activation_that_is_changed_later_is_called(form, dtype):
+    mlp = made("Llama", hidden_act=form).model.layers[0].mlp.to(dtype)
+    x, seen = torch.randn(3, 48, generator=torch.Generator().manual_seed(0)).to(dtype), []
+    assert len(said(accelerate(mlp))) == 1
+    hook = mlp.act_fn.register_forward_hook(lambda *given: seen.append(1))
+    assert torch.equal(mlp(x), type(mlp).forward(mlp, x)) and seen == [1, 1]
+    hook.remove()
+    assert mlp(x).isfinite().all() and seen == [1, 1]
+    mlp.act_fn = torch.nn.ReLU()
+    assert torch.equal(mlp(x), type(mlp).forward(mlp, x))
+
+
 def test_an_mlp_without_gradients_keeps_its_products_apart(monkeypatch):
     mlp = made("Llama").model.layers[0].mlp.half()
     accelerate(mlp)

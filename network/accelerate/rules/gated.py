@@ -49,8 +49,11 @@ def rule(module: nn.Module, setting: Setting) -> list[Swap | Left]:
     return [Swap(kernel.__name__, (forward_of(module, forward),), (module.act_fn,))]
 
 
-def _with(combine):
+def _with(name, combine):
     def forward(self, x):
+        # As with a projection, the activation may have been replaced or hooked since.
+        if not _activates(self, name):
+            return type(self).forward(self, x)
         gate = self.gate_proj(x)
         # Under autocast the projections give halves whatever x is.
         if gate.dtype not in FLOATING:
@@ -65,7 +68,7 @@ def _joined(self, x):
     # Without gradients nothing is kept, and products alone are PyTorch's.
     plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
     # A projection may have been replaced or hooked since, and an adapter has to be called.
-    if plain or not _joins(self) or unfit(x, self.gate_proj.weight):
+    if plain or not (_joins(self) and _activates(self, "silu")) or unfit(x, self.gate_proj.weight):
         return _apart(self, x)
     return swiglu_mlp(x, *(each.weight for each in _projections(self)))
 
@@ -82,13 +85,18 @@ def _joins(module):
     )
 
 
+def _activates(module, name):
+    """Whether the activation is the one of this name, and nothing watches it."""
+    return name_of(module.act_fn) == name and not is_hooked(module.act_fn)
+
+
 def _projections(module):
     return module.gate_proj, module.up_proj, module.down_proj
 
 
-_apart = _with(swiglu)
+_apart = _with("silu", swiglu)
 FORWARDS = {
     "silu": (swiglu, _apart),
-    "gelu_tanh": (geglu, _with(geglu)),
-    "gelu": (geglu, _with(lambda gate, up: geglu(gate, up, "none"))),
+    "gelu_tanh": (geglu, _with("gelu_tanh", geglu)),
+    "gelu": (geglu, _with("gelu", lambda gate, up: geglu(gate, up, "none"))),
 }
