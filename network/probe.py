@@ -70,7 +70,9 @@ def _given(name, config, training, dtype, device):
     b, s, c, h, k, d = BATCH, TOKENS, WIDTH, config.heads, config.kv_heads, config.head_dim
 
     def rand(*shape, scale=1.0, grad=True):
-        drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+        # The generator's device, whatever the default one is.
+        generator = torch.Generator("cpu").manual_seed(len(shape))
+        drawn = torch.randn(*shape, generator=generator, device="cpu")
         return (scale * drawn).to(device, dtype).requires_grad_(grad and training)
 
     def weight(out, into):

@@ -79,16 +79,19 @@ class Setting:
         device, dtype = self.of(module)
         key = kernel, shapes, device, dtype, tuple(sorted(settings.items()))
         if key not in self.tried:
-            given = tuple(self._random(shape, device, dtype) for shape in shapes)
             tried = functools.partial(kernel, **settings)
-            self.tried[key] = refusal(tried, given, self.training)
+            # Tensors of inference mode have no gradients, and later calls may want some.
+            with torch.inference_mode(False):
+                given = tuple(self._random(shape, device, dtype) for shape in shapes)
+                self.tried[key] = refusal(tried, given, self.training)
         return self.tried[key]
 
     def _random(self, shape, device, dtype):
         *sizes, kind = shape if isinstance(shape[-1], str) else (*shape, "")
         if kind == "index":
             return torch.zeros(sizes, dtype=torch.int64, device=device)
-        drawn = torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+        # The generator's device, whatever the default one is.
+        drawn = torch.randn(sizes, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
         return drawn.to(device, dtype).requires_grad_(self.training and not kind)
 
 

@@ -100,6 +100,17 @@ def test_each_fused_activation_is_the_right_one(activation, shape):
             assert apart(model(x), expected) < 0.02
 
 
+@pytest.mark.parametrize(
+    "within", [torch.inference_mode(), torch.device("meta")], ids=["inference", "device"]
+)
+def test_kernels_are_tried_alike_whatever_the_mode_and_the_default_device(within):
+    expected = accelerate(block())
+    model = block()
+    with within:
+        report = accelerate(model)
+    assert (report.replaced, report.left) == (expected.replaced, expected.left)
+
+
 def test_weights_names_hooks_and_optimizers_stay():
     model = block()
     names, weights = list(model.state_dict()), list(model.parameters())

@@ -74,6 +74,11 @@ def test_eager_can_all_that_a_network_asks(kind):
         assert not reasons(eager.parts, parts.NAMES, preset(kind), training)
 
 
+def test_parts_are_tried_on_the_device_that_is_asked_for():
+    with torch.device("meta"):
+        assert stack.load("ours").lacks(preset("tiny"), True, device="cpu") == {}
+
+
 def _detached(gate, up):
     return torch.nn.functional.silu(gate.detach()) * up.detach()
 
