@@ -35,9 +35,11 @@ def load_weights(model: Transformer, weights: Mapping[str, torch.Tensor]) -> Non
         if not f".{name}".endswith(BUFFERS):
             longer = f"{prefix}.{name}"
             given[longer if longer in own else name] = tensor
-    tied = model.config.tied and tokens in given
-    if tied and not torch.equal(given.setdefault(head, given[tokens]), given[tokens]):
-        raise ValueError(f"checkpoint: {head} differs from {tokens}, and the model ties them")
+    if model.config.tied and tokens in given:
+        own_head = given.setdefault(head, given[tokens])
+        # NaN equals nothing, so a head that is the embedding is not compared with it.
+        if own_head is not given[tokens] and not torch.equal(own_head, given[tokens]):
+            raise ValueError(f"checkpoint: {head} differs from {tokens}, and the model ties them")
     missing, unexpected = sorted(set(own) - set(given)), sorted(set(given) - set(own))
     if missing or unexpected:
         raise ValueError(
@@ -115,9 +117,9 @@ def _llama(fields):
     _expect(fields, hidden_act="silu", attention_bias=False, mlp_bias=False, attention_dropout=0.0)
     width, heads = fields["hidden_size"], fields["num_attention_heads"]
     # Since transformers 5 the rotary fields lie in one of their own.
-    rope = fields.get("rope_parameters") or {
+    rope = {
         "rope_theta": fields.get("rope_theta", 10000.0),
-        **(fields.get("rope_scaling") or {}),
+        **(fields.get("rope_parameters") or fields.get("rope_scaling") or {}),
     }
     return Config(
         LLAMA,

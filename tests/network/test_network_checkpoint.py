@@ -88,6 +88,15 @@ def test_short_names_buffers_and_another_dtype_are_taken(kind):
     assert torch.equal(first(tokens()[0]), other(tokens()[0]))
 
 
+def test_a_table_with_nan_is_tied_to_itself():
+    weights = built(plain("tiny"), seed=2).state_dict()
+    weights["model.embed_tokens.weight"] = torch.full((256, 64), torch.nan)
+    del weights["lm_head.weight"]
+    model = built(plain("tiny"))
+    checkpoint.load_weights(model, weights)
+    assert model.state_dict()["lm_head.weight"].isnan().all()
+
+
 def _without(weights, name):
     return {key: value for key, value in weights.items() if key != name}
 
@@ -132,6 +141,8 @@ def test_rotary_fields_in_one_of_their_own_are_read():
     rope = {"rope_theta": 10.0, "rope_type": "default"}
     plain_one = checkpoint.described(fields | {"rope_parameters": rope})
     assert (plain_one.theta, plain_one.stretch) == (10.0, None)
+    given = {"rope_parameters": {"rope_type": "default"}, "rope_theta": 20.0}
+    assert checkpoint.described(fields | given).theta == 20.0
     older = dict(LLAMA_FIELDS["rope_scaling"])
     older["type"] = older.pop("rope_type")
     assert checkpoint.described(LLAMA_FIELDS | {"rope_scaling": older}) == preset("llama-1b")
