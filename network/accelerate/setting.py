@@ -146,10 +146,22 @@ def with_globals(function: Callable, **others: object) -> Callable | None:
     return found
 
 
-def unfit(x: torch.Tensor, *weights: torch.Tensor | None) -> str:
-    """Return why a call must stay with PyTorch, or "": a dtype, autocast, or two dtypes."""
+def unfit_alone(x: torch.Tensor, name: str = "input") -> str:
+    """Return why no kernel takes a tensor, or "": its dtype, its layout, or a transform."""
     if x.dtype not in FLOATING:
-        return f"its input is {x.dtype}"
+        return f"its {name} is {x.dtype}"
+    if x.is_nested:
+        return f"its {name} is a nested tensor"
+    # PyTorch asks the same before it calls a torch.autograd.Function, which the kernels are.
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func is active"
+    return ""
+
+
+def unfit(x: torch.Tensor, *weights: torch.Tensor | None) -> str:
+    """Return why a call must stay with PyTorch, or "": also autocast, or two dtypes."""
+    if why := unfit_alone(x):
+        return why
     if torch.is_autocast_enabled(x.device.type):
         return "autocast is on"
     odd = [weight for weight in weights if weight is not None and weight.dtype != x.dtype]

@@ -253,6 +253,35 @@ def test_a_call_that_a_kernel_does_not_serve_runs_as_before():
         assert torch.equal(gelu(x.double()), nn.GELU()(x.double()))
 
 
+def test_a_nested_tensor_runs_as_before():
+    model, x = nn.Sequential(nn.LayerNorm(8), nn.GELU()), rows(5, 8)
+    expected = model(x).detach()
+    accelerate(model)
+    nested = torch.nested.nested_tensor([x[:2], x[2:]], layout=torch.jagged)
+    told = pytest.warns(UserWarning, match="LayerNorm runs as before: its input is a nested tensor")
+    with told, torch.no_grad():
+        assert apart(model(nested).values(), expected) < 1e-6
+
+
+def test_a_transform_of_torch_func_runs_as_before():
+    model, x = block(), rows(3, 24)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights, x):
+        out = torch.func.functional_call(model, weights, x)
+        return nn.functional.cross_entropy(out, torch.arange(3))
+
+    expected = torch.func.grad(loss)(weights, x)
+    accelerate(model)
+    with pytest.warns(UserWarning, match=r"GELU runs as before: a transform of torch\.func"):
+        found = torch.func.grad(loss)(weights, x)
+    assert all(torch.equal(found[name], expected[name]) for name in weights)
+    criterion, logits = nn.CrossEntropyLoss(), rows(3, 5)
+    accelerate(criterion, training=True)
+    with pytest.warns(UserWarning, match="CrossEntropyLoss runs as before: a transform"):
+        torch.func.grad(criterion)(logits, torch.arange(3))
+
+
 def test_nothing_is_swapped_if_no_kernel_runs():
     with torch.device("meta"):
         model = nn.Sequential(nn.LayerNorm(8), nn.GELU())

@@ -148,6 +148,25 @@ def test_positions_of_each_sequence_run_as_before(name):
         assert apart(model(ids, position_ids=positions).logits, expected) < 1e-5
 
 
+@models
+def test_a_transform_of_torch_func_runs_as_before(name):
+    model = made(name)
+    ids, _ = tokens(length=6, vocabulary=96)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+
+    def loss(weights):
+        given = {"labels": ids, "use_cache": False}
+        return torch.func.functional_call(model, weights, (ids,), given).loss
+
+    expected = torch.func.grad(loss)(weights)
+    accelerate(model)
+    with pytest.warns(
+        UserWarning, match="loss runs as before: a transform of torch.func is active"
+    ):
+        found = torch.func.grad(loss)(weights)
+    assert all(apart(found[name], expected[name]) < 1e-5 for name in weights)
+
+
 @gated
 def test_positions_of_each_sequence_under_autocast_run_as_before(name):
     model, other = made(name), made(name)

@@ -4,7 +4,7 @@ from torch import nn
 
 from kernels.activation import gelu
 from network.accelerate.activations import name_of
-from network.accelerate.setting import FLOATING, Left, Setting, Swap, forward_of, stays
+from network.accelerate.setting import Left, Setting, Swap, forward_of, stays, unfit_alone
 
 ROW = (2, 64)
 
@@ -27,7 +27,7 @@ def _tanh(self, input):
 
 
 def _gelu(self, x, form):
-    if x.dtype not in FLOATING:
-        stays(self, f"its input is {x.dtype}")
+    if why := unfit_alone(x):
+        stays(self, why)
         return type(self).forward(self, x)
     return gelu(x, form)

@@ -19,6 +19,7 @@ from network.accelerate.setting import (
     forward_of,
     is_of,
     stays,
+    unfit_alone,
     with_globals,
 )
 
@@ -94,9 +95,9 @@ def _rotary_unfit(q, k, cos, unsqueeze_dim):
         return "its tensors have another layout"
     if cos.shape[0] != 1:
         return "each sequence has positions of its own"
-    if q.dtype not in FLOATING or k.dtype != q.dtype or cos.dtype not in FLOATING:
+    if k.dtype != q.dtype or cos.dtype not in FLOATING:
         return f"its queries are {q.dtype} and its angles {cos.dtype}"
-    return ""
+    return unfit_alone(q)
 
 
 class _Table:
@@ -139,7 +140,7 @@ def _attention_unfit(module, q, k, v, mask, others):
     if not (module.is_causal if causal is None else causal):
         return "it is not causal"
     # Under autocast PyTorch's rotary embedding makes float32 of queries and keys alone.
-    if q.dtype not in FLOATING or not q.dtype == k.dtype == v.dtype:
+    if not q.dtype == k.dtype == v.dtype:
         return f"its queries are {q.dtype} and its values {v.dtype}"
     odd = [name for name in ("softcap", "position_bias", "cache") if others.get(name) is not None]
-    return f"it has {odd[0]}" if odd else ""
+    return f"it has {odd[0]}" if odd else unfit_alone(q)

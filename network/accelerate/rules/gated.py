@@ -10,7 +10,6 @@ from torch import nn
 from kernels.gated import geglu, swiglu
 from network.accelerate.activations import name_of
 from network.accelerate.setting import (
-    FLOATING,
     GATED_FAMILIES,
     Left,
     Setting,
@@ -21,6 +20,7 @@ from network.accelerate.setting import (
     is_replaced,
     stays,
     unfit,
+    unfit_alone,
 )
 from network.stacks._swiglu_mlp import swiglu_mlp
 
@@ -56,8 +56,8 @@ def _with(name, combine):
             return type(self).forward(self, x)
         gate = self.gate_proj(x)
         # Under autocast the projections give halves whatever x is.
-        if gate.dtype not in FLOATING:
-            stays(self, f"its gate is {gate.dtype}")
+        if why := unfit_alone(gate, "gate"):
+            stays(self, why)
             return type(self).forward(self, x)
         return self.down_proj(combine(gate, self.up_proj(x)))
 

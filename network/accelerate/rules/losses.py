@@ -9,13 +9,13 @@ from torch import nn
 from kernels.cross_entropy import cross_entropy
 from network.accelerate.setting import (
     FAMILIES,
-    FLOATING,
     Left,
     Setting,
     Swap,
     forward_of,
     is_of,
     stays,
+    unfit_alone,
     with_globals,
 )
 
@@ -60,7 +60,10 @@ class _Loss:
 
 
 def _cross_entropy(self, input, target):
-    if input.dim() != 2 or target.dtype not in INDICES or input.dtype not in FLOATING:
+    if why := unfit_alone(input):
+        stays(self, why)
+        return type(self).forward(self, input, target)
+    if input.dim() != 2 or target.dtype not in INDICES:
         stays(self, f"its input is {input.dtype} {tuple(input.shape)}, its target {target.dtype}")
         return type(self).forward(self, input, target)
     return cross_entropy(
@@ -74,9 +77,13 @@ def _cross_entropy(self, input, target):
 
 def _fixed_cross_entropy(source, target, num_items_in_batch=None, ignore_index=-100, **unused):
     """source: float32 [M, V], as the caller makes it; target: [M]."""
+    loss = cross_entropy
+    if why := unfit_alone(source):
+        stays("loss", why)
+        loss = nn.functional.cross_entropy
     if num_items_in_batch is None:
-        return cross_entropy(source, target, ignore_index=ignore_index)
-    return cross_entropy(source, target, ignore_index=ignore_index, reduction="sum") / (
+        return loss(source, target, ignore_index=ignore_index)
+    return loss(source, target, ignore_index=ignore_index, reduction="sum") / (
         num_items_in_batch.to(source.device)
         if hasattr(num_items_in_batch, "to")
         else num_items_in_batch
