@@ -45,7 +45,7 @@ def main() -> int:
     if code is not None:
         # As a shell has it, of a command that a signal has ended.
         return code if code >= 0 else 128 - code
-    _write_somewhere()
+    _outlive_terminal()
     closed = close_all(options.run / "raw")
     print(f"tilewright: interrupted; closed: {', '.join(closed) or 'none'}", file=sys.stderr)
     return ENDED
@@ -111,7 +111,7 @@ def close_all(folder: Path) -> list[str]:
     return found
 
 
-def _write_somewhere() -> None:
+def _outlive_terminal() -> None:
     """Have words on a terminal that is gone lost, for they must not end what is still to do."""
     try:
         print("tilewright: closes journals", file=sys.stderr, flush=True)

@@ -271,7 +271,7 @@ def _lane(
                     print(worker.log_tail(), file=sys.stderr)
                 raise UserError(f"{name}: {plan.reason}")
             while (number := queue.take(plan)) is not None:
-                lost, blanks = _parted(plan.units[number], arguments.hung)
+                lost, blanks = _hung_apart(plan.units[number], arguments.hung)
                 late = _late(blanks, arguments, queue.spent_s) if blanks else []
                 if number in plan.elsewhere:
                     late, lost = _unreached(lost + blanks, parts.ELSEWHERE), []
@@ -342,7 +342,7 @@ def _installed(impl: str) -> str:
     return libraries.version(source_tree.rests_on(ROOT, impl)) or ""
 
 
-def _parted(blanks: list[dict], hung_cells: Mapping[str, str]) -> tuple[list[dict], list[dict]]:
+def _hung_apart(blanks: list[dict], hung_cells: Mapping[str, str]) -> tuple[list[dict], list[dict]]:
     """Return the rows of a unit that need no call, and the cells that are to run.
 
     hung_cells: as `harness.results.hung.cells` gives them. Only cells that are timed were tuned: an

@@ -96,11 +96,7 @@ class VerifyWorker:
         elsewhere = []
         if part is not None:
             cells = cell.sweep(self.op, dtypes, passes, most, drawn_seed)
-            mine = {(each.case.name, each.dtype) for each in cell.share(cells, *part)}
-            edges = [unit for unit in chosen if unit[0] == "edge"]
-            mine |= {(case.name, dtype) for _, case, dtype in edges[part[0] - 1 :: part[1]]}
-            names = [(case.name, dtype) for case, dtype in self.units]
-            elsewhere = [number for number, name in enumerate(names) if name not in mine]
+            elsewhere = _elsewhere(chosen, cell.share(cells, *part), *part)
         device = torch.cuda.get_device_name() if gpu else "cpu"
         return messages.Chosen(device, self.blanks, self.declared, elsewhere)
 
@@ -121,6 +117,16 @@ class VerifyWorker:
         look = partial(call_profile.observe, self.op, self.function, case, dtype)
         where = self.seed, self.device, self.wide
         return messages.CallProfiles({name: look(name, *where) for name in passes})
+
+
+def _elsewhere(
+    units: list[tuple[str, Case, str]], timed: list[cell.Cell], number: int, of: int
+) -> list[int]:
+    """The numbers of the units that other parts verify. timed: the cells of this part."""
+    mine = {(each.case.name, each.dtype) for each in timed}
+    edges = [(case.name, dtype) for kind, case, dtype in units if kind == "edge"]
+    mine.update(edges[number - 1 :: of])
+    return [n for n, (_, case, dtype) in enumerate(units) if (case.name, dtype) not in mine]
 
 
 def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
