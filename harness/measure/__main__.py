@@ -82,13 +82,11 @@ def main() -> None:
         timing=timing,
         ceilings={},
         worker=options.worker or (PARKED_WORKER if whole else WORKER),
-        # Networks are prepared one by one too, for the sake of memory.
-        self_tuning={impl: {} for impl in impls}
-        if whole
-        else {
+        self_tuning={
             impl: choices.variables(choices.place(options.autotuned, op.name, impl))
             for impl in self_tuned(ROOT, op.name, impls)
         },
+        singly=whole,
         drawn_seed=drawn_seed,
         least_calls=LEAST_CALLS[whole],
         others=frozenset(map(str, cells)).difference(map(str, mine)),

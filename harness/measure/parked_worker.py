@@ -10,6 +10,7 @@ milliseconds to seconds, so the host's work between the events is small beside i
 """
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import torch
@@ -60,7 +61,7 @@ class ParkedWorker(MeasureWorker):
         )
 
     def block(self, calls: int, turn: int = 0) -> messages.BlockTimes:
-        """Time `calls` calls; see `MeasureWorker.block`. A call before them is not timed."""
+        """Time `calls` calls; see `MeasureWorker.block`. A call before them warms up."""
         with torch.cuda.stream(self._timer.stream):
             kept = self._unpark()
             torch.cuda.synchronize()
@@ -70,7 +71,6 @@ class ParkedWorker(MeasureWorker):
             # Memory that was given back is asked for again here, which no later call does.
             host_s = min(time.perf_counter() - began, self._call_s)
             torch.cuda.synchronize()
-        began = time.perf_counter()
         with affinity.held(turn):
             device_us, reading = self._timer.cold(self._timed, calls, [kept.restore], host_s)
             self._outputs = [sampled(self._outputs[0])]
@@ -96,10 +96,16 @@ class ParkedWorker(MeasureWorker):
         """Raise Inaccurate unless the last timed call, and one more, gave the expected samples."""
         if self._outputs[0]:
             self._compare("a timed call", self._outputs[0], 0)
-        with torch.cuda.stream(self._timer.stream):
-            self._unpark()
-            self._compare("the last call", sampled(self._calls[0]()), 0)
-        self._park()
+        try:
+            with torch.cuda.stream(self._timer.stream):
+                self._unpark()
+                self._compare("the last call", sampled(self._calls[0]()), 0)
+        except Exception as error:
+            # The frames of a call that found no memory still hold what it had.
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            self._park()
         return messages.Checked(self._leaked())
 
     def _forget(self) -> None:

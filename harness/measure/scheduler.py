@@ -51,6 +51,9 @@ LONG = 3
 # If its GPU time is as long, and FAR times that of the shortest call, it is timed in one of SELDOM
 # blocks. Its ratio needs no narrow interval.
 FAR, SELDOM = 10, 3
+# One GPU takes some hundred processes, however little memory they hold. Of 102 on an H200 with
+# driver 580 the last one or two were told that there was no memory (docs/lab/statistics.md).
+MOST_PROCESSES = 96
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class MeasurementPlan:
     ceilings: Mapping[str, float]
     worker: str
     self_tuning: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    singly: bool = False
     drawn_seed: int | None = None
     least_calls: int = 3
     others: frozenset[str] = frozenset()
@@ -227,7 +231,7 @@ class Scheduler:
         used, free = self._monitor.used_bytes(), self._monitor.free_bytes()
         if not impls or not 0 < least_us < self._plan.timing.short_us or used is None:
             return []
-        names = _further(impls, self._plan.timing.processes - 1)
+        names = _further(impls, self._most_further)
         alone = used / len(impls)
         if self._launched_early or len(names) * alone > (free or 0) / 2:
             return []
@@ -318,7 +322,7 @@ class Scheduler:
         searches = any(tensor.ascending for tensor in self._plan.op.inputs.values())
         if not ready or (shortest >= timing.short_us and not searches):
             return {}
-        most = timing.processes - 1
+        most = self._most_further
         count = self._fitting(ready, most)
         if count < most:
             print(f"{cell}: memory for {count} of {most} further processes each", file=sys.stderr)
@@ -328,7 +332,9 @@ class Scheduler:
         self._phase_times.add("start", time.monotonic() - began, answers)
         for name, answer in answers.items():
             if isinstance(answer, Failure):
-                self._leave_behind(name, answer)
+                _say_left_out(name, answer)
+                # It held nothing of a cell, and the others have taken memory to start meanwhile.
+                self._workers.stop(name)
                 names.remove(name)
         # The memory that they hold without a cell is not that of one which is lost from here on.
         self._memory.settle()
@@ -345,6 +351,12 @@ class Scheduler:
         self._memory.settle()
         self._memory.ready()
         return further
+
+    @property
+    def _most_further(self) -> int:
+        """How many further processes of each implementation a cell with short calls may have."""
+        held = MOST_PROCESSES // len(self._plan.impls)
+        return max(0, min(self._plan.timing.processes, held) - 1)
 
     def _fitting(self, ready: Mapping[str, Ready], most: int) -> int:
         """Return how many further processes of each implementation the GPU's memory holds.
@@ -371,11 +383,11 @@ class Scheduler:
     ) -> dict[str, Prepared | Failure]:
         """Have workers prepare a cell: together, but after them some one by one.
 
-        They are those that tune themselves, and those that found no memory together. early: the
-        processes that start beside the first ones.
+        They are those that tune themselves, and those that found no memory together; in a plan that
+        says so, all. early: the processes that start beside the first ones.
         """
-        singly = self._starving.union(self._plan.self_tuning)
-        alone = [name for name in names if process_of(name)[0] in singly]
+        late = self._starving.union(self._plan.self_tuning)
+        alone = [name for name in names if self._plan.singly or process_of(name)[0] in late]
         answers = self._ask([name for name in names if name not in alone], _prepare(cell))
         self._await_early(early, answers)
         for name in alone:
@@ -383,8 +395,8 @@ class Scheduler:
         return answers
 
     def _leave_behind(self, name: str, failure: Failure) -> None:
-        """Go on without a further process."""
-        print(f"{name}: left out: {failure.status}: {failure.reason}", file=sys.stderr)
+        """Go on without a further process that has begun the cell."""
+        _say_left_out(name, failure)
         self._stop(name)
 
     def _leave_out(self, name: str, ready: dict[str, Ready]) -> None:
@@ -451,8 +463,8 @@ class Scheduler:
                 self._rows.energy(name, answer)
         if foreign := self._monitor.foreign_processes(self._workers.groups):
             self._rows.shared(foreign[0])
-        starved = self._check([name for name in ready if name in timed], cell, last)
-        for name in starved:
+        checked = [name for name in ready if name in timed]
+        for name in checked if self._plan.singly else self._check(checked, cell, last):
             self._check([name], cell, last)
 
     def _check(self, names: Sequence[str], cell: Cell, last: int) -> list[str]:
@@ -563,6 +575,10 @@ def _starved(answers: Mapping[str, Answer]) -> list[str]:
 def _further(impls: Iterable[str], count: int) -> list[str]:
     """Return the names of so many further processes of each implementation."""
     return [worker_name(impl, number + 1) for number in range(count) for impl in impls]
+
+
+def _say_left_out(name: str, failure: Failure) -> None:
+    print(f"{name}: left out: {failure.status}: {failure.reason}", file=sys.stderr)
 
 
 def _is_further(name: str) -> bool:

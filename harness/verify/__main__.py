@@ -41,7 +41,7 @@ from ops._spec import DTYPES, PASSES
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.verify.worker:VerifyWorker"
 # All share the GPU; then the cells whose memory ran out, one verification at a time; then alone.
-# From the second on the oracle's results lie in the memory of the host.
+# From the second on the oracle's results go to the memory of the host, if that of the GPU runs out.
 ATTEMPTS = ("shared", "in turn", "alone")
 # Between two questions for a turn.
 TURN_S = 0.5

@@ -105,9 +105,13 @@ class VerifyWorker:
         case, dtype = self.units[unit]
         blanks = [b for b in self.blanks[unit] if passes is None or b["pass"] in passes]
         rows = _rows(self, case, dtype, blanks)
-        alive = context.alive() and all(row["status"] != "oom" for row in rows)
-        if alive and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        if self.spare and _starved(rows) and context.alive():
+            # Copies to the host and back take far longer than most oracles.
+            _give_memory_back()
+            rows = _rows(self, case, dtype, blanks, spare=True)
+        alive = context.alive() and not _starved(rows)
+        if alive:
+            _give_memory_back()
         return messages.UnitChecked(rows, alive)
 
     def profile(self, unit: int) -> messages.CallProfiles:
@@ -129,7 +133,19 @@ def _elsewhere(
     return [n for n, (_, case, dtype) in enumerate(units) if (case.name, dtype) not in mine]
 
 
-def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> list[dict]:
+def _starved(rows: list[dict]) -> bool:
+    return any(row["status"] == "oom" for row in rows)
+
+
+def _give_memory_back() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _rows(
+    worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict], spare: bool = False
+) -> list[dict]:
+    """Judge a unit. spare: with the results of the oracle in the memory of the host."""
     try:
         # Edge cases give a loss other gradients than one.
         ones = worker.op.unit_gradient and blanks[0]["kind"] != "edge"
@@ -142,7 +158,7 @@ def _rows(worker: VerifyWorker, case: Case, dtype: str, blanks: list[dict]) -> l
             worker.eager,
             ones,
             worker.eager_in_place,
-            worker.spare,
+            spare,
         )
     except Exception as error:
         fault = _fault(error, ours=True)

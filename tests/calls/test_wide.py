@@ -119,19 +119,29 @@ def test_the_verifier_judges_with_casts_and_fills_the_ledger_without(monkeypatch
 
 
 @pytest.mark.parametrize("spare", [False, True])
-def test_a_worker_keeps_the_oracle_off_the_gpu_if_memory_is_to_be_spared(monkeypatch, spare):
+@pytest.mark.parametrize("full", [False, True])
+def test_a_worker_keeps_the_oracle_off_the_gpu_if_memory_runs_out(monkeypatch, spare, full):
+    """It may do so if nothing else helps, and does it only for want of memory."""
+    moved = []
+
+    def crowded(**given):
+        if full and not moved:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scaled(**given)
+
     monkeypatch.setattr(registry, "op", lambda name: (OP, "family"))
-    fake = {"in_place": False, "wide": (), "settings": "", "accumulates": "", "function": scaled}
+    fake = {"in_place": False, "wide": (), "settings": "", "accumulates": "", "function": crowded}
     for name, value in fake.items():
         monkeypatch.setattr(registry, name, lambda op, impl, value=value: value)
     monkeypatch.setattr(registry, "version", lambda impl: "1")
-    moved = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
     made = worker.VerifyWorker("scaled", "ours", 0)
     made.choose(False, ["float32"], ["forward"], ["sweep"], spare=spare)
-    assert [cell["status"] for cell in made.check(0).cells] == ["ok"]
+    found = made.check(0)
+    assert [cell["status"] for cell in found.cells] == ["oom" if full and not spare else "ok"]
+    assert found.alive == (spare or not full)
     assert [tensor.dtype for tensor in moved] == [torch.float64] * len(moved)
-    assert bool(moved) == spare
+    assert bool(moved) == (spare and full)
 
 
 def test_ours_declares_no_wide_inputs(monkeypatch):

@@ -148,6 +148,18 @@ def test_rows_stay_in_the_order_of_the_sweep(measured, tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_networks_take_turns_in_memory_and_all_have_energy(measured, monkeypatch, whole):
+    plans = []
+    monkeypatch.setattr(registry, "of_network", lambda name: whole)
+    monkeypatch.setattr(measure, "measure", lambda plan, *rest: plans.append(plan))
+    measured("ours", "torch_eager", worker="")
+    (plan,) = plans
+    assert plan.singly == whole == plan.worker.endswith("ParkedWorker")
+    assert plan.least_calls == (1 if whole else 3)
+    assert (plan.timing.energy_impls == plan.impls) == whole
+
+
 def test_a_tuner_finds_what_it_chose_alone(measured, tmp_path, monkeypatch):
     monkeypatch.delenv("TRITON_CACHE_AUTOTUNING", raising=False)
     measured("ours", "says_how_it_tunes")
@@ -219,7 +231,7 @@ def test_the_machine_is_described_anew_only_where_it_has_changed(measured, tmp_p
 def test_no_process_outlives_the_parent(command, tmp_path, number):
     job = command("hangs_at_once")
     log = tmp_path / "prepared"
-    wait_until(log.exists)
+    wait_until(lambda: log.exists() and log.read_text())
     # The children are the fork server and the worker that hangs.
     others = [*children_of(job.pid), int(log.read_text().split()[0])]
     assert len(others) == 2

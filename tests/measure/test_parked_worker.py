@@ -1,5 +1,8 @@
 """The worker of whole networks, on the CPU: it holds no inputs between its blocks."""
 
+import time
+import weakref
+
 import pytest
 import torch
 
@@ -93,6 +96,43 @@ def test_a_result_that_is_wrong_later_is_found(park, which):
         for _ in range(6):
             calls.append(1)
         made.check()
+
+
+def test_a_check_without_memory_holds_none_afterwards(park, monkeypatch):
+    """Others need it, and the check is made once more."""
+    full, kept, left = [], [], []
+
+    def function(x, bias):
+        more = torch.ones(1)
+        if full:
+            kept.append(weakref.ref(more))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x + more
+
+    made = park(function)
+    made.prepare(**CELL, pass_="forward")
+    made.block(3)
+    give_back = made._park
+    monkeypatch.setattr(made, "_park", lambda: (left.append(kept[-1]()), give_back()))
+    full.append(True)
+    with pytest.raises(torch.OutOfMemoryError):
+        made.check()
+    assert left == [None]
+    assert [x.untyped_storage().nbytes() for x in inputs_of(made)] == [0]
+
+
+def test_a_block_counts_the_call_that_warms_up(park):
+    made = park(lambda x, bias: x + 1)
+    made.prepare(**CELL, pass_="forward")
+    call = made._calls[0]
+
+    def slowly():
+        time.sleep(0.05)
+        return call()
+
+    made._calls[0] = slowly
+    made._timed = [slowly]
+    assert made.block(1).busy_s >= 3 * 0.05
 
 
 def test_tensors_that_a_function_keeps_are_dropped(park):

@@ -260,6 +260,39 @@ def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
     assert "room_for_one#2: left out: oom: OutOfMemoryError" in capsys.readouterr().err
 
 
+def test_a_further_process_that_does_not_start_is_left_out(timed, monkeypatch, capsys):
+    """A GPU takes only so many processes. The others have taken memory as they started."""
+    start = pool.WorkerPool.start
+
+    def refuses_one(workers, names):
+        answers = start(workers, names)
+        if "slow#2" in answers:
+            workers._workers["slow#2"].kill()
+            answers["slow#2"] = Failure("oom", "CUDA error: out of memory")
+        return answers
+
+    monkeypatch.setattr(pool.WorkerPool, "start", refuses_one)
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    rows = timed(["ours", "slow"], TwoGibEach(), **SHORT)
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
+    assert sorted(processes(rows, "slow")) == sorted([0, 1] * BLOCKS)
+    assert "slow#2: left out: oom: CUDA error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("most", "count"), [(6, 3), (5, 2), (4, 2), (3, 1), (1, 1)])
+@pytest.mark.parametrize("early", [True, False])
+def test_no_more_processes_are_started_than_a_gpu_takes(
+    timed, events, monkeypatch, most, count, early
+):
+    monkeypatch.setattr(scheduler, "MOST_PROCESSES", most)
+    rows = timed(["ours", "slow"], Roomy(), ceilings=CEILINGS if early else {}, **SHORT)
+    assert sum(len(names) for what, names in events if what == "launch") == 2 * count
+    for impl in ("ours", "slow"):
+        assert sorted(processes(rows, impl)) == sorted([*range(count)] * BLOCKS)
+
+
 @pytest.mark.parametrize(("gib", "count"), [(12, 3), (11, 2), (7, 1)])
 def test_no_more_processes_are_started_than_memory_holds(timed, capsys, gib, count):
     """Two GiB each: the first ones take four, and each further one of both implementations four."""

@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import UserError
 from harness.measure import scheduler
-from harness.measure.messages import TimeBlock
+from harness.measure.messages import Check, Prepare, TimeBlock
 from harness.measure.stopping import REASONS
 from harness.workers import forkserver, gpu_memory, pool
 from harness.workers.messages import Failure
@@ -195,6 +195,23 @@ def test_without_memory_beside_others_alone_the_next_cell_is_prepared_after_thei
         began = {name: float(at) for _, at, name, *cell in reversed(lines) if cell[0] == case}
         late[case] = began[impl] - began["prepares_slowly"] >= SLOWLY_S
     assert late == {"M1": False, "M2": later}
+
+
+def test_a_plan_may_have_one_prepare_and_check_at_a_time(timed, monkeypatch):
+    """Networks do not fit side by side; their blocks and releases need no such care."""
+    ask, asked = pool.WorkerPool.ask, {}
+
+    def noting(workers, names, limit_s, request):
+        names = list(names)
+        asked.setdefault(type(request), set()).add(len(names))
+        return ask(workers, names, limit_s, request)
+
+    monkeypatch.setattr(pool.WorkerPool, "ask", noting)
+    for singly, most in ((False, 3), (True, 1)):
+        asked.clear()
+        rows = timed(["ours", "ours_twin", "slow"], singly=singly)
+        assert {row["status"] for row in rows} == {"ok"}
+        assert {max(asked[kind]) for kind in (Prepare, Check)} == {most}
 
 
 def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):
