@@ -114,6 +114,7 @@ def test_the_tutorial_kernels_in_the_interpreter(op, monkeypatch):
 
 def test_every_recorded_op_has_the_reference_impl_and_both_modes_of_the_compiler():
     recorded = {path.stem for path in (ROOT / "results/recorded").glob("*/raw/*.csv")}
+    recorded -= source_tree.network_ops(ROOT).keys()  # their implementations are stacks
     assert recorded and recorded <= set(OFFERS["torch_eager"])
     # A new op may have no PyTorch formula yet. If it has one, the compiler must have it too.
     for stem in ("torch_compile", "torch_compile_max"):
