@@ -52,7 +52,7 @@ LONG = 3
 # blocks. Its ratio needs no narrow interval.
 FAR, SELDOM = 10, 3
 # One GPU takes some hundred processes, however little memory they hold. Of 102 on an H200 with
-# driver 580 the last one or two were told that there was no memory (docs/lab/statistics.md).
+# driver 580 the last one or two were told that there was no memory (docs/lab/attention.md).
 MOST_PROCESSES = 96
 
 
