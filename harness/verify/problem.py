@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from harness import status
 from harness.calls import guards, inputs, tolerance
 from harness.calls.invoke import Named, run
 from harness.calls.snapshot import InputSnapshot
@@ -144,8 +143,7 @@ def problem(
     """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
 
     - eager: the implementation whose error sets the bound. If it raises, the reference in the
-      cell's dtype takes its place. If that raises too, the floor alone is the bound. Memory that
-      runs out passes through unless it is spared: others may have it for the moment.
+      cell's dtype takes its place. If that raises too, the floor alone is the bound.
     - ones: the gradients of the outputs are one, as the pass "both" of a loss is timed.
     - in_place: eager may write over its inputs.
     - spare: keep the results of the oracle in the memory of the host, for the sake of the GPU's.
@@ -175,9 +173,7 @@ def problem(
     for function in (op.reference,) if op.properties else (eager, op.reference):
         try:
             result = run(op, function, case, tensors, seeds)
-        except Exception as error:
-            if status.out_of_memory(error) and not spare:
-                raise
+        except Exception:
             kept.restore()
             continue
         errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}

@@ -186,22 +186,3 @@ def test_an_oracle_gets_a_narrow_tensor_as_it_is_and_others_in_float64():
         seen.clear()
         getattr(problem, nearby)
         assert set(seen) == {wide}
-
-
-@pytest.mark.parametrize("spare", [False, True])
-def test_eager_without_memory_is_no_reason_for_another_bound(spare):
-    """Others may have the memory for the moment. Only a case that spares it goes on without."""
-    total = Op("total", torch.sum, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
-
-    def starved(input):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    def made():
-        case = make_case(N=40)
-        return oracle.problem(total, case, "float32", 0, "cpu", starved, spare=spare)
-
-    if spare:
-        assert made().rival is total.reference
-        return
-    with pytest.raises(torch.OutOfMemoryError):
-        made()
