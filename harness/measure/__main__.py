@@ -71,8 +71,9 @@ def main() -> None:
     timing = Timing(**{key: vars(options)[key] for key in TIMING})
     whole = registry.of_network(op.name)
     if whole:
-        # The energy of a step is a result of the study, for each stack.
-        timing = replace(timing, energy_impls=impls)
+        # The energy of a step is a result of the study, for each stack. A call is long: further
+        # processes would only take a minute to start.
+        timing = replace(timing, energy_impls=impls, processes=1)
     plan = scheduler.MeasurementPlan(
         op=op,
         family=family,
