@@ -20,6 +20,10 @@ def main(arguments):
     ours = rows[rows["stack"] == OURS].set_index(key)["device_us"].rename("ours_us")
     rows = rows.join(ours, on=key)
     rows = rows.assign(ratio=rows["device_us"] / rows["ours_us"])
+    # A cell that the measurement did not reach says nothing of a stack.
+    rows = rows[
+        (rows["status"] != "unreached").groupby([rows[each] for each in key]).transform("any")
+    ]
     if rows.empty:
         _figure.nothing(arguments.out, "This run has no times of a network.")
         return

@@ -66,6 +66,9 @@ def _tabular(rows):
             case = f"{first['preset']}, {first['batch']} x {first['length']}, {first['dtype']}"
             lines.append(rf"\multicolumn{{8}}{{l}}{{\emph{{{title}: {_table.escape(case)}}}}}\\")
             order = sorted(cell.to_dict("records"), key=_by_time)
+            whys = {_why(row) for row in order}
+            if len(whys) == 1 and None not in whys:
+                order = [order[0] | {"stack": ""}]
             lines += [" & ".join(_fields(row)) + r"\\" for row in order]
     if not lines:
         return ""
@@ -84,10 +87,18 @@ def _by_time(row):
     return not known, row["device_us"] if known else 0, row["stack"]
 
 
+def _why(row):
+    """The reason why a stack has no time; None if it has one."""
+    if row["device_us"] > 0:
+        return None
+    return f"{row['status']}: {_table.reason(row['reason'], 60)}"
+
+
 def _fields(row):
-    if not row["device_us"] > 0:
-        why = f"{row['status']}: {_table.reason(row['reason'], 60)}"
-        return ["", _table.code(row["stack"]), rf"\multicolumn{{6}}{{l}}{{{why}}}"]
+    """The entries of a line; a line without a stack is one of all stacks."""
+    if why := _why(row):
+        stack = _table.code(row["stack"]) if row["stack"] else "all"
+        return ["", stack, rf"\multicolumn{{6}}{{l}}{{{why}}}"]
     return [
         "",
         _table.code(row["stack"]),

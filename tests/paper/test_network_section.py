@@ -126,6 +126,24 @@ def test_the_table_names_each_stack_once_for_a_case(shown):
     assert "oom: CUDA out of memory" in text
 
 
+def test_a_cell_that_was_not_reached_has_one_line_and_no_place_in_the_figure(shown, tmp_path):
+    for path in shown.glob("*"):
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    rows = pd.read_csv(shown / "network.csv")
+    late = rows[(rows["op"] == "model_decode") & (rows["batch"] == 1)]
+    late = late.assign(status="unreached", reason="the measurement ended before this cell")
+    late = late.assign(batch=77, case="late").assign(**{"device_us": float("nan")})
+    pd.concat([rows, late]).to_csv(tmp_path / "network.csv", index=False)
+    text = script(PAPER / "tables/network.py", tmp_path, tmp_path / "network.tex").read_text()
+    line = r"all & \multicolumn{6}{l}{unreached: the measurement ended before this cell}"
+    assert len(late) > 1 and text.count("ended before this cell") == text.count(line) == 1
+    # Some of a cell's stacks without a time are named one by one.
+    assert r"\texttt{" in text[: text.index("oom: CUDA out of memory")].rsplit("\n", 1)[1]
+    drawn = script(PAPER / "figures/model.py", tmp_path, tmp_path / "model.pdf")
+    assert "unreached" not in drawn.with_suffix(".svg").read_text()
+
+
 def test_the_band_judges_each_stack(shown):
     text = (shown / "tables/network.tex").read_text()
     assert r"In the band throughout: \texttt{ours}." in text and "Out of it" not in text
