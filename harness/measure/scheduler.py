@@ -1,10 +1,10 @@
 """Times the implementations of one op against each other, each in a process of its own.
 
-All prepare a cell at the same time, except those that tune themselves, and those that found no
-memory beside others before. Then each block visits all of them in an order drawn anew, so that
-drift of the machine hits all alike. Only those far slower than the fastest wait for every third
-block. A process that fails is a row with a status, and is replaced
-before the next cell; the others go on.
+All prepare a cell at the same time, except those that tune themselves, those that found no memory
+beside others before, and networks. Then each block visits all of them in an order drawn anew, so
+that drift of the machine hits all alike. Only those far slower than the fastest wait for every
+third block. A process that fails is a row with a status, and is replaced before the next cell; the
+others go on.
 
 Processes that run the same code differ by some 0.2 us a call, however long the call is
 (docs/lab/statistics.md). If calls are short, several processes of each implementation are therefore
@@ -67,6 +67,7 @@ class MeasurementPlan:
     - self_tuning: the implementations whose library times candidates in its first call. The value
       holds the environment variables by which it finds its earlier choices
       (`harness.results.choices`). Each makes its first call alone, after the others.
+    - singly: whether all prepare and check one by one, because they do not fit side by side.
     - drawn_seed: the seed of the drawn shapes among the cells, None if there are none.
     - least_calls: the calls of a block, and those of the warm-up block. A LONG call has one.
     - others: the cells by name that another part of the measurement times.
@@ -275,12 +276,7 @@ class Scheduler:
         for impl in starved:
             self._memory.settle()
             # Without memory not even a process starts.
-            refused = self._begin([impl])
-            answers = refused or self._ask([impl], _prepare(cell))
-            found |= answers
-            if not refused and _starved(answers):
-                # It keeps what it took before memory ran out, and others need that.
-                self._stop(impl)
+            found |= self._begin([impl]) or self._ask_to_prepare([impl], cell)
         return found
 
     def _without_idle(self, answers: Mapping[str, Answer], cell: Cell) -> dict[str, Answer]:
@@ -322,6 +318,8 @@ class Scheduler:
         searches = any(tensor.ascending for tensor in self._plan.op.inputs.values())
         if not ready or (shortest >= timing.short_us and not searches):
             return {}
+        # A first process may have ended in its warm-up. Those that start here take memory too.
+        self._memory.settle()
         most = self._most_further
         count = self._fitting(ready, most)
         if count < most:
@@ -390,14 +388,32 @@ class Scheduler:
         alone = [name for name in names if self._plan.singly or process_of(name)[0] in late]
         answers = self._ask([name for name in names if name not in alone], _prepare(cell))
         self._await_early(early, answers)
+        self._give_up(answers)
         for name in alone:
-            answers |= self._ask([name], _prepare(cell))
+            self._memory.settle()
+            answer = self._ask([name], _prepare(cell))
+            self._give_up(answer)
+            answers |= answer
         return answers
+
+    def _give_up(self, answers: Mapping[str, Answer]) -> None:
+        """End the workers that failed, or have them release their cell.
+
+        Those that prepare after them need the memory that they took.
+        """
+        for name, answer in answers.items():
+            if not isinstance(answer, Failure) or name not in self._workers.names:
+                continue  # it did not even start, or was ended
+            if answer.status in FATAL:
+                self._stop(name)
+            else:
+                self._release([name])
 
     def _leave_behind(self, name: str, failure: Failure) -> None:
         """Go on without a further process that has begun the cell."""
         _say_left_out(name, failure)
-        self._stop(name)
+        if name in self._workers.names:
+            self._stop(name)
 
     def _leave_out(self, name: str, ready: dict[str, Ready]) -> None:
         """Go on without an implementation of which a process has failed."""
@@ -473,6 +489,7 @@ class Scheduler:
         A check makes a call. Returns those that found no memory for it beside the calls of others:
         they keep their cell, to be checked once more.
         """
+        self._memory.settle()
         answers = self._ask(names, Check())
         starved = _starved(answers) if len(names) > 1 else []
         done = [name for name in names if name not in starved]
@@ -492,22 +509,17 @@ class Scheduler:
         return starved
 
     def _without_failures(self, answers: Mapping[str, Answer]) -> dict[str, Answer]:
-        """Write failures down, and return the other answers."""
+        """Write failures of workers that were given up, and return the other answers."""
         for name, answer in answers.items():
             if isinstance(answer, Failure):
-                self._failed(name, answer)
+                self._rows.failed(name, self._versions[process_of(name)[0]], answer, 0, 0)
         return {name: each for name, each in answers.items() if not isinstance(each, Failure)}
 
     def _failed(self, name: str, failure: Failure, block: int = 0, order: int = 0) -> None:
         """Write a failure down; end the worker, or have it release its cell."""
         version = self._versions[process_of(name)[0]]
         self._rows.failed(name, version, failure, block, order)
-        if name not in self._workers.names:
-            return  # it did not even start, or was ended
-        if failure.status in FATAL:
-            self._stop(name)
-        else:
-            self._release([name])
+        self._give_up({name: failure})
 
     def _release(self, names: Iterable[str]) -> None:
         for name, answer in self._ask(names, Release()).items():

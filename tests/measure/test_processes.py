@@ -162,6 +162,15 @@ def test_the_memory_of_a_failed_first_process_comes_back_beside_early_ones(
         assert sorted(processes(rows, "ours", case)) == sorted([0, 1, 2] * BLOCKS)
 
 
+def test_the_memory_of_a_first_process_is_back_before_further_ones_start(timed, monkeypatch):
+    """Its warm-up ends it. The others take as much when they start, and nothing would come back."""
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    rows = timed(["ours", "exits_to_warm_up"], TwoGibEach(), **SHORT)
+    assert [row["status"] for row in of(rows, "exits_to_warm_up")] == ["crashed"]
+    assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
+
+
 def test_processes_are_launched_early_once(timed, monkeypatch):
     """In the first cell a process fails, and so they end; the second cell starts its own."""
     launch, early = scheduler.Scheduler._launch_early, []

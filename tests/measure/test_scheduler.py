@@ -214,6 +214,55 @@ def test_a_plan_may_have_one_prepare_and_check_at_a_time(timed, monkeypatch):
         assert {max(asked[kind]) for kind in (Prepare, Check)} == {most}
 
 
+@pytest.mark.parametrize("singly", [True, False])
+def test_those_that_cannot_prepare_give_memory_back_before_others_need_it(
+    timed, monkeypatch, singly
+):
+    """If all prepare together, one that found no memory is tried again alone."""
+    ask, stop, events = pool.WorkerPool.ask, pool.WorkerPool.stop, []
+
+    def asking(workers, names, limit_s, request):
+        names = list(names)
+        events.extend((request.do, name) for name in names)
+        answers = ask(workers, names, limit_s, request)
+        if isinstance(request, Prepare) and len(names) > 1:
+            answers["ours"] = Failure("oom", "CUDA out of memory")
+        return answers
+
+    def stopping(workers, name):
+        events.append(("stop", name))
+        return stop(workers, name)
+
+    monkeypatch.setattr(pool.WorkerPool, "ask", asking)
+    monkeypatch.setattr(pool.WorkerPool, "stop", stopping)
+    failing = ["declines_at_once", "raises_at_once"]
+    rows = timed([*failing, "ours"], singly=singly, cells=CELLS[:1])
+    assert [row["status"] for row in rows] == ["unsupported", "crashed"] + ["ok"] * BLOCKS
+    before = events[: max(n for n, event in enumerate(events) if event == ("prepare", "ours"))]
+    assert ("release", failing[0]) in before and ("stop", failing[1]) in before
+    assert events.count(("release", failing[0])) == 1
+
+
+def test_the_memory_of_a_network_that_failed_is_back_before_the_next_one_is_checked(
+    timed, monkeypatch
+):
+    watch, ask, waiting = FakeMonitor(2**30, 5 * 2**30), pool.WorkerPool.ask, []
+
+    def watched(workers, impls, limit_s, request):
+        if not isinstance(request, Check):
+            return ask(workers, impls, limit_s, request)
+        waiting.append(len(watch.used) > 1)
+        if len(waiting) > 1:
+            return ask(workers, impls, limit_s, request)
+        watch.used = [6 * 2**30] * 3 + [4 * 2**30]
+        return {impl: Failure("oom", "CUDA out of memory") for impl in impls}
+
+    monkeypatch.setattr(pool.WorkerPool, "ask", watched)
+    rows = timed(["torch_eager", "ours", "slow"], watch, singly=True, cells=CELLS[:1])
+    assert of(rows, "torch_eager")[-1]["status"] == "oom"
+    assert waiting == [False] * 3
+
+
 def test_a_worker_that_leaks_is_replaced_before_the_next_cell(timed, processes):
     rows = timed(["ours", "leaks"])
     assert {row["status"] for row in rows} == {"ok"}

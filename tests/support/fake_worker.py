@@ -1,7 +1,8 @@
 """Imitate a GPU's worker: the name of an implementation says how it behaves.
 
-- `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared. In a case
-  named LAST_CASE all behave well.
+- `<fault>` fails in its second timed block, `<fault>_at_once` when a cell is prepared,
+  `<fault>_to_warm_up` in the block before the timed ones. In a case named LAST_CASE all behave
+  well.
 - `eventful` has no graph; `eventful_and_<what>` has none and behaves as `<what>`.
 - `prepares_slowly` takes SLOWLY_S to prepare a cell.
 - `waits_for_others` takes until FAKE_OTHERS cells of LAST_CASE were begun, except for those.
@@ -113,6 +114,8 @@ class FakeWorker:
         first = self.case == LAST_CASE and self.blocks == 1
         if self.impl == "crowded_in_a_block" and first and _siblings() > 2:
             raise OutOfMemoryError("CUDA out of memory")
+        if self.case != LAST_CASE and self.blocks == 1 and self.impl.endswith("_to_warm_up"):
+            self._fail(self.impl.removesuffix("_to_warm_up"))
         # The first block is warm-up.
         if self.case != LAST_CASE and self.blocks == 3:
             self._fail(self.impl)
