@@ -51,8 +51,8 @@ LONG = 3
 # If its GPU time is as long, and FAR times that of the shortest call, it is timed in one of SELDOM
 # blocks. Its ratio needs no narrow interval.
 FAR, SELDOM = 10, 3
-# One GPU takes some hundred processes, however little memory they hold. Of 102 on an H200 with
-# driver 580 the last one or two were told that there was no memory (docs/lab/attention.md).
+# One GPU takes some hundred processes, however little memory they hold. On an H200 with driver
+# 580 the last one or two of 102 were told that there was no memory (docs/lab/attention.md).
 MOST_PROCESSES = 96
 
 
