@@ -53,8 +53,8 @@ class ChooseUnits(Request):
     - kinds: of the cases, "edge", "sweep" or "drawn", in the order in which they run.
     - most: the number of cases of each kind, None for all.
     - drawn_seed: the seed of the drawn shapes, None for no such shape.
-    - spare: whether a unit that runs out of memory runs again with the results of the oracle in
-      that of the host.
+    - spare: whether the passes of a unit that run out of memory run again with the results of the
+      oracle in that of the host.
     - part: its number, from 1, and how many there are; None if all units are run here.
     """
 

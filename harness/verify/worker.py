@@ -1,5 +1,6 @@
 """Verifies one implementation, in a process of its own."""
 
+import gc
 import os
 import traceback
 from dataclasses import asdict
@@ -107,12 +108,23 @@ class VerifyWorker:
         rows = _rows(self, case, dtype, blanks)
         if self.spare and _starved(rows) and context.alive():
             # Copies to the host and back take far longer than most oracles.
-            _give_memory_back()
-            rows = _rows(self, case, dtype, blanks, spare=True)
+            self._forget()
+            again = [b for b, row in zip(blanks, rows, strict=True) if row["status"] == "oom"]
+            found = iter(_rows(self, case, dtype, again, spare=True))
+            # A fault that was found stays, even if it does not come back.
+            rows = [next(found) if row["status"] == "oom" else row for row in rows]
         alive = context.alive() and not _starved(rows)
         if alive:
             _give_memory_back()
         return messages.UnitChecked(rows, alive)
+
+    def _forget(self) -> None:
+        """Give back all that earlier calls have left: networks, and cycles of objects."""
+        for function in (self.function, self.eager):
+            if forget := getattr(function, "forget", None):
+                forget()
+        gc.collect()
+        _give_memory_back()
 
     def profile(self, unit: int) -> messages.CallProfiles:
         """Profile a call of each pass of a unit."""
