@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from harness import status
 from harness.calls import guards, inputs, tolerance
 from harness.calls.invoke import Named, run
 from harness.calls.snapshot import InputSnapshot
@@ -143,7 +144,8 @@ def problem(
     """Draws the inputs, runs the float64 oracle and measures PyTorch eager against it.
 
     - eager: the implementation whose error sets the bound. If it raises, the reference in the
-      cell's dtype takes its place. If that raises too, the floor alone is the bound.
+      cell's dtype takes its place. If that raises too, the floor alone is the bound. It is none
+      if memory ran out, for others may have it for the moment: then this raises.
     - ones: the gradients of the outputs are one, as the pass "both" of a loss is timed.
     - in_place: eager may write over its inputs.
     - spare: keep the results of the oracle in the memory of the host, for the sake of the GPU's.
@@ -168,12 +170,14 @@ def problem(
     kept = InputSnapshot(filter(_present, tensors.values()) if in_place else ())
     # Plain values are around one.
     scale = _scale(tensors.values()) if case.values else 1.0
-    errors, eager_fallback, rival = {}, {}, None
+    errors, eager_fallback, rival, starved = {}, {}, None, ""
     # Eager draws other random numbers than the reference does.
     for function in (op.reference,) if op.properties else (eager, op.reference):
         try:
             result = run(op, function, case, tensors, seeds)
-        except Exception:
+        except Exception as error:
+            # The text alone: an exception keeps the memory of its frames.
+            starved = starved or (status.reason(error) if status.out_of_memory(error) else "")
             kept.restore()
             continue
         errors = {n: tolerance.distance(t, oracle[n], scale) for n, t in result.items()}
@@ -184,6 +188,9 @@ def problem(
         guards.wipe(result.values(), keep=[*filter(_present, tensors.values()), *(seeds or ())])
         rival = function
         break
+    else:
+        if starved:
+            raise MemoryError(f"neither eager nor the reference: {starved}")
     return Problem(
         op,
         case,

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from harness import status
 from harness.calls import tolerance
 from harness.verify import problem as oracle
 from ops._spec import DTYPES, Cost, Op, Tensor, make_case
@@ -186,3 +187,24 @@ def test_an_oracle_gets_a_narrow_tensor_as_it_is_and_others_in_float64():
         seen.clear()
         getattr(problem, nearby)
         assert set(seen) == {wide}
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_bound_without_eager_is_not_for_want_of_memory(full):
+    """The reference in the dtype of the cell takes the place of eager, and may find none either."""
+
+    def total(input):
+        if full and input.dtype == torch.float32 and not input.is_meta:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return input.sum()
+
+    def starved(input):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    op = Op("total", total, {"input": Tensor("N")}, no_cost, edge=(), sweep=())
+    if not full:
+        assert oracle.problem(op, make_case(N=40), "float32", 0, "cpu", starved).rival is total
+        return
+    with pytest.raises(MemoryError, match="CUDA out of memory") as raised:
+        oracle.problem(op, make_case(N=40), "float32", 0, "cpu", starved)
+    assert status.of(raised.value) == "oom"
