@@ -276,7 +276,12 @@ class Scheduler:
         for impl in starved:
             self._memory.settle()
             # Without memory not even a process starts.
-            found |= self._begin([impl]) or self._ask_to_prepare([impl], cell)
+            refused = self._begin([impl])
+            found |= refused
+            if not refused:
+                # It may hold memory now for the first time in the cell.
+                self._memory.ready()
+                found |= self._ask_to_prepare([impl], cell)
         return found
 
     def _without_idle(self, answers: Mapping[str, Answer], cell: Cell) -> dict[str, Answer]:

@@ -290,6 +290,28 @@ def test_a_further_process_that_does_not_start_is_left_out(timed, monkeypatch, c
     assert "slow#2: left out: oom: CUDA error" in capsys.readouterr().err
 
 
+def test_the_memory_of_processes_that_start_late_is_not_that_of_a_lost_one(timed, monkeypatch):
+    """Three do not start at first. Two of them have the cell then, and the last finds no memory."""
+    start, last = pool.WorkerPool.start, "exhausts_memory_at_once"
+    refused = {"slow", "fast", last}
+
+    def refuses_first(workers, names):
+        answers = start(workers, names)
+        for name in refused.intersection(answers):
+            refused.remove(name)
+            workers._workers[name].kill()
+            answers[name] = Failure("oom", "CUDA error: out of memory")
+        return answers
+
+    monkeypatch.setattr(pool.WorkerPool, "start", refuses_first)
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+    rows = timed(["ours", "slow", "fast", last], TwoGibEach(), cells=CELLS[:1])
+    assert [row["status"] for row in of(rows, last)] == ["oom"]
+    for impl in ("ours", "slow", "fast"):
+        assert [row["status"] for row in of(rows, impl)] == ["ok"] * BLOCKS
+
+
 @pytest.mark.parametrize(("most", "count"), [(6, 3), (5, 2), (4, 2), (3, 1), (1, 1)])
 @pytest.mark.parametrize("early", [True, False])
 def test_no_more_processes_are_started_than_a_gpu_takes(
