@@ -108,23 +108,30 @@ class VerifyWorker:
         rows = _rows(self, case, dtype, blanks)
         if self.spare and _starved(rows) and context.alive():
             # Copies to the host and back take far longer than most oracles.
-            self._forget()
+            self._forget(collect=True)
             again = [b for b, row in zip(blanks, rows, strict=True) if row["status"] == "oom"]
             found = iter(_rows(self, case, dtype, again, spare=True))
             # A fault that was found stays, even if it does not come back.
             rows = [next(found) if row["status"] == "oom" else row for row in rows]
         alive = context.alive() and not _starved(rows)
         if alive:
-            _give_memory_back()
+            # Other verifications share the GPU.
+            self._forget()
         return messages.UnitChecked(rows, alive)
 
-    def _forget(self) -> None:
-        """Give back all that earlier calls have left: networks, and cycles of objects."""
+    def _forget(self, collect: bool = False) -> None:
+        """Give back what earlier calls have left.
+
+        collect: cycles of objects too. A network has some, so they are looked for in any case.
+        """
         for function in (self.function, self.eager):
             if forget := getattr(function, "forget", None):
                 forget()
-        gc.collect()
-        _give_memory_back()
+                collect = True
+        if collect:
+            gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     def profile(self, unit: int) -> messages.CallProfiles:
         """Profile a call of each pass of a unit."""
@@ -147,11 +154,6 @@ def _elsewhere(
 
 def _starved(rows: list[dict]) -> bool:
     return any(row["status"] == "oom" for row in rows)
-
-
-def _give_memory_back() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def _rows(

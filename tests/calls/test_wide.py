@@ -188,6 +188,20 @@ def test_passes_without_memory_run_again_as_in_a_new_process(monkeypatch):
     assert found.alive and given and left == [0, 0]
 
 
+def test_a_network_holds_no_memory_between_two_cases(monkeypatch):
+    """Other verifications share the GPU."""
+    given = []
+    monkeypatch.setattr(registry, "op", lambda name: (OP, "family"))
+    for name, value in {"in_place": False, "wide": (), "settings": "", "accumulates": ""}.items():
+        monkeypatch.setattr(registry, name, lambda op, impl, value=value: value)
+    monkeypatch.setattr(registry, "function", lambda op, impl: Network([1], given))
+    monkeypatch.setattr(registry, "version", lambda impl: "1")
+    made = worker.VerifyWorker("scaled", "ours", 0)
+    made.choose(False, ["float32"], ["forward"], ["sweep"])
+    assert [cell["status"] for cell in made.check(0).cells] == ["ok"]
+    assert given and all(each() is None for each in given)
+
+
 def test_ours_declares_no_wide_inputs(monkeypatch):
     assert (
         registry.wide("layer_norm", "ours") == () and registry.settings("layer_norm", "ours") == ""
