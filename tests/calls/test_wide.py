@@ -1,7 +1,5 @@
 """Check tensors that a library takes in float32: widened before the clock, verified with casts."""
 
-import weakref
-
 import pytest
 import torch
 
@@ -118,88 +116,6 @@ def test_the_verifier_judges_with_casts_and_fills_the_ledger_without(monkeypatch
     assert [(c["status"], c["reason"]) for c in made.check(0).cells] == [("ok", "")] * 2
     # The function refuses a narrow weight, so an entry of the ledger proves that it got a wide one.
     assert set(made.profile(0).entries) == set(OP.passes)
-
-
-@pytest.mark.parametrize("spare", [False, True])
-@pytest.mark.parametrize("full", [False, True])
-def test_a_worker_keeps_the_oracle_off_the_gpu_if_memory_runs_out(monkeypatch, spare, full):
-    """It may do so if nothing else helps, and does it only for want of memory."""
-    moved = []
-
-    def crowded(**given):
-        if full and not moved:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return scaled(**given)
-
-    monkeypatch.setattr(registry, "op", lambda name: (OP, "family"))
-    fake = {"in_place": False, "wide": (), "settings": "", "accumulates": "", "function": crowded}
-    for name, value in fake.items():
-        monkeypatch.setattr(registry, name, lambda op, impl, value=value: value)
-    monkeypatch.setattr(registry, "version", lambda impl: "1")
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-    made = worker.VerifyWorker("scaled", "ours", 0)
-    made.choose(False, ["float32"], ["forward"], ["sweep"], spare=spare)
-    found = made.check(0)
-    assert [cell["status"] for cell in found.cells] == ["oom" if full and not spare else "ok"]
-    assert found.alive == (spare or not full)
-    assert [tensor.dtype for tensor in moved] == [torch.float64] * len(moved)
-    assert bool(moved) == (spare and full)
-
-
-class Network:
-    """Keep what a call was given, as a network keeps its weights, until it is told to forget it.
-
-    As long as nothing has moved, results are wrong and a backward pass finds no memory.
-    """
-
-    def __init__(self, moved, given):
-        self.moved, self.given, self.kept = moved, given, []
-
-    def __call__(self, x, weight):
-        self.given.append(weakref.ref(x))
-        self.kept += [x, self.kept]
-        if torch.is_grad_enabled() and not self.moved:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return scaled(x, weight) * (1 if self.moved else 2)
-
-    def forget(self):
-        self.kept = []
-
-
-def test_passes_without_memory_run_again_as_in_a_new_process(monkeypatch):
-    """A verdict on another pass stays. Nothing of the first run is in the way of the second."""
-    moved, given, left, problem = [], [], [], oracle.problem
-
-    def noting(*about):
-        left.append(sum(each() is not None for each in given))
-        return problem(*about)
-
-    monkeypatch.setattr(oracle, "problem", noting)
-    monkeypatch.setattr(registry, "op", lambda name: (OP, "family"))
-    for name, value in {"in_place": False, "wide": (), "settings": "", "accumulates": ""}.items():
-        monkeypatch.setattr(registry, name, lambda op, impl, value=value: value)
-    monkeypatch.setattr(registry, "function", lambda op, impl: Network(moved, given))
-    monkeypatch.setattr(registry, "version", lambda impl: "1")
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: moved.append(tensor) or tensor)
-    made = worker.VerifyWorker("scaled", "ours", 0)
-    made.choose(False, ["float32"], ["forward", "backward"], ["sweep"], spare=True)
-    found = made.check(0)
-    assert [cell["status"] for cell in found.cells] == ["inaccurate", "ok"]
-    assert found.alive and given and left == [0, 0]
-
-
-def test_a_network_holds_no_memory_between_two_cases(monkeypatch):
-    """Other verifications share the GPU."""
-    given = []
-    monkeypatch.setattr(registry, "op", lambda name: (OP, "family"))
-    for name, value in {"in_place": False, "wide": (), "settings": "", "accumulates": ""}.items():
-        monkeypatch.setattr(registry, name, lambda op, impl, value=value: value)
-    monkeypatch.setattr(registry, "function", lambda op, impl: Network([1], given))
-    monkeypatch.setattr(registry, "version", lambda impl: "1")
-    made = worker.VerifyWorker("scaled", "ours", 0)
-    made.choose(False, ["float32"], ["forward"], ["sweep"])
-    assert [cell["status"] for cell in made.check(0).cells] == ["ok"]
-    assert given and all(each() is None for each in given)
 
 
 def test_ours_declares_no_wide_inputs(monkeypatch):

@@ -99,7 +99,7 @@ def test_a_result_that_is_wrong_later_is_found(park, which):
 
 
 def test_a_check_without_memory_holds_none_afterwards(park, monkeypatch):
-    """Others need it, and the check is made once more."""
+    """The check of the next network needs it."""
     full, kept, left = [], [], []
 
     def function(x, bias):

@@ -91,6 +91,13 @@ FURTHER = ["ours#1", "slow#1", "ours#2", "slow#2"]
 
 
 @pytest.fixture
+def exact_memory(monkeypatch):
+    """The memory of a lost process comes back soon and to the byte, or the measurement ends."""
+    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
+    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+
+
+@pytest.fixture
 def events(monkeypatch):
     """Return what the pool does, in order: launch, start and ask (to prepare) with new names."""
     events = []
@@ -150,10 +157,8 @@ def test_none_starts_early_if_it_may_not_be_wanted_or_has_no_room(timed, events,
 
 @pytest.mark.parametrize("impl", ["exits_at_once", "exhausts_memory_at_once"])
 def test_the_memory_of_a_failed_first_process_comes_back_beside_early_ones(
-    timed, monkeypatch, impl
+    timed, impl, exact_memory
 ):
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     rows = timed(["ours", impl], Roomy(), ceilings=CEILINGS, **SHORT)
     assert [row["status"] for row in of(rows, impl)] == [
         {"exits_at_once": "crashed", "exhausts_memory_at_once": "oom"}[impl]
@@ -162,10 +167,8 @@ def test_the_memory_of_a_failed_first_process_comes_back_beside_early_ones(
         assert sorted(processes(rows, "ours", case)) == sorted([0, 1, 2] * BLOCKS)
 
 
-def test_the_memory_of_a_first_process_is_back_before_further_ones_start(timed, monkeypatch):
+def test_the_memory_of_a_first_process_is_back_before_further_ones_start(timed, exact_memory):
     """Its warm-up ends it. The others take as much when they start, and nothing would come back."""
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     rows = timed(["ours", "exits_to_warm_up"], TwoGibEach(), **SHORT)
     assert [row["status"] for row in of(rows, "exits_to_warm_up")] == ["crashed"]
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
@@ -201,24 +204,22 @@ class NeverLess(Roomy):
         return super().users()
 
 
-def test_memory_that_stays_away_is_seen_beside_early_processes(timed, monkeypatch):
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
+def test_memory_that_stays_away_is_seen_beside_early_processes(timed, exact_memory):
     with pytest.raises(UserError, match="have not come back"):
         timed(["ours", "exits_at_once"], NeverLess(), ceilings=CEILINGS, **SHORT)
 
 
-def test_memory_is_that_of_the_early_processes_too_when_one_fails_later(timed, monkeypatch):
+def test_memory_is_that_of_the_early_processes_too_when_one_fails_later(timed, exact_memory):
     """A library that tunes itself prepares when they have started, and fails."""
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     alone = {"exits_at_once": {}}
     rows = timed(["ours", *alone], Roomy(), ceilings=CEILINGS, self_tuning=alone, **SHORT)
     assert [row["status"] for row in of(rows, "exits_at_once")] == ["crashed"]
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
 
 
-def test_an_early_process_that_does_not_start_costs_no_time(timed, monkeypatch, capsys):
+def test_an_early_process_that_does_not_start_costs_no_time(
+    timed, monkeypatch, capsys, exact_memory
+):
     start = pool.WorkerPool.start
 
     def fails_once(workers, names):
@@ -231,8 +232,6 @@ def test_an_early_process_that_does_not_start_costs_no_time(timed, monkeypatch, 
 
     lost = []
     monkeypatch.setattr(pool.WorkerPool, "start", fails_once)
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     rows = timed(["ours", "slow"], Roomy(), ceilings=CEILINGS, **SHORT)
     assert lost and {row["status"] for row in rows} == {"ok"}
     for impl in ("ours", "slow"):
@@ -254,14 +253,12 @@ def test_memory_that_early_processes_held_is_no_result_of_the_first_one(timed, m
 
 
 def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
-    timed, capsys, monkeypatch
+    timed, capsys, exact_memory
 ):
     """In "room_for_one" the first process has all of the GPU's memory.
 
     The memory that further processes hold without a cell is not that of the ones left out.
     """
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     rows = timed(["ours", "room_for_one"], TwoGibEach(), **SHORT)
     assert processes(rows, "room_for_one") == [0] * BLOCKS
     assert {row["status"] for row in rows} == {"ok"}
@@ -269,7 +266,9 @@ def test_an_implementation_has_a_time_without_the_processes_that_cannot_prepare(
     assert "room_for_one#2: left out: oom: OutOfMemoryError" in capsys.readouterr().err
 
 
-def test_a_further_process_that_does_not_start_is_left_out(timed, monkeypatch, capsys):
+def test_a_further_process_that_does_not_start_is_left_out(
+    timed, monkeypatch, capsys, exact_memory
+):
     """A GPU takes only so many processes. The others have taken memory as they started."""
     start = pool.WorkerPool.start
 
@@ -281,8 +280,6 @@ def test_a_further_process_that_does_not_start_is_left_out(timed, monkeypatch, c
         return answers
 
     monkeypatch.setattr(pool.WorkerPool, "start", refuses_one)
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     rows = timed(["ours", "slow"], TwoGibEach(), **SHORT)
     assert {row["status"] for row in rows} == {"ok"}
     assert sorted(processes(rows, "ours")) == sorted([0, 1, 2] * BLOCKS)
@@ -290,7 +287,9 @@ def test_a_further_process_that_does_not_start_is_left_out(timed, monkeypatch, c
     assert "slow#2: left out: oom: CUDA error" in capsys.readouterr().err
 
 
-def test_the_memory_of_processes_that_start_late_is_not_that_of_a_lost_one(timed, monkeypatch):
+def test_the_memory_of_processes_that_start_late_is_not_that_of_a_lost_one(
+    timed, monkeypatch, exact_memory
+):
     """Three do not start at first. Two of them have the cell then, and the last finds no memory."""
     start, last = pool.WorkerPool.start, "exhausts_memory_at_once"
     refused = {"slow", "fast", last}
@@ -304,8 +303,6 @@ def test_the_memory_of_processes_that_start_late_is_not_that_of_a_lost_one(timed
         return answers
 
     monkeypatch.setattr(pool.WorkerPool, "start", refuses_first)
-    monkeypatch.setattr(gpu_memory, "LIMIT_S", 0.1)
-    monkeypatch.setattr(gpu_memory, "TOLERANCE_BYTES", 0)
     rows = timed(["ours", "slow", "fast", last], TwoGibEach(), cells=CELLS[:1])
     assert [row["status"] for row in of(rows, last)] == ["oom"]
     for impl in ("ours", "slow", "fast"):
