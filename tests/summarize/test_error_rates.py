@@ -45,14 +45,9 @@ DISTURBED = {
 
 @pytest.fixture(scope="module", params=RECORDED)
 def material(request):
-    """The noise of a recorded run, and its claims.
-
-    A network has four cells. Half of them claim less than a study of the configuration would.
-    """
+    """The noise of a recorded run, and its claims."""
     counted = {}
-    for op, (rows, sidecar) in times.measurements(request.param.parent).items():
-        if registry.of_network(op) and sidecar.get("unreached"):
-            continue
+    for rows, sidecar in times.measurements(request.param.parent).values():
         for key, rivals in rows_of_cells.group(rows).items():
             limits = times.limits(sidecar, key[1:])
             counted[key] = rows_of_cells.counted(rivals, limits)
@@ -102,7 +97,10 @@ def test_on_recorded_noise_the_power_is_what_one_process_allows(recorded):
 
 
 def test_a_study_as_the_configuration_asks_for_it_has_the_power_and_keeps_the_rates(material):
-    """Most of a record may be older than the several processes of short calls."""
+    """Most of a record may be older than the several processes of short calls.
+
+    A network has four cells, each timed in one process, so its claims need a larger difference.
+    """
     timing = yaml.safe_load((ROOT / "config/config.yaml").read_text())["timing"]
     assert timing["processes"] == SEVERAL
     noise, claims = material
@@ -110,7 +108,10 @@ def test_a_study_as_the_configuration_asks_for_it_has_the_power_and_keeps_the_ra
     several = np.where(short, np.maximum(timing["processes"], noise.processes), noise.processes)
     study = rates.Study(noise._replace(processes=several))
     found = {truth: study.claims(rates.TRUTHS[truth], claims.values()) for truth in rates.TRUTHS}
-    assert (found["3 percent"] == "better").mean() >= 0.95
+    network = np.array([registry.of_network(op) for op, *_ in claims])
+    assert (found["3 percent"][..., ~network] == "better").mean() >= 0.95
+    if network.any():
+        assert (found["10 percent"][..., network] == "better").mean() >= 0.95
     for truth, verdicts in (
         ("equal", ("better", "worse")),
         ("margin", ("better", "no difference")),
