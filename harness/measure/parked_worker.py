@@ -5,8 +5,11 @@ worker holds memory during its own block only. Between blocks its inputs have no
 drawn anew from the seed, which gives the same numbers, before the clock runs. A sample of the
 entries of each output is kept and compared.
 
-All times are by events: a graph of a whole step would keep the memory of the step. A call takes
-milliseconds to seconds, so the host's work between the events is small beside it.
+GPU times are by events: a graph of a whole step would keep the memory of the step. The host may
+work longer on a call than the GPU does, as in a network of short kernels. So it submits the call
+while the GPU is still flushing, for longer than the call kept the host busy before. Its work then
+lies between the events only if the call waits for the GPU. `call_us` is the wall time of one
+of several calls in a row, or of a long one by itself, until the GPU has done the last.
 """
 
 import time
