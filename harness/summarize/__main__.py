@@ -60,7 +60,7 @@ def summarize(
     if not any(rows.values()):
         raise UserError(f"{folder}/raw: no op has a cell; widen dtypes, passes or ops")
     summary = _write_cells(folder, study)
-    _write_networks(folder, recorded, summary, sidecars)
+    _write_networks(folder, recorded, summary, study)
     families = {op: found[0]["family"] for op, found in rows.items() if found}
     silent = {op for op in (*rows, *untimed) if op not in families}
     families |= {op: stem for op, stem in source_tree.every_op(ROOT).items() if op in silent}
@@ -111,14 +111,18 @@ def summarize(
 
 
 def _write_networks(
-    folder: Path, recorded: Path, summary: Sequence[Mapping], sidecars: Mapping[str, Mapping]
+    folder: Path,
+    recorded: Path,
+    summary: Sequence[Mapping],
+    study: Mapping[str, tuple[list[dict], dict]],
 ) -> None:
     """Write what is said of whole networks, and what was seen within a step of one."""
-    whole = [op for op in source_tree.network_ops(ROOT) if op in sidecars]
+    whole = [op for op in source_tree.network_ops(ROOT) if op in study]
     ceilings = {
-        (op, car["run_id"]): car["ceilings"] for op in whole for car in parts.of(sidecars[op])
+        (op, car["run_id"]): car["ceilings"] for op in whole for car in parts.of(study[op][1])
     }
-    _write(folder, columns.NETWORK, networks.rows(summary, ceilings))
+    calls = networks.call_times(row for op in whole for row in study[op][0])
+    _write(folder, columns.NETWORK, networks.rows(summary, ceilings, calls))
     for table in columns.DISSECTED.values():
         _write(folder, table, networks.dissected(folder, recorded, table))
 

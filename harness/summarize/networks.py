@@ -1,5 +1,10 @@
 """Tell of a network's calls what its user asks: tokens a second, MFU, memory, energy of a token.
 
+Each call has two times. The wall time is what its caller waits for, the host's work included. The
+GPU time lacks that work: the host submits the call while the GPU is still flushing its cache. A
+network of short kernels is bound by the host, and its GPU time is that of no user. So tokens a
+second, MFU and speedup follow from the wall time, and the GPU time has a ratio of its own.
+
 The MFU is the FLOPs of the model (`network.cost`) over the time and the peak rate of the dtype. The
 peak is that of the data sheet, as in Chowdhery et al., "PaLM" (2022); without one, the rate that
 was measured.
@@ -9,16 +14,46 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
+from harness import stats
 from harness.cli import UserError
 from harness.project.implementations import TWIN
 from harness.results import columns, manifest
+from harness.stats import Interval
+from harness.summarize import timings
 
 EAGER = "torch_eager"
 SHEET = "data sheet"
 
 
+def call_times(raw: Iterable[timings.Row]) -> dict[tuple, Interval]:
+    """Return the wall time of a call in µs by (op, case, dtype) and stack.
+
+    It is the median over blocks, with the 95 % interval that their scatter alone gives. The summary
+    has the least of the blocks. That is the host's best case, and no partner of a median. A cell
+    without such a time, or that a failure ended, is left out.
+
+    Args:
+        raw: rows as `harness.results.raw` reads them.
+    """
+    return {
+        (*key[:3], stack): _over_blocks(times)
+        for key, stacks in timings.group(raw).items()
+        for stack, cell in stacks.items()
+        if (times := list(cell.times("call_us").values()))
+    }
+
+
+def _over_blocks(times: list[float]) -> Interval:
+    found = stats.around(np.median(times), stats.log_median(times))
+    return Interval(*map(float, found))
+
+
 def rows(
-    summary: Iterable[Mapping], ceilings: Mapping[tuple[str, str], list[Mapping]]
+    summary: Iterable[Mapping],
+    ceilings: Mapping[tuple[str, str], list[Mapping]],
+    calls: Mapping[tuple, Interval],
 ) -> Iterator[dict]:
     """Yield a row of `columns.NETWORK` for each row of the summary on an op of a network.
 
@@ -26,37 +61,59 @@ def rows(
         summary: rows of `columns.SUMMARY`; those of other ops are left out.
         ceilings: by op of a network and run, the rates of the machine that timed it there, with
             their sources.
+        calls: as `call_times` returns them. All that follows from the wall time is absent from a
+            row without one.
     """
     ops = {op for op, _ in ceilings}
     found = [row for row in summary if row["op"] in ops and row["impl"] != TWIN]
     eager = {_cell(row): row.get("device_us") for row in found if row["impl"] == EAGER}
     for row in found:
-        yield _row(row, ceilings[row["op"], row["run_id"]], eager.get(_cell(row)))
+        cell, made = _cell(row), _about(row)
+        if row.get("device_us"):
+            made |= _on_gpu(row, made["tokens"], eager.get(cell))
+            if call := calls.get((*cell, row["impl"])):
+                rates = ceilings[row["op"], row["run_id"]]
+                made |= _as_called(row, made["tokens"], rates, call, calls.get((*cell, EAGER)))
+        yield made
 
 
-def _cell(row: Mapping) -> tuple:
+def _cell(row: Mapping) -> tuple[str, str, str]:
     return row["op"], row["case"], row["dtype"]
 
 
-def _row(row: Mapping, rates: list[Mapping], eager_us: float | None) -> dict:
+def _about(row: Mapping) -> dict:
     batch, length, decoded = (row.get(f"size_{letter}") for letter in "BST")
-    tokens = batch * (decoded or length)
     made = {name: row[name] for name in ("op", "case", "dtype", "status", "reason")}
     made |= {"stack": row["impl"], "preset": row["flags"].replace("_", "-")}
-    made |= {"batch": batch, "length": length, "tokens": tokens}
-    us = row.get("device_us")
-    if not us:
-        return made
-    made |= {name: row[name] for name in ("device_us", "ci_lo", "ci_hi")}
-    made["tokens_per_s"] = tokens / us * 1e6
-    if peak := _peak(rates, row["dtype"]):
-        made |= {"mfu": row["tflops"] / peak["value"], "peak": peak["source"]}
+    return made | {"batch": batch, "length": length, "tokens": batch * (decoded or length)}
+
+
+def _on_gpu(row: Mapping, tokens: int, eager_us: float | None) -> dict:
+    """The columns that follow from the GPU time, and the readings beside it."""
+    us = row["device_us"]
+    made = {"device_us": us, "device_lo": row["ci_lo"], "device_hi": row["ci_hi"]}
     if "peak_mem_bytes" in row:
         made["peak_mem_bytes"] = row["peak_mem_bytes"]
     if row.get("energy_uj"):
         made["energy_mj_per_token"] = row["energy_uj"] / 1e3 / tokens
     if eager_us:
-        made["speedup_vs_eager"] = eager_us / us
+        made["device_speedup_vs_eager"] = eager_us / us
+    return made
+
+
+def _as_called(
+    row: Mapping, tokens: int, rates: list[Mapping], call: Interval, eager: Interval | None
+) -> dict:
+    """The columns that follow from the wall time."""
+    us = call.value
+    made = {"call_us": us, "call_lo": call.lo, "call_hi": call.hi}
+    made["tokens_per_s"] = tokens / us * 1e6
+    if peak := _peak(rates, row["dtype"]):
+        # The rate of the summary is that over the GPU time.
+        tflops = row["tflops"] * row["device_us"] / us
+        made |= {"mfu": tflops / peak["value"], "peak": peak["source"]}
+    if eager:
+        made["speedup_vs_eager"] = eager.value / us
     return made
 
 

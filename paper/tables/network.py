@@ -1,4 +1,7 @@
-"""Networks: a table of each call and stack, and what the section may show of this run.
+r"""Networks: a table of each call and stack, and what the section may show of this run.
+
+The table has the wall time and the GPU time of a call. `\networkwaits` names the calls in which the
+GPU waits for the host for long.
 
 The section is absent from the paper of a run without anything about a network. So are the timed
 calls without times, and each figure without rows.
@@ -21,8 +24,13 @@ FILES = {
     "step_memory": "whenstepmemory",
     "loss_parity": "whenlossparity",
 }
-HEADS = ("", "stack", "time", "tokens/s", "MFU", "peak", "energy", "eager / stack")
-UNITS = ("", "", "ms", "", r"\%", "GiB", "mJ/token", "")
+# The name of each time stands over its columns.
+ABOVE = r"& & \multicolumn{4}{c}{wall time} & \multicolumn{2}{c}{GPU time} & &"
+RULES = r"\cmidrule(lr){3-6}\cmidrule(lr){7-8}"
+HEADS = ("", "stack", "ms", "eager", "tokens/s", "MFU", "ms", "eager", "peak", "energy")
+UNITS = ("", "", "", "/ stack", "", r"\%", "", "/ stack", "GiB", "mJ/token")
+# The GPU waits for long if the wall time is so many times the GPU time: for a third of the call.
+WAITS = 1.5
 
 
 def main(arguments):
@@ -33,6 +41,7 @@ def main(arguments):
     has = {"whenanynetwork": any(has.values())} | has
     lines = [rf"\newcommand{{\{name}}}[1]{{{'#1' if yes else ''}}}" for name, yes in has.items()]
     lines.append(rf"\newcommand{{\parityverdict}}{{{_verdict(losses)}}}")
+    lines.append(rf"\newcommand{{\networkwaits}}{{{_waits(rows)}}}")
     lines.append(rf"\newcommand{{\networktable}}{{{_tabular(rows)}}}")
     _table.save(arguments.out, "\n".join([*lines, ""]))
 
@@ -56,25 +65,44 @@ def _has(rows):
     return bool((rows["status"] == "ok").any())
 
 
-def _tabular(rows):
-    """The rows as a long table, an op after the other and a case after the other."""
-    lines = []
+def _cells(rows):
+    """The title of each cell, an op after the other and a case after the other, and its rows."""
     for op, title in OPS.items():
         found = rows[(rows["op"] == op) & ~rows["stack"].str.contains("_with_")]
         for _, cell in found.groupby(["preset", "batch", "length", "dtype"], sort=False):
             first = cell.iloc[0]
             case = f"{first['preset']}, {first['batch']} x {first['length']}, {first['dtype']}"
-            lines.append(rf"\multicolumn{{8}}{{l}}{{\emph{{{title}: {_table.escape(case)}}}}}\\")
-            order = sorted(cell.to_dict("records"), key=_by_time)
-            whys = {_why(row) for row in order}
-            if len(whys) == 1 and None not in whys:
-                order = [order[0] | {"stack": ""}]
-            lines += [" & ".join(_fields(row)) + r"\\" for row in order]
+            yield f"{title}: {_table.escape(case)}", cell
+
+
+def _waits(rows):
+    """The stacks of each cell in whose calls the GPU waits for long, the longest first."""
+    parts = []
+    for title, cell in _cells(rows):
+        share = cell["call_us"] / cell["device_us"]
+        long = cell.assign(share=share)[share >= WAITS].sort_values("share", ascending=False)
+        if len(long):
+            parts.append(f"{title}: {_table.listed(map(_table.code, long['stack']))}.")
+    if not parts:
+        return ""
+    return f"In these calls the GPU waits for at least a third of the wall time. {' '.join(parts)}"
+
+
+def _tabular(rows):
+    """The rows as a long table, a cell after the other."""
+    lines = []
+    for title, cell in _cells(rows):
+        lines.append(rf"\multicolumn{{{len(HEADS)}}}{{l}}{{\emph{{{title}}}}}\\*")
+        order = sorted(cell.to_dict("records"), key=_by_time)
+        whys = {_why(row) for row in order}
+        if len(whys) == 1 and None not in whys:
+            order = [order[0] | {"stack": ""}]
+        lines += [" & ".join(_fields(row)) + r"\\" for row in order]
     if not lines:
         return ""
-    heads = [" & ".join(words) + r"\\" for words in (HEADS, UNITS)]
+    heads = [ABOVE + r"\\", RULES, *(" & ".join(words) + r"\\" for words in (HEADS, UNITS))]
     table = [
-        r"\begin{longtable}{@{}llrrrrrr@{}}",
+        rf"\begin{{longtable}}{{@{{}}ll{'r' * (len(HEADS) - 2)}@{{}}}}",
         r"\caption{\networkcaption}\label{tab:network}\\",
     ]
     table += [r"\toprule", *heads, r"\midrule", r"\endfirsthead", r"\toprule", *heads]
@@ -83,8 +111,9 @@ def _tabular(rows):
 
 
 def _by_time(row):
-    known = row["device_us"] > 0
-    return not known, row["device_us"] if known else 0, row["stack"]
+    """The least wall time first, then rows with a GPU time alone, then those without any."""
+    times = [row["call_us"], row["device_us"]]
+    return [(not time > 0, time if time > 0 else 0) for time in times], row["stack"]
 
 
 def _why(row):
@@ -98,16 +127,18 @@ def _fields(row):
     """The entries of a line; a line without a stack is one of all stacks."""
     if why := _why(row):
         stack = _table.code(row["stack"]) if row["stack"] else "all"
-        return ["", stack, rf"\multicolumn{{6}}{{l}}{{{why}}}"]
+        return ["", stack, rf"\multicolumn{{{len(HEADS) - 2}}}{{l}}{{{why}}}"]
     return [
         "",
         _table.code(row["stack"]),
-        _number(row["device_us"] / 1e3, 3),
+        _number(row["call_us"] / 1e3, 3),
+        _number(row["speedup_vs_eager"], 3),
         _number(row["tokens_per_s"], 3),
         _number(100 * row["mfu"], 2),
+        _number(row["device_us"] / 1e3, 3),
+        _number(row["device_speedup_vs_eager"], 3),
         _number(row["peak_mem_bytes"] / 2**30, 3),
         _number(row["energy_mj_per_token"], 3),
-        _number(row["speedup_vs_eager"], 3),
     ]
 
 

@@ -1,5 +1,7 @@
 """The section on networks: its numbers, its figures, and a paper without them."""
 
+import argparse
+import importlib
 import re
 import runpy
 import shutil
@@ -9,13 +11,22 @@ import pytest
 
 from harness.cli import UserError
 from harness.results import columns, manifest
+from harness.stats import Interval
 from harness.summarize import networks
 from harness.summarize.__main__ import summarize
 from tests.support import networks_run, synthetic
-from tests.support.paper_scripts import PAPER, call, make, script
+from tests.support.paper_scripts import PAPER, call, make, save, script
 
 FIGURES = ("model", "step_parts", "step_ladder", "step_memory", "loss_parity")
 EMPTY = "no rows for this figure"
+# A row of the summary as it is read: 16 tokens in 2 us of the GPU.
+SUMMARIZED = {
+    "op": "model_forward", "case": "c", "dtype": "bfloat16", "impl": "ours", "run_id": "r",
+    "size_B": 2, "size_S": 8, "flags": "tiny_gpt2", "status": "ok", "reason": "",
+    "device_us": 2.0, "ci_lo": 1.9, "ci_hi": 2.1, "tflops": 400.0,
+}  # fmt: skip
+CELL = ("model_forward", "c", "bfloat16")
+SHEET = {"quantity": "bfloat16", "value": 800.0, "source": "data sheet: a title"}
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +44,13 @@ def bare(tmp_path_factory):
     return run
 
 
-def test_the_numbers_of_a_step_follow_from_its_time(shown):
+def test_the_numbers_of_a_step_follow_from_its_wall_time(shown):
     rows = pd.read_csv(shown / "network.csv").set_index(["op", "batch", "stack"])
     row = rows.loc["model_train_step", 16, "liger"]
-    us = 60e3 / 1.25 * 1.002
-    assert row["device_us"] == pytest.approx(us, rel=1e-5)
+    # The third of five blocks, for both times.
+    device, us = 60e3 / 1.25 * 1.002, 60e3 / 1.25 * 1.6 * 1.008
+    assert row["device_us"] == pytest.approx(device, rel=1e-5)
+    assert row["call_us"] == pytest.approx(us, rel=1e-5)
     assert row["tokens"] == 16 * 1024 and row["preset"] == "gpt2-124m"
     assert row["tokens_per_s"] == pytest.approx(16 * 1024 / us * 1e6, rel=1e-5)
     unit, peak = synthetic.CEILINGS["bfloat16"]
@@ -45,32 +58,77 @@ def test_the_numbers_of_a_step_follow_from_its_time(shown):
     assert row["mfu"] == pytest.approx(1.4e13 / (us * 1e-6) / (peak * 1e12), rel=1e-5)
     energy = 600 * 60e3 / 1.25 * 1.004
     assert row["energy_mj_per_token"] == pytest.approx(energy / 1e3 / 16 / 1024, rel=1e-4)
-    assert row["speedup_vs_eager"] == pytest.approx(1.25, rel=1e-5)
+    assert row["speedup_vs_eager"] == pytest.approx(1.25 * 1.1 / 1.6, rel=1e-5)
+    assert row["device_speedup_vs_eager"] == pytest.approx(1.25, rel=1e-5)
     assert row["peak_mem_bytes"] == int(4e10 / 1.25)
+    assert row["call_lo"] < us < row["call_hi"] and row["device_lo"] < device < row["device_hi"]
     # Decoding counts the tokens that are decoded.
     assert rows.loc["model_decode", 1, "ours"]["tokens"] == 128
     lost = rows.loc["model_train_step", 1, "torch_eager"]
-    assert lost["status"] == "oom" and pd.isna(lost["device_us"]) and pd.isna(lost["mfu"])
+    assert lost["status"] == "oom" and lost[["device_us", "call_us", "mfu"]].isna().all()
     assert "ours_twin" not in rows.index.get_level_values("stack")
 
 
-def test_the_data_sheet_gives_the_peak_where_it_has_one():
-    rates = [
-        {"quantity": "bfloat16", "value": 800.0, "source": "measured"},
-        {"quantity": "bfloat16", "value": 989.5, "source": "data sheet: a title"},
+def test_each_number_of_a_row_is_of_its_own_time():
+    eager = SUMMARIZED | {"impl": "torch_eager", "device_us": 6.0}
+    calls = {(*CELL, "ours"): Interval(8.0, 7.0, 9.5)}
+    calls |= {(*CELL, "torch_eager"): Interval(10.0, 9.0, 11.0)}
+    made, _ = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, calls)
+    times = {name: made[name] for name in columns.NETWORK.header if name.endswith(("_us", "_lo"))}
+    assert times == {"call_us": 8.0, "call_lo": 7.0, "device_us": 2.0, "device_lo": 1.9}
+    assert (made["call_hi"], made["device_hi"]) == (9.5, 2.1)
+    assert made["tokens_per_s"] == 2e6
+    # 400 TFLOP/s in 2 us are 100 in 8 us, an eighth of the peak.
+    assert made["mfu"] == 0.125
+    assert made["speedup_vs_eager"] == 1.25 and made["device_speedup_vs_eager"] == 3.0
+
+
+def test_a_row_without_a_wall_time_has_nothing_that_follows_from_one():
+    eager = SUMMARIZED | {"impl": "torch_eager", "device_us": 6.0}
+    wall = {"call_us", "call_lo", "call_hi", "tokens_per_s", "mfu", "peak", "speedup_vs_eager"}
+    rates = {("model_forward", "r"): [SHEET]}
+    made, _ = networks.rows([SUMMARIZED, eager], rates, {})
+    assert not wall & set(made)
+    assert made["device_us"] == 2.0 and made["device_speedup_vs_eager"] == 3.0
+    # The wall time of eager PyTorch alone may be absent as well.
+    made, _ = networks.rows([SUMMARIZED, eager], rates, {(*CELL, "ours"): Interval(8, 7, 9)})
+    assert wall - set(made) == {"speedup_vs_eager"}
+
+
+def test_the_wall_time_is_the_median_of_the_blocks():
+    def blocks(impl, times, **more):
+        about = {"case": "c", "dtype": "bfloat16", "device_us": 5.0}
+        for number, us in enumerate(times):
+            given = about | {"op": "model_forward", "call_us": us} | more
+            yield synthetic.block(number, impl, **{"time": 5.0} | given)
+
+    raw = [
+        *blocks("ours", [40.0, 10.0, 20.0]),
+        *blocks("liger", [30.0] * 3),
+        *blocks("xformers", [None] * 3),
+        *blocks("torch_eager", [50.0] * 3, status="oom"),
     ]
-    row = {"op": "model_forward", "case": "c", "dtype": "bfloat16", "impl": "ours", "run_id": "r",
-           "size_B": 2, "size_S": 8, "flags": "tiny_gpt2", "status": "ok", "reason": "",
-           "device_us": 2.0, "ci_lo": 1.9, "ci_hi": 2.1, "tflops": 494.75}  # fmt: skip
-    (made,) = networks.rows([row, row | {"op": "dot"}], {("model_forward", "r"): rates})
-    assert made["mfu"] == 0.5 and made["peak"] == "data sheet: a title"
+    found = networks.call_times(raw)
+    assert set(found) == {(*CELL, "ours"), (*CELL, "liger")}
+    ours = found[(*CELL, "ours")]
+    # The least of the blocks is 10, their mean 23.
+    assert ours.value == pytest.approx(20.0) and ours.lo < 20 < ours.hi
+    assert found[(*CELL, "liger")] == pytest.approx((30.0, 30.0, 30.0))
+
+
+def test_the_data_sheet_gives_the_peak_where_it_has_one():
+    rates = [{"quantity": "bfloat16", "value": 600.0, "source": "measured"}, SHEET]
+    calls = {(*CELL, "ours"): Interval(4.0, 3.0, 5.0)}
+    row = SUMMARIZED
+    (made,) = networks.rows([row, row | {"op": "dot"}], {("model_forward", "r"): rates}, calls)
+    assert made["mfu"] == 0.25 and made["peak"] == "data sheet: a title"
     assert made["preset"] == "tiny-gpt2" and "speedup_vs_eager" not in made
-    (made,) = networks.rows([row], {("model_forward", "r"): []})
-    assert "mfu" not in made
+    (made,) = networks.rows([row], {("model_forward", "r"): []}, calls)
+    assert "mfu" not in made and made["tokens_per_s"] == 4e6
     # Each part of a measurement has the rates of its own machine.
     parts = {("model_forward", "r"): rates[:1], ("model_forward", "s"): rates[1:]}
-    peaks = [each["peak"] for each in networks.rows([row, row | {"run_id": "s"}], parts)]
-    assert peaks == ["measured", "data sheet: a title"]
+    made = networks.rows([row, row | {"run_id": "s"}], parts, calls)
+    assert [each["peak"] for each in made] == ["measured", "data sheet: a title"]
 
 
 def test_the_reports_of_stacks_are_shown(shown):
@@ -126,6 +184,74 @@ def test_the_table_names_each_stack_once_for_a_case(shown):
     assert "oom: CUDA out of memory" in text
 
 
+@pytest.fixture
+def written(tmp_path):
+    """A run of three stacks in one cell, whose times are known by both clocks or by one."""
+    cell = {
+        "op": "model_train_step", "case": "c", "dtype": "bfloat16", "preset": "tiny", "batch": 2,
+        "length": 8, "tokens": 16, "status": "ok", "peak_mem_bytes": 2**30,
+    }  # fmt: skip
+    ours = {"call_us": 8000, "device_us": 2000, "tokens_per_s": 2000, "mfu": 0.125}
+    ours |= {"speedup_vs_eager": 0.75, "device_speedup_vs_eager": 3.5}
+    eager = {"call_us": 6000, "device_us": 7000, "tokens_per_s": 2667, "mfu": 0.17}
+    eager |= {"speedup_vs_eager": 1, "device_speedup_vs_eager": 1}
+    liger = {"device_us": 1000, "device_speedup_vs_eager": 7}
+    rows = [("ours", ours), ("liger", liger), ("torch_eager", eager)]
+    save(tmp_path, "network", [cell | {"stack": name} | more for name, more in rows])
+    for name in networks_run.DISSECTED:
+        save(tmp_path, name, [])
+    return tmp_path
+
+
+def test_the_table_has_both_times_each_with_its_ratio(written):
+    text = script(PAPER / "tables/network.py", written, written / "network.tex").read_text()
+    table = text[text.index(r"\newcommand{\networktable}") :]
+    head = table[table.index(r"\toprule") : table.index(r"\endfirsthead")]
+    # The names of the times stand above the columns of each.
+    assert r"& & \multicolumn{4}{c}{wall time} & \multicolumn{2}{c}{GPU time} & &" in head
+    assert " & stack & ms & eager & tokens/s & MFU & ms & eager & peak & energy" in head
+    lines = [line for line in table.splitlines() if line.startswith(r" & \texttt{")]
+    found = [re.findall(r"\\num\{([^}]*)\}|(--)", line) for line in lines]
+    eager, ours, liger = ([number or dash for number, dash in line] for line in found)
+    # The least wall time stands first, a row without one last.
+    assert eager[:6] == ["6.00", "1.00", "2667", "17", "7.00", "1.00"]
+    assert ours == ["8.00", "0.750", "2000", "12", "2.00", "3.50", "1.00", "--"]
+    assert liger == ["--", "--", "--", "--", "1.00", "7.00", "1.00", "--"]
+
+
+def test_the_calls_in_which_the_gpu_waits_are_named(written, shown):
+    def waits(run):
+        text = script(PAPER / "tables/network.py", run, written / "network.tex").read_text()
+        return re.search(r"\\newcommand\{\\networkwaits\}\{(.*)\}", text)[1]
+
+    said = waits(written)
+    assert said.endswith(r"Training step: tiny, 2 x 8, bfloat16: \texttt{ours}.")
+    # In the other run ours waits longest, and those below three halves are not named.
+    assert waits(shown).count(r"bfloat16: \texttt{ours} and \texttt{liger}.") == 3
+    rows = pd.read_csv(written / "network.csv")
+    save(written, "network", rows.assign(call_us=rows["device_us"]).to_dict("records"))
+    assert waits(written) == ""
+
+
+def test_the_figure_has_a_panel_for_each_time(written, monkeypatch):
+    monkeypatch.syspath_prepend(PAPER)
+    monkeypatch.syspath_prepend(PAPER / "figures")
+    drawn = []
+    module = importlib.import_module("_figure")
+    monkeypatch.setattr(module, "save", lambda figure, *_: drawn.append(figure))
+    given = argparse.Namespace(run=written, out=written / "model.pdf")
+    runpy.run_path(str(PAPER / "figures/model.py"))["main"](given)
+    wall, device = drawn[0].axes
+    assert wall.get_xlabel() == "wall time of the stack over that of ours"
+    assert device.get_xlabel() == "GPU time of the stack over that of ours"
+    # The first line is the one at ours.
+    ratios = [[line.get_xdata()[0] for line in axes.lines[1:]] for axes in (wall, device)]
+    assert ratios == [[1.0, 0.75], [1.0, 0.5, 3.5]]
+    for axes, found in zip((wall, device), ratios, strict=True):
+        low, high = axes.get_xlim()
+        assert low < min(found) and max(found) < high and axes.get_xscale() == "log"
+
+
 def test_a_cell_that_was_not_reached_has_one_line_and_no_place_in_the_figure(shown, tmp_path):
     for path in shown.glob("*"):
         if path.is_file():
@@ -133,10 +259,10 @@ def test_a_cell_that_was_not_reached_has_one_line_and_no_place_in_the_figure(sho
     rows = pd.read_csv(shown / "network.csv")
     late = rows[(rows["op"] == "model_decode") & (rows["batch"] == 1)]
     late = late.assign(status="unreached", reason="the measurement ended before this cell")
-    late = late.assign(batch=77, case="late").assign(**{"device_us": float("nan")})
+    late = late.assign(batch=77, case="late").assign(device_us=float("nan"), call_us=float("nan"))
     pd.concat([rows, late]).to_csv(tmp_path / "network.csv", index=False)
     text = script(PAPER / "tables/network.py", tmp_path, tmp_path / "network.tex").read_text()
-    line = r"all & \multicolumn{6}{l}{unreached: the measurement ended before this cell}"
+    line = r"all & \multicolumn{8}{l}{unreached: the measurement ended before this cell}"
     assert len(late) > 1 and text.count("ended before this cell") == text.count(line) == 1
     # Some of a cell's stacks without a time are named one by one.
     assert r"\texttt{" in text[: text.index("oom: CUDA out of memory")].rsplit("\n", 1)[1]

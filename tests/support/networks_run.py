@@ -17,6 +17,8 @@ STACKS = {
     "ours": 1.4, "ours_twin": 1.4, "torch_eager": 1.0, "liger": 1.25, "xformers": 0.97,
     "torch_eager_with_swiglu": 1.03,
 }  # fmt: skip
+# The wall time of a call over its GPU time: the host holds ours up, and eager PyTorch hardly.
+HOST = {"ours": 2.2, "ours_twin": 2.2, "torch_eager": 1.1, "liger": 1.6, "xformers": 1.2}
 BLOCKS = 5
 OOM = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 3.00 GiB"}
 STEP = {
@@ -50,9 +52,10 @@ def _rows(op, case, us, flops):
             continue
         for block in range(BLOCKS):
             device = us / speed * (1 + 0.001 * block)
+            call = us / speed * HOST.get(impl, 1.3) * (1 + 0.004 * block)
             yield row | {
                 "block": block, "order": 0, "device_us": f"{device:.4f}", "calls": 3,
-                "call_us": f"{device:.4f}", "peak_mem_bytes": int(4e10 / speed), "status": "ok",
+                "call_us": f"{call:.4f}", "peak_mem_bytes": int(4e10 / speed), "status": "ok",
                 "energy_uj": f"{600 * device:.1f}" if block == BLOCKS - 1 else "",
                 "reason": "events: a whole network is not captured as one graph",
             }  # fmt: skip
