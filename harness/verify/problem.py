@@ -1,6 +1,7 @@
 """Makes the problem of a cell: its inputs, the float64 results, the error of PyTorch eager."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from ops._spec import Case, Op
 
 # Draws of rounded inputs from which the oracle's sensitivity is taken, and eager's luck.
 ROUNDINGS = 4
+# The share by which an input that lies aside differs at most.
+FARTHEST = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -106,17 +109,21 @@ class Problem:
 
     @functools.cached_property
     def eager_worst_nearby(self) -> dict[str, Distance]:
-        """The worst distance of eager from the oracle, by result: at these inputs, and at inputs of
-        which each entry is the next number of its dtype, up or down.
+        """The worst distance of eager from the oracle, by result: at these inputs, at inputs of
+        which each entry is the next number of its dtype, up or down, and at inputs of which each
+        is up to a sixteenth larger or smaller.
 
+        Where a function is flat, as tanh far from zero, its results at the next numbers are the
+        same number. A gradient that is computed from that one would be lucky at all of them.
         The gradients of the outputs are there multiplied by a number from 1 to 2, the same for all
         entries. The pass is linear in them, so its problem stays as ill-conditioned as it is.
         Sums that cancel are rounded otherwise, which one step would not change.
         """
         worst = dict(self.eager)
-        for draw in range(ROUNDINGS if self.rival else 0):
+        draws = range(ROUNDINGS if self.rival else 0)
+        for change, draw in itertools.product((_neighbour, _aside), draws):
             beside = {
-                name: None if t is None else _neighbour(t, self.seed + draw)
+                name: None if t is None else change(t, self.seed + draw)
                 for name, t in self.tensors.items()
             }
             seeds = _each(self.seeds, functools.partial(_scaled, seed=self.seed + draw))
@@ -256,6 +263,19 @@ def _neighbour(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     up = torch.rand(tensor.shape, generator=generator, device=tensor.device) < share
     step = torch.where(up, 1.0, -1.0).double() * torch.finfo(tensor.dtype).eps
     return (tensor.double() * (1 + step)).to(tensor.dtype)
+
+
+def _aside(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """The tensor with each entry larger or smaller by a share from one step of its dtype to a
+    sixteenth, whose logarithm is uniform."""
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator(tensor.device).manual_seed(seed)
+    draw = functools.partial(torch.rand, tensor.shape, generator=generator, device=tensor.device)
+    sign = torch.where(draw() < 0.5, 1.0, -1.0).double()
+    step = torch.finfo(tensor.dtype).eps
+    share = step * (FARTHEST / step) ** draw().double()
+    return (tensor.double() * (1 + sign * share)).to(tensor.dtype)
 
 
 def _scale(tensors: Sequence[torch.Tensor | None]) -> float:

@@ -113,6 +113,25 @@ def test_an_ill_conditioned_sum_is_allowed_what_rounding_its_terms_does():
     assert problem.judge(result, strict=False)["out"].ratio > 1
 
 
+def test_a_gradient_from_a_result_is_allowed_what_rounding_that_result_does():
+    """tanh is flat near 3.6: its results at the next numbers are the same number."""
+    op = Op("tanh", torch.tanh, {"x": Tensor("N")}, no_cost, (), (), passes=("forward", "backward"))
+    problem = oracle.problem(op, make_case(N=500), "float32", 0, "cpu", torch.tanh)
+    # Here eager's result is exact by luck, and so is its gradient.
+    some = torch.linspace(3.5, 3.7, 4000)
+    luckiest = (torch.tanh(some) - torch.tanh(some.double())).abs().argmin()
+    problem.tensors["x"].fill_(some[luckiest].item())
+    y = torch.tanh(problem.tensors["x"].double())
+    exact = {"out": y, "dx": problem.seeds[0].double() * (1 - y.square())}
+    lucky = dict.fromkeys(exact, tolerance.Distance(0.0, 0.0))
+    problem = dataclasses.replace(problem, oracle=exact, eager=lucky)
+    ulp = torch.finfo(torch.float32).eps / 2
+    for ulps, right in ((0, True), (0.5, True), (5, False)):
+        slope = 1 - (y + ulps * ulp).square()
+        found = {"dx": (problem.seeds[0].double() * slope).float()}
+        assert (problem.judge(found, strict=False)["dx"].ratio <= 1) == right
+
+
 # Float64 holds this factor; in float32 it rounds to one, as do float32 results computed with it.
 FACTOR = 1 + 2.0**-40
 
