@@ -1,5 +1,6 @@
 """A training step taken apart on the CPU: each question gives rows of its table."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,15 @@ def test_each_rung_of_the_ladder_takes_its_turn(steps, tmp_path, monkeypatch):
     assert found.groupby("rung")["block"].apply(list).tolist() == [[0, 1, 2]] * 3
     parts = found.drop_duplicates("rung").sort_values("rung")["part"].fillna("")
     assert parts.tolist() == ["", "rms_norm", "swiglu"]
+
+
+def test_torch_compile_forgets_the_shapes_of_each_length(monkeypatch):
+    """Else the code of the second length would be for all lengths, and take another memory."""
+    forgotten = []
+    importlib.import_module("torch._dynamo")
+    monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(1))
+    assert len(list(subjects.step_memory("tiny", (8, 16), EAGER, "float32", False, 1))) == 2
+    assert len(forgotten) == 2
 
 
 def test_memory_ends_where_it_runs_out(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 
@@ -119,7 +120,12 @@ def attempted(rows: Callable[[], Iterable[Row]], about: Row, gpu: bool) -> list[
 
 
 def release(gpu: bool) -> None:
-    """Give memory back that nothing uses."""
+    """Give memory back that nothing uses, and what torch.compile learned from shapes.
+
+    After another length it would compile for any length, which nobody asked of it.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     gc.collect()
     if gpu:
         torch.cuda.empty_cache()
