@@ -5,11 +5,11 @@ floor per dtype. Distance is taken in the maximum norm and in the root-mean-squa
 follows the tests of flash-attention (Dao, 2022), made relative and applied to every rival.
 
 Eager may be lucky if the problem itself is ill-conditioned, as the sum of a dot product whose terms
-cancel. So if eager's distance does not suffice, the largest beside the case counts: at inputs one
-step of the dtype away or up to a sixteenth, and at multiples of the gradients of the outputs. The
-oracle's own sensitivity counts if it is larger still. This is the distance by which the oracle
-moves if each input is rounded once more in float32. A backward-stable computation has that error
-(Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 1.5).
+cancel. So if eager's distance does not suffice, the largest beside the case counts. That is at
+inputs one step of the dtype away or up to a sixteenth, and at multiples of the gradients of the
+outputs. The oracle's own sensitivity counts if it is larger still. This is the distance by which
+the oracle moves if each input is rounded once more in float32. A backward-stable computation has
+that error (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 1.5).
 
 No bound is wider than CAP. A distance of one is that of a result of zeros, and within a half each
 result is nearer to the oracle than to zeros. Twice eager's error may be more than CAP, as in

@@ -109,12 +109,11 @@ class Problem:
 
     @functools.cached_property
     def eager_worst_nearby(self) -> dict[str, Distance]:
-        """The worst distance of eager from the oracle, by result: at these inputs, at inputs of
-        which each entry is the next number of its dtype, up or down, and at inputs of which each
-        is up to a sixteenth larger or smaller.
+        """The worst distance of eager from the oracle, by result, at these inputs and beside them.
 
-        Where a function is flat, as tanh far from zero, its results at the next numbers are the
-        same number. A gradient that is computed from that one would be lucky at all of them.
+        In some, each entry is the next number of its dtype, up or down; in others it is up to a
+        sixteenth larger or smaller. If a function is flat, as tanh far from zero, its results at
+        the next numbers are the same number. A gradient from that one is lucky at all of them.
         The gradients of the outputs are there multiplied by a number from 1 to 2, the same for all
         entries. The pass is linear in them, so its problem stays as ill-conditioned as it is.
         Sums that cancel are rounded otherwise, which one step would not change.

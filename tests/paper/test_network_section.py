@@ -44,6 +44,12 @@ def bare(tmp_path_factory):
     return run
 
 
+def test_no_claim_rests_on_a_network(shown):
+    for name in ("claims", "verdicts"):
+        ops = set(pd.read_csv(shown / f"{name}.csv")["op"])
+        assert "dot" in ops and not ops & set(networks_run.CASES)
+
+
 def test_the_numbers_of_a_step_follow_from_its_wall_time(shown):
     rows = pd.read_csv(shown / "network.csv").set_index(["op", "batch", "stack"])
     row = rows.loc["model_train_step", 16, "liger"]
