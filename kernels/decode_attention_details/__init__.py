@@ -1,0 +1,1 @@
+"""Parts that only the kernels of one family use: decoding attention."""
