@@ -231,8 +231,8 @@ def _split_kernel(
         q_ptrs = q_ptrs[:, None] + offs_d[None, :]
         q = load_tile(q_ptrs, inside[:, None], wide[None, :], True, PADDED)
     else:
-        f, g = angles_of(cos_ptr, sin_ptr, length - 1, L, R, BLOCK_D)
-        q = load_turned(q_ptrs[:, None], f, g, inside[:, None], D, R, BLOCK_D)
+        cos, sin = angles_of(cos_ptr, sin_ptr, length - 1, L, R, BLOCK_D)
+        q = load_turned(q_ptrs[:, None], cos, sin, inside[:, None], D, R, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     l = tl.zeros((BLOCK_M,), tl.float32)
     m = tl.full((BLOCK_M,), -float("inf"), tl.float32)
@@ -244,7 +244,7 @@ def _split_kernel(
         if cos_ptr is None:
             new_k = tl.load(new_k_ptr + offs_d[None, :], mask=has_new & wide[None, :], other=0.0)
         else:
-            new_k = load_turned(new_k_ptr, f, g, has_new, D, R, BLOCK_D)  # [1, BLOCK_D]
+            new_k = load_turned(new_k_ptr, cos, sin, has_new, D, R, BLOCK_D)  # [1, BLOCK_D]
         new_v = tl.load(new_v_ptrs, mask=has_new & wide[None, :], other=0.0)
         has_new &= length > 0
         scores = tl.sum(q.to(tl.float32) * new_k.to(tl.float32), 1)[:, None]  # [BLOCK_M, 1]

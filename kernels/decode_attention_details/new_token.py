@@ -109,38 +109,34 @@ def note_writes(*caches: torch.Tensor) -> None:
 
 @triton.jit
 def angles_of(cos_ptr, sin_ptr, row, L, R: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Factors f and g of a position, [BLOCK_D] each: a f + b g are the entries of a rotated head.
+    """Cosines and signed sines of a row of [L, R] for each entry of a head, [1, BLOCK_D] each.
 
-    (a, b) is the pair of an entry. For the first half of the rotated entries f, g = cos, -sin, and
-    for the second half sin, cos. A row that does not exist in [L, R] is NaN.
+    The first R entries have the opposite sine. A row that does not exist is NaN.
     """
-    offs = tl.arange(0, BLOCK_D)
+    offs = tl.arange(0, BLOCK_D)[None, :]  # [1, BLOCK_D]
     first, mask = offs < R, offs < 2 * R
     exists = (row >= 0) & (row < L)
     places = tl.where(exists, row, 0).to(tl.int64) * R + tl.where(first, offs, offs - R)
     cos = tl.load(cos_ptr + places, mask=mask, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + places, mask=mask, other=0.0).to(tl.float32)
     cos, sin = tl.where(exists, cos, float("nan")), tl.where(exists, sin, float("nan"))
-    return tl.where(first, cos, sin), tl.where(first, -sin, cos)
+    return cos, tl.where(first, -sin, sin)
 
 
 @triton.jit
 def load_turned(
-    ptrs, f, g, inside, D: tl.constexpr, R: tl.constexpr, BLOCK_D: tl.constexpr
+    ptrs, cos, sin, inside, D: tl.constexpr, R: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """Rows of heads, rotated and rounded to their dtype: [rows, BLOCK_D], zero outside.
+    """Heads, rotated and rounded to their dtype: [heads, BLOCK_D], zero outside.
 
-    ptrs: [rows, 1] or a scalar, the first entry of each. f, g: those of `angles_of`. Each entry
-    loads both of its pair, so no entry has to change its thread.
+    ptrs: [heads, 1], or a scalar for one, the first entry of each. cos, sin: those of `angles_of`.
     """
     offs = tl.arange(0, BLOCK_D)[None, :]  # [1, BLOCK_D]
-    mask = inside & (offs < 2 * R)
-    a_ptrs = ptrs + tl.where(offs < R, offs, offs - R)
-    a = tl.load(a_ptrs, mask=mask, other=0.0).to(tl.float32)
-    b = tl.load(a_ptrs + R, mask=mask, other=0.0).to(tl.float32)
-    # In this order the compiler fuses the operations as it does in the kernels of rotary embedding.
-    x = (a * f[None, :] + b * g[None, :]).to(ptrs.dtype.element_ty)
-    if BLOCK_D > 2 * R:
-        rest = tl.load(ptrs + offs, mask=inside & (offs >= 2 * R) & (offs < D), other=0.0)
-        x = tl.where(offs < 2 * R, x, rest)
-    return x
+    turned = offs < 2 * R
+    x = tl.load(ptrs + offs, mask=inside & (offs < D), other=0.0)
+    # The pair's other entry is loaded as well, so no entry has to change its thread.
+    other_ptrs = ptrs + tl.where(offs < R, offs + R, offs - R)
+    other = tl.load(other_ptrs, mask=inside & turned, other=0.0).to(tl.float32)
+    # The compiler fuses the same product in the kernels of rotary embedding, so bits are the same.
+    y = tl.fma(x.to(tl.float32), cos, other * sin)
+    return tl.where(turned, y.to(x.dtype), x)
