@@ -2,6 +2,10 @@
 
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +21,7 @@ from tests.support.fake_gpu import compiled
 from tests.support.fake_host import Host
 from tests.support.values import DEVICE, few, randn
 
+ROOT = Path(__file__).parents[2]
 decode = decoding.decode_attention
 BOUND = {torch.float32: 1.6e-5, torch.float16: 1.2e-2}
 HALF = torch.float16
@@ -419,3 +424,60 @@ def test_the_results_have_the_same_bits_with_the_cache_and_without(turned):
             expected = decode(q, *others, lengths, **new)
         assert same_bits(decode(q, k, v, lengths, **new), expected)
         assert same_bits(k, others[0]) and same_bits(v, others[1])
+
+
+TRACED = """
+import torch
+import torch.utils._triton
+
+# Otherwise Triton makes no kernels on a machine without a GPU.
+torch.utils._triton.has_triton = lambda: True
+
+import triton
+from torch._dynamo.backends.common import aot_autograd
+
+from harness.build.compiler import Offline, compile
+from harness.build.recorder import Launch, recorded
+from kernels.decode_attention import decode_attention
+
+
+def show(graph, examples):
+    for node in graph.graph.nodes:
+        if "tensors_to_clone" in node.kwargs:
+            print("written:", *node.kwargs["tensors_to_clone"])
+    print("returned:", len(graph.graph.output_node().args[0]))
+    raise SystemExit
+
+
+def given(device, dtype):
+    shapes = {"q": (2, 8, 1, 48), "k": (2, 2, 90, 48), "new_k": (2, 2, 1, 48), "cos": (90, 20)}
+    shapes |= {"v": shapes["k"], "new_v": shapes["new_k"], "sin": shapes["cos"]}
+    lengths = torch.ones(2, dtype=torch.int64, device=device)
+    return {"lengths": lengths} | {
+        name: torch.ones(shape, dtype=dtype, device=device) for name, shape in shapes.items()
+    }
+
+
+for dtype in (torch.bfloat16, torch.float32):
+    for window in (None, 30):
+        with recorded() as calls:
+            decode_attention(**given("meta", dtype), window=window)
+        kernel, arguments, _ = calls[0]
+        made = compile(Launch(kernel, arguments, None, None, ""), "90")
+        print("stores:", made.asm["ttir"].count("tt.store"))
+triton.runtime.driver.set_active(Offline("90"))
+backend = aot_autograd(fw_compiler=show)
+torch.compile(decode_attention, fullgraph=True, backend=backend)(**given("cpu", torch.float16))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_compiles_and_a_traced_graph_knows_that_it_writes_the_caches():
+    # In this process the kernels are the interpreter's, which can be neither compiled nor traced.
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", TRACED]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    # One split writes key, value and result. Then the graph returns both caches and the result.
+    assert said == ["stores: 3"] * 4 + ["written: k_ptr v_ptr out_ptr", "returned: 3"]
