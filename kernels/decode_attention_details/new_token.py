@@ -103,7 +103,7 @@ def _check_angles(
 def note_writes(*caches: torch.Tensor) -> None:
     """Let autograd notice if it has saved what was overwritten in the caches."""
     for x in caches:
-        if not (torch.compiler.is_compiling() or x.is_inference()):
+        if not torch.compiler.is_compiling():
             torch.autograd.graph.increment_version(x)
 
 
