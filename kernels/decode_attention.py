@@ -70,7 +70,7 @@ LEAST_KEYS, LEAST_KEYS_OF_MANY = 256, 1024
 NARROW = 64
 # Programs that the registers of a multiprocessor hold, and shared memory that CUDA adds to each.
 MOST_RESIDENT, RESERVED = 4, 1024
-# What the first kernel takes of a new token: strides of its key and value, sizes of the tables.
+# Arguments of the first kernel for a new token: strides of key and value, sizes of the tables.
 NEW = "stride_new_kb", "stride_new_kh", "stride_new_vb", "stride_new_vh", "L", "R"
 # More splits are not worth it if this share of the work that they spread is spread without.
 NEARLY = 0.95
@@ -198,9 +198,9 @@ def _split_kernel(
     A window is a bound if LEFT. softcap is a number or None. BLOCK_D is a power of two, at least D.
 
     new_k and new_v, [B, K, 1, D], are the token of position length - 1, or None; then Q is 1. The
-    last split takes its key and value from there, and its first tile of rows writes them into k and
-    v. cos and sin, [L, R] with 0 < 2R <= D, rotate q and new_k, or are None. Without them, L, R and
-    the strides of new_k and new_v are None.
+    last split takes its key and value from there. Its first tile of rows writes them into k and v.
+    If cos and sin, [L, R] with 0 < 2R <= D, are not None, they rotate q and new_k. Without them L
+    and R are None, as are the strides of new_k and new_v without these.
     """
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale = factor_of(scale, NATURAL)

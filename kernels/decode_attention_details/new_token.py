@@ -35,12 +35,12 @@ def check_new_token(
     """
     for pair in ({"new_k": new_k, "new_v": new_v}, {"cos": cos, "sin": sin}):
         absent = [name for name, x in pair.items() if x is None]
+        check_tensors(**{name: x for name, x in pair.items() if x is not None})
         if len(absent) == 1:
             raise ValueError(f"{absent[0]}: None, expected a tensor, as the other of {[*pair]} is")
     if new_k is None:
         check_that(cos is None, f"cos: {shown(cos)}, expected None without new_k")
         return
-    check_tensors(new_k=new_k, new_v=new_v)
     check_no_grad(new_k=new_k, new_v=new_v)
     (b, h, rows, d), heads = q.shape, k.shape[1]
     check_that(rows == 1, f"q: {rows} positions, expected 1 beside new_k")
@@ -82,7 +82,6 @@ def _check_angles(
 
     The lengths are compared with the tables only if they lie on a CPU, where no check waits.
     """
-    check_tensors(cos=cos, sin=sin)
     check_no_grad(cos=cos, sin=sin)
     check_floating(cos=cos, sin=sin)
     d = q.shape[3]

@@ -187,7 +187,7 @@ def test_a_position_without_a_row_of_angles_is_not_a_number():
     """On a GPU; the host refuses lengths on a CPU, so the launcher is asked."""
     q, k, v, new = made(3, 4, 2, 50, 32)
     wide = {name: x.flatten() for name, x in angles(50, 6).items()}
-    # What lies behind the tables is finite.
+    # The memory behind the tables holds finite numbers.
     tables = {name: x[: 20 * 6].view(20, 6) for name, x in wide.items()}
     lengths, before = torch.tensor([20, 21, 0], device=DEVICE), k.clone()
     out, lse = decoding.decode_fwd(
