@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from network.angles import table
-from network.cache import Cache
+from network.cache import Cache, Keys
 from network.config import Config
 from network.parts import Parts
 
@@ -58,19 +58,20 @@ class Context:
     """The tensors that all layers of one call share.
 
     Fields:
-        cos, sin: of the angles of the positions, [S, D/2], or None.
+        cos, sin: of the angles of the positions, [S, D/2], or None; of all if by_token.
         positions: int64 [S]; None without a cache.
-        lengths: int64 [B], the tokens of each sequence with those of this call; in the same way.
-        cache: None without one. fresh: it held nothing before.
+        cache, count: None without a cache. fresh: it held nothing before.
+        by_token: each sequence has one token more, which the part `decode_token` takes.
         seeds: one int64 scalar for each dropout site, or None if nothing is dropped.
     """
 
     cos: torch.Tensor | None
     sin: torch.Tensor | None
     positions: torch.Tensor | None
-    lengths: torch.Tensor | None
     cache: Cache | None
+    count: Keys | None
     fresh: bool
+    by_token: bool
     seeds: tuple[torch.Tensor, ...] | None
 
 
@@ -111,22 +112,33 @@ class Layer:
 
     def _attended(self, h, context):
         c, parts, (b, s, _) = self.config, self.parts, h.shape
-        flat = [self._linear(h, weights) for weights in self.qkv]
-        flat = flat if len(flat) == 3 else flat[0].split(c.qkv_sizes, dim=-1)
+        flat, cache = self._projected(h), context.cache
         q, k, v = (x.unflatten(-1, (-1, c.head_dim)) for x in flat)  # [B, S, H or K, D]
-        if context.cos is not None:
+        if context.cos is not None and not context.by_token:
             q, k = parts.rotary(q, k, context.cos, context.sin)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        cache = context.cache
-        if cache is not None:
+        if cache is not None and not context.by_token:
             cache.write(self.number, k, v, context.positions)
         if cache is None or context.fresh:
             seed = context.seeds and context.seeds[3 * self.number + 1]
             out = parts.attention(q, k, v, c.dropout if context.seeds else 0.0, seed)
         else:
             keys, values = cache.keys[self.number], cache.values[self.number]
-            out = parts.decode_attention(q, keys, values, context.lengths)
+            if context.by_token:
+                angles = context.cos, context.sin
+                out = parts.decode_token(q, k, v, keys, values, context.count, *angles)
+            else:
+                out = parts.decode_attention(q, keys, values, context.count)
         return out.transpose(1, 2).reshape(b, s, -1)
+
+    def _projected(self, h):
+        """Queries, keys and values, [B, S, heads * D] each."""
+        c, parts = self.config, self.parts
+        if len(self.qkv) == 1:
+            return self._linear(h, self.qkv[0]).split(c.qkv_sizes, dim=-1)
+        if parts.linears is None or torch.is_grad_enabled():
+            return [self._linear(h, weights) for weights in self.qkv]
+        return parts.linears(h, *zip(*((w.matrix, w.bias) for w in self.qkv), strict=True))
 
     def _mlp(self, h):
         parts, down = self.parts, self.down
@@ -269,15 +281,16 @@ class Transformer(nn.Module):
                 f"ids: {s} tokens after {start}, and the model has {config.length} positions;"
                 " shorten the text"
             )
-        positions, lengths, cos, sin = None, None, self.cos, self.sin
+        positions, count, cos, sin = None, None, self.cos, self.sin
         if cache is not None:
             positions = cache.position + torch.arange(s, device=ids.device)
-            lengths = (cache.position + s).expand(b)
-        if cos is not None:
+            count = Keys((cache.position + s).expand(b), s, cache.length)
+        by_token = start > 0 and s == 1 and self.parts.decode_token is not None
+        if cos is not None and not by_token:
             cos, sin = (x[:s] if cache is None else x[positions] for x in (cos, sin))
         seeds = None
         if self.training and config.dropout and cache is None:
             sites = 3 * config.layers + 1
             seeds = self.dropout_seed * sites + torch.arange(sites, device=ids.device)
             seeds = seeds.unbind()
-        return Context(cos, sin, positions, lengths, cache, start == 0, seeds)
+        return Context(cos, sin, positions, cache, count, start == 0, by_token, seeds)

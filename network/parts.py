@@ -27,9 +27,9 @@ class Parts:
             Pairs are halves of a head.
         attention(q [B, H, S, D], k [B, K, S, D], v, dropout, seed) -> [B, H, S, D]
             Causal, scaled by 1 / sqrt(D), any strides. dropout is 0 if seed is None.
-        decode_attention(q [B, H, S, D], k [B, K, L, D], v, lengths [B]) -> [B, H, S, D]
-            lengths is int64: the keys of each sequence that count, those of the queries among
-            them. The queries are the last ones, and each sees the keys up to its own.
+        decode_attention(q [B, H, S, D], k [B, K, L, D], v, count) -> [B, H, S, D]
+            count is a `network.cache.Keys`: the keys of each sequence that count, those of the
+            queries among them. The queries are the last ones, and each sees the keys up to its own.
         swiglu(gate [B, S, N], up [B, S, N]) -> [B, S, N]
         gelu(x [B, S, N]) -> [B, S, N]
             In tanh form.
@@ -43,6 +43,12 @@ class Parts:
             None if a stack has no such part.
         swiglu_mlp(h [B, S, C], gate [N, C], up [N, C], down [C, N]) -> [B, S, C]
             linear(swiglu(linear(h, gate), linear(h, up)), down), or None.
+        linears(h [B, S, C], weights [N_i, C] each, biases [N_i] or None each) -> [B, S, N_i] each
+            A linear of each pair, without a gradient; or None.
+        decode_token(q [B, H, 1, D], k [B, K, 1, D], v, keys [B, K, L, D], values, count,
+            cos [P, D/2] or None, sin) -> [B, H, 1, D]
+            Turns q and k by the angles of their position, writes k and v there in keys and values,
+            then decode_attention; or None. Nothing is turned without angles.
     """
 
     embedding: Callable
@@ -58,6 +64,8 @@ class Parts:
     loss: Callable
     linear_gelu: Callable | None = None
     swiglu_mlp: Callable | None = None
+    linears: Callable | None = None
+    decode_token: Callable | None = None
 
     def with_parts(self, **others: Callable | None) -> "Parts":
         """Return the same parts with some replaced; ValueError for a name that no part has."""
@@ -68,7 +76,12 @@ class Parts:
 
 NAMES = tuple(field.name for field in dataclasses.fields(Parts))
 # Parts that join others, by name: a network that has one calls none of those in its place.
-JOINED = {"linear_gelu": ("linear", "gelu"), "swiglu_mlp": ("linear", "swiglu")}
+JOINED = {
+    "linear_gelu": ("linear", "gelu"),
+    "swiglu_mlp": ("linear", "swiglu"),
+    "linears": ("linear",),
+    "decode_token": ("rotary", "decode_attention"),
+}
 
 
 def used(config: Config, training: bool = True) -> tuple[str, ...]:
@@ -83,5 +96,5 @@ def used(config: Config, training: bool = True) -> tuple[str, ...]:
         unused.add("rotary")
     if not (training and config.dropout):
         unused.add("dropout")
-    unused.add("decode_attention" if training else "loss")
+    unused |= {"decode_attention", "decode_token", "linears"} if training else {"loss"}
     return tuple(name for name in NAMES if name not in unused)

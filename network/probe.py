@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from network.cache import Keys
 from network.config import Config
 from network.parts import Parts, used
 
@@ -82,6 +83,9 @@ def _given(name, config, training, dtype, device):
     def integers(*shape):
         return torch.arange(WIDTH, device=device)[: torch.Size(shape).numel()].view(shape)
 
+    def keys_of(queries):
+        return Keys(torch.full((b,), s, device=device), queries, CACHED)
+
     # Heads lie behind positions, as projections give them.
     q, keys, values = (rand(b, s, n, d).transpose(1, 2) for n in (h, k, k))
     bias = rand(c) if config.family.bias else None
@@ -101,13 +105,22 @@ def _given(name, config, training, dtype, device):
             q[:, :, :1],
             rand(b, k, CACHED, d),
             rand(b, k, CACHED, d),
-            torch.full((b,), s, device=device),
+            keys_of(1),
         ),
         "swiglu": lambda: (rand(b, s, c), rand(b, s, c)),
         "gelu": lambda: (rand(b, s, c),),
         "linear": lambda: (rand(b, s, c), weight(c, c), bias),
         "linear_gelu": lambda: (rand(b, s, c), weight(c, c), bias),
         "swiglu_mlp": lambda: (rand(b, s, c), weight(c, c), weight(c, c), weight(c, c)),
+        "linears": lambda: (rand(b, s, c), [weight(c, c)] * 3, [bias] * 3),
+        "decode_token": lambda: (
+            *(x[:, :, :1] for x in (q, keys, values)),
+            rand(b, k, CACHED, d),
+            rand(b, k, CACHED, d),
+            keys_of(1),
+            rand(CACHED, d // 2, grad=False),
+            rand(CACHED, d // 2, grad=False),
+        ),
         "dropout": lambda: (rand(b, s, c), config.dropout, seed),
         "loss": lambda: (rand(b * s, c), rand(c, c), integers(b * s)),
     }[name]()

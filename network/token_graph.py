@@ -50,7 +50,7 @@ class TokenGraph:
         return self.places == self._places()
 
     def _places(self) -> tuple[int, ...]:
-        held = *self.model.parameters(), self.cache.keys, self.cache.values
+        held = *self.model.parameters(), *self.cache.keys, *self.cache.values
         return tuple(each.data_ptr() for each in held)
 
     def _back_to(self, used: int) -> None:

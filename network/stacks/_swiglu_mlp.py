@@ -17,8 +17,8 @@ from kernels.matmul import matmul
 from network.profile_names import operation
 
 # Tokens below which a product is bound by its weights. Then the products stay apart, each with
-# programs of its own.
-FEW = 128
+# programs of its own; but if they are so few that launches count, one has both.
+FEW, LEAST = 128, 16
 
 
 def swiglu_mlp(
@@ -40,7 +40,7 @@ def swiglu_mlp(
     """
     if needs_grad(h, gate, up, down):
         return _SwigluMLP.apply(h, gate, up, down)
-    if h.numel() < FEW * h.shape[-1]:
+    if LEAST * h.shape[-1] < h.numel() < FEW * h.shape[-1]:
         return linear(swiglu(linear(h, gate), linear(h, up)), down)
     return linear(linear(h, gate, activation="silu", up=up), down)
 

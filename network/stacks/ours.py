@@ -12,6 +12,7 @@ from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.random import dropout
 from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
+from network.stacks._linears import with_product
 from network.stacks._norms import with_stream
 from network.stacks._swiglu_mlp import swiglu_mlp
 from network.train import BETAS, EPS, groups
@@ -20,6 +21,15 @@ from network.train import BETAS, EPS, groups
 def _attention(q, k, v, probability=0.0, seed=None):
     dropping = {"dropout": probability, "seed": seed} if probability else {}
     return attention(q, k, v, causal=True, **dropping)
+
+
+def _decode_attention(q, k, v, count):
+    return decode_attention(q, k, v, count.lengths)
+
+
+def _decode_token(q, k, v, keys, values, count, cos, sin):
+    given = {"new_k": k, "new_v": v, "cos": cos, "sin": sin}
+    return decode_attention(q, keys, values, count.lengths, **given)
 
 
 def _gelu(x):
@@ -42,7 +52,8 @@ PARTS = {
     "layer_norm": with_stream(layer_norm),
     "rotary": rotary,
     "attention": _attention,
-    "decode_attention": decode_attention,
+    "decode_attention": _decode_attention,
+    "decode_token": _decode_token,
     "swiglu": swiglu,
     "gelu": _gelu,
     "linear": linear,
@@ -50,4 +61,5 @@ PARTS = {
     "loss": linear_cross_entropy,
     "linear_gelu": _linear_gelu,
     "swiglu_mlp": swiglu_mlp,
+    "linears": with_product(linear),
 }

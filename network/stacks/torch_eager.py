@@ -3,7 +3,6 @@
 Every other stack takes from here what it has not of its own.
 """
 
-import torch
 import torch.nn.functional as F
 
 from baselines import torch_eager as formulas
@@ -22,12 +21,9 @@ def attention(q, k, v, dropout=0.0, seed=None):
     )
 
 
-def decode_attention(q, k, v, lengths):
-    s, length = q.shape[2], k.shape[2]
-    rows = lengths.view(-1, 1, 1, 1) - s + torch.arange(s, device=q.device)[:, None]
-    seen = torch.arange(length, device=q.device) <= rows  # [B, 1, S, L]
-    grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=grouped)
+def decode_attention(q, k, v, count):
+    grouped, mask = q.shape[1] != k.shape[1], count.mask(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
 
 
 def gelu(x):

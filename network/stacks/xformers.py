@@ -1,14 +1,18 @@
 """xFormers: its memory-efficient attention. Its RMS norm has no gradient and is left out."""
 
+import torch
+
 from baselines import xformers as library
 
 
 def _attention(q, k, v, dropout=0.0, seed=None):
     if dropout:
         raise ValueError("attention: its file in baselines/ has no dropout; expected dropout=0")
-    # It takes as many heads of keys as of queries; to repeat them is a copy, and is timed.
     repeats = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (k, v))
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    if repeats > 1 and wanted:
+        # Its backward pass takes no heads in groups; to repeat them is a copy, and is timed.
+        k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
     return library.attention(q, k, v, causal=True)
 
 

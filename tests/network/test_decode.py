@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
 from network import stack
 from network.cache import Cache
@@ -96,6 +97,40 @@ def test_dropout_is_off_while_decoding():
     assert torch.equal(decode(model.train(), ids, 5), decode(model.train(), ids, 5))
 
 
+def test_the_mask_of_a_token_is_made_once_for_all_layers(monkeypatch):
+    """A user of PyTorch makes it before the layers; one for each would be timed as PyTorch's."""
+    model, (ids, _) = built(plain("tiny")).eval(), tokens()
+    seen, attend = [], torch.nn.functional.scaled_dot_product_attention
+
+    def noting(q, k, v, attn_mask=None, **more):
+        seen.append(attn_mask)
+        return attend(q, k, v, attn_mask=attn_mask, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    cache = Cache(model.config, 2, 20)
+    with torch.no_grad():
+        model(ids, cache=cache)
+        seen.clear()
+        model(ids[:, :1], cache=cache)
+    assert len(seen) == model.config.layers > 1
+    assert seen[0].shape == (2, 1, 1, 20) and all(mask is seen[0] for mask in seen)
+
+
+@kinds
+def test_our_parts_decode_as_pytorch_does(kind):
+    config, (ids, _) = plain(kind), tokens()
+    ours = stack.able(stack.load("ours"), config, False, dtype=torch.float32, device="cpu")
+    assert "decode_token" in ours.taken
+    models = [built(config).eval(), built(config, ours).eval()]
+    caches = [Cache(config, 2, 20) for _ in models]
+    with torch.no_grad():
+        for piece in (ids, ids[:, :1], ids[:, 1:4], ids[:, 4:5]):
+            expected, logits = (m(piece, cache=c) for m, c in zip(models, caches, strict=True))
+            assert apart(logits, expected) < 1e-5
+    for one, other in zip(*(c.keys + c.values for c in caches), strict=True):
+        assert apart(one, other) < 1e-5
+
+
 def test_a_compiled_network_decodes_with_one_program_for_all_tokens(monkeypatch):
     plain_model, (ids, _) = built(plain("tiny")), tokens()
     graphs, whole = [], torch.compile
@@ -110,3 +145,16 @@ def test_a_compiled_network_decodes_with_one_program_for_all_tokens(monkeypatch)
     torch._dynamo.reset()
     assert torch.equal(decode(compiled, ids, 14), decode(plain_model, ids, 14))
     assert len(graphs) == 2, "one for the prompt, one for the tokens after it"
+
+
+def test_a_compiled_network_copies_no_cache_for_a_token():
+    """A rival that copies all keys for each layer would be timed at what nobody runs."""
+    config = plain("tiny")
+    compiled, (ids, _) = stack.load("torch_compile").build(config), tokens()
+    cache = Cache(config, 2, 23)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        _, programs = run_and_get_code(decode, compiled, ids, 4, cache)
+    size = ", ".join(map(str, cache.keys[0].shape))
+    assert len(programs) == 2 and all(f"(({size})" in each for each in programs)
+    assert not [each for each in programs if f"empty_strided_cpu(({size})" in each]

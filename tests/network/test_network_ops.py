@@ -14,6 +14,7 @@ from harness.study import jobs
 from harness.verify import check
 from harness.verify import problem as oracle
 from network import calls, flat, stack
+from network.cache import Keys
 from network.config import undropped
 from network.ops import model as ops
 from network.ops._tensors import config_of
@@ -144,8 +145,9 @@ def sees_what_comes(q, k, v, *_):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
-def misses_the_newest(q, k, v, lengths):
-    return stack.load("torch_eager").parts.decode_attention(q, k, v, lengths - 1)
+def misses_the_newest(q, k, v, count):
+    fewer = Keys(count.lengths - 1, count.queries, count.positions)
+    return stack.load("torch_eager").parts.decode_attention(q, k, v, fewer)
 
 
 def loses_a_gradient(gate, up):
