@@ -132,7 +132,9 @@ def attention(
     cap = cap_number(softcap)
     dropped = _dropped(check_number("dropout", dropout, 0, 1))
     seed = _seed(seed, dropped, q)
-    options = scale, cap, dropped, left, right
+    # If all is dropped nothing is left to be divided.
+    inverse = LEVELS / (LEVELS - dropped) if dropped < LEVELS else 0.0
+    options = scale, cap, inverse, dropped, left, right
     if needs_grad(q, k, v):
         return _Attention.apply(q, k, v, mask, seed, return_lse, *options)
     out, lse, _ = attention_fwd(q, k, v, mask, seed, *options, return_lse, False)
@@ -253,6 +255,7 @@ def attention_fwd(
     seed: int | torch.Tensor,
     scale: float,
     softcap: float,
+    inverse: float,
     dropped: int,
     left: int | None,
     right: int | None,
@@ -263,7 +266,8 @@ def attention_fwd(
 
     Those are [2, B, H, Sq] in float32: m and log2(l); of 16 bits [1, B, H, Sq]: their sum.
     Arguments as `attention` takes them. left, right: sizes of the window, None if unbounded.
-    softcap: zero for none. dropped: of 2**16 numbers so many drop a weight.
+    softcap: zero for none. dropped: of 2**16 numbers so many drop a weight. inverse: one over the
+    share that is kept. It is an argument, because a plan of a call takes no float that it makes.
     """
     q, k, v = map(in_rows, (q, k, v))
     b, h, sq, d = q.shape
@@ -286,7 +290,7 @@ def attention_fwd(
     _forward_kernel[(triton.cdiv(sq, config["BLOCK_M"]) * b * h,)](
         q_ptr=q, k_ptr=k, v_ptr=v, mask_ptr=mask, out_ptr=out, lse_ptr=lse, stats_ptr=stats,
         **strides_of(q=q, k=k, v=v, o=out), **strides_of_mask(mask, (b, h, sq, sk)),
-        **options_of(q, k, left, right, dropped),
+        **options_of(q, k, left, right, dropped, inverse),
         scale=scale, softcap=softcap or None, seed=boxed(seed, q.device), rows=b * h * sq, **config,
     )  # fmt: skip
     return out, lse, stats

@@ -436,6 +436,7 @@ def attention_bwd(
     seed: int | torch.Tensor,
     scale: float,
     softcap: float,
+    inverse: float,
     dropped: int,
     left: int | None,
     right: int | None,
@@ -444,9 +445,9 @@ def attention_bwd(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return dq, dk and dv; the latter two are None unless `keys`.
 
-    q, k, v, mask, seed, scale, softcap, dropped, left, right: as `attention_fwd` was given them.
-    The out and stats are those that it returned. dout, dlse: the gradients of its results.
-    If deterministic, dq does not depend on an order of sums in memory.
+    q, k, v, mask, seed, scale to right: as `attention_fwd` was given them. The out and stats are
+    those that it returned. dout, dlse: the gradients of its results. If deterministic, dq does not
+    depend on an order of sums in memory.
     """
     q, k, v, dout = map(in_rows, (q, k, v, dout))
     plain = mask is None and not dropped and not softcap and keys and not deterministic
@@ -463,7 +464,7 @@ def attention_bwd(
         "delta_ptr": delta, "scale": scale, "softcap": softcap or None,
         "seed": boxed(seed, q.device), "rows": b * h * sq,
         **strides_of(q=q, k=k, v=v, do=dout), **strides_of_mask(mask, (b, h, sq, sk)),
-        **options_of(q, k, left, right, dropped),
+        **options_of(q, k, left, right, dropped, inverse),
     }  # fmt: skip
     if dq.numel():
         config = DQ.pick(q.device, **given)

@@ -116,11 +116,17 @@ def strides_of_mask(mask: torch.Tensor | None, shape: tuple[int, ...]) -> dict[s
 
 
 def options_of(
-    q: torch.Tensor, k: torch.Tensor, left: int | None, right: int | None, dropped: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    left: int | None,
+    right: int | None,
+    dropped: int,
+    inverse: float,
 ) -> dict[str, object]:
     """The arguments that follow from shapes, window and dropout, as all kernels take them.
 
-    left, right: sizes of the window, None if unbounded. dropped: as `attention_fwd` takes it.
+    left, right: sizes of the window, None if unbounded. dropped, inverse: as `attention_fwd` takes
+    them.
     """
     (h, sq), (heads, sk) = q.shape[1:3], k.shape[1:3]
     return {
@@ -131,8 +137,7 @@ def options_of(
         "left": 0 if left is None else sk - sq - left,
         "right": 0 if right is None else sk - sq + right,
         "dropped": dropped,
-        # If all is dropped nothing is left to be divided.
-        "inverse": LEVELS / (LEVELS - dropped) if dropped < LEVELS else 0.0,
+        "inverse": inverse,
         "LEFT": left is not None,
         "RIGHT": right is not None,
         "DROPOUT": dropped > 0,

@@ -32,6 +32,7 @@ from kernels._runtime.call_trace import asked_again
 from kernels._runtime.device import assume_device
 from kernels._triton.arrival_counter import MOST_COUNTERS
 from kernels.adamw import AdamW
+from kernels.attention import attention
 from kernels.attention_details import forward_hopper
 from kernels.attention_varlen import attention_varlen
 from kernels.embedding import embedding
@@ -241,6 +242,22 @@ def test_packed_boundaries_of_one_tensor_and_of_two_have_plans_of_their_own(
             assert told["DIAGONAL"] == same
     # Two calls of each kind are Triton's, and the rest are made by plan.
     assert len(host.asked) == 4
+
+
+@pytest.mark.no_gpu
+def test_portable_attention_has_plans_with_and_without_dropout(host):
+    """A float that a launcher makes bars its call from a plan: each would be Triton's."""
+    q, k, v = (torch.ones(1, 2, 24, 16, dtype=torch.float16, requires_grad=True) for _ in range(3))
+    for dropout in (0.0, 0.25, 0.5):
+        for call in range(4):
+            host.asked.clear()
+            host.begun.clear()
+            out = attention(q, k, v, dropout=dropout, seed=1)
+            torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+            told = [dict(zip(k.arg_names, handed, strict=True)) for k, _, handed in host.begun]
+            assert [each["inverse"] for each in told] == [1 / (1 - dropout)] * 3
+            # Two calls are Triton's, and the rest are made by plan.
+            assert len(host.asked) == (3 if call < 2 else 0)
 
 
 @pytest.mark.gpu
