@@ -266,8 +266,8 @@ def attention_fwd(
 
     Those are [2, B, H, Sq] in float32: m and log2(l); of 16 bits [1, B, H, Sq]: their sum.
     Arguments as `attention` takes them. left, right: sizes of the window, None if unbounded.
-    softcap: zero for none. dropped: of 2**16 numbers so many drop a weight. inverse: one over the
-    share that is kept. It is an argument, because a plan of a call takes no float that it makes.
+    softcap: zero for none. dropped: of 2**16 numbers so many drop a weight. The inverse is one over
+    the share that is kept. It is an argument, because a plan takes no float that a launcher makes.
     """
     q, k, v = map(in_rows, (q, k, v))
     b, h, sq, d = q.shape
