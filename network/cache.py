@@ -27,8 +27,8 @@ class Keys:
             own = self.lengths.view(-1, 1, 1, 1) - self.queries
             own = own + torch.arange(self.queries, device=device)[:, None]
             hidden = torch.arange(self.positions, device=device) > own
-            zeros = torch.zeros(hidden.shape, dtype=dtype, device=device)
-            self._mask = zeros.masked_fill(hidden, -float("inf"))
+            self._mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+            self._mask.masked_fill_(hidden, -float("inf"))
         return self._mask
 
     def ends(self) -> torch.Tensor:

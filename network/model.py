@@ -59,7 +59,7 @@ class Context:
 
     Fields:
         cos, sin: of the angles of the positions, [S, D/2], or None; of all if by_token.
-        positions: int64 [S]; None without a cache.
+        positions: int64 [S]; None without a cache, and if nobody asks.
         cache, count: None without a cache. fresh: it held nothing before.
         by_token: each sequence has one token more, which the part `decode_token` takes.
         seeds: one int64 scalar for each dropout site, or None if nothing is dropped.
@@ -282,10 +282,11 @@ class Transformer(nn.Module):
                 " shorten the text"
             )
         positions, count, cos, sin = None, None, self.cos, self.sin
-        if cache is not None:
-            positions = cache.position + torch.arange(s, device=ids.device)
-            count = Keys((cache.position + s).expand(b), s, cache.length)
         by_token = start > 0 and s == 1 and self.parts.decode_token is not None
+        if cache is not None:
+            count = Keys((cache.position + s).expand(b), s, cache.length)
+        if cache is not None and not (by_token and config.family.rotary):
+            positions = cache.position + torch.arange(s, device=ids.device)
         if cos is not None and not by_token:
             cos, sin = (x[:s] if cache is None else x[positions] for x in (cos, sin))
         seeds = None

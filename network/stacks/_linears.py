@@ -24,7 +24,12 @@ def with_product(linear: Callable) -> Callable:
 
 
 def one_matrix(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return weights [N_i, C] as one [sum of N_i, C] without a copy; None if they lie apart."""
+    """Return weights [N_i, C] as one [sum of N_i, C] without a copy; None if they lie apart.
+
+    A compiler that traces the call cannot ask where they lie, so there it is None too.
+    """
+    if torch.compiler.is_compiling():
+        return None
     first, place = weights[0], weights[0].storage_offset()
     for weight in weights:
         if (

@@ -3,6 +3,7 @@
 It decodes by `flash_attn_with_kvcache`, which turns and writes the new key too.
 """
 
+import torch
 from flash_attn import flash_attn_with_kvcache
 
 from baselines import flash_attn_2 as library
@@ -15,11 +16,19 @@ def _attention(q, k, v, dropout=0.0, seed=None):
     return library.attention(q, k, v, causal=True)
 
 
+def _refuse_gradient(*tensors):
+    """The library returns a result without one."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        raise ValueError("decoding: flash-attn has no gradient of it; decode under torch.no_grad")
+
+
 def _decode_attention(q, k, v, count):
+    _refuse_gradient(q, k, v)
     return library.decode_attention(q, k, v, count.ends())
 
 
 def _decode_token(q, k, v, keys, values, count, cos, sin):
+    _refuse_gradient(q, k, v)
     # The library wants [batch, position, head, dimension]: views, nothing is copied.
     q, k, v, keys, values = (x.transpose(1, 2) for x in (q, k, v, keys, values))
     new = {"k": k, "v": v, "rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": False}

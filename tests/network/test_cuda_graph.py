@@ -87,10 +87,11 @@ def test_a_replay_gives_what_the_model_gives_and_leaves_it_as_it_was():
 
 
 @pytest.mark.gpu
-def test_decoded_tokens_of_a_graph_are_those_without():
+@pytest.mark.parametrize("name", ["torch_eager", "ours"])
+def test_decoded_tokens_of_a_graph_are_those_without(name):
     from network.token_graph import TokenGraph
 
-    model = stack.load("torch_eager").build(undropped("tiny"), device="cuda").eval()
+    model = stack.load(name).build(undropped("tiny"), device="cuda").eval()
     ids = tokens()[0].cuda()
     with torch.no_grad():
         plain_tokens = decode(model, ids, 6)

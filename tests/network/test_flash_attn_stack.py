@@ -75,3 +75,11 @@ def test_it_decodes_as_pytorch_does(parts, kind, names):
             assert apart(logits[1], logits[0]) < 1e-5
     for one, other in zip(*(c.keys + c.values for c in caches), strict=True):
         assert apart(one, other) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["decode_attention", "decode_token"])
+def test_a_gradient_that_the_library_does_not_give_is_refused(parts, name):
+    q = torch.ones(1, 2, 1, 16, requires_grad=True)
+    tensors, others = (2, 1) if name == "decode_attention" else (4, 3)
+    with pytest.raises(ValueError, match="flash-attn has no gradient"):
+        parts[name](q, *[torch.ones(1, 2, 1, 16)] * tensors, *[None] * others)

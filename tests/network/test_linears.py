@@ -70,6 +70,14 @@ def test_a_network_in_one_tensor_multiplies_once_for_queries_keys_and_values():
     assert apart(found, expected) < 1e-5
 
 
+def test_a_compiler_is_not_asked_where_weights_lie():
+    parts, h = weights(8, 4, 12), torch.ones(2, 16)
+    joined = with_product(torch.nn.functional.linear)
+    traced = torch.compile(joined, backend="eager", fullgraph=True)
+    for one, other in zip(traced(h, parts, [None] * 3), joined(h, parts, [None] * 3), strict=True):
+        assert apart(one, other) < 1e-6
+
+
 def test_a_gradient_is_not_lost():
     config, (ids, targets) = plain("tiny"), tokens()
     parts = stack.load(stack.EAGER).parts.with_parts(linears=with_product(linear))
