@@ -14,11 +14,12 @@ from kernels._runtime.autograd import needs_grad, once
 from kernels.gated import gated_bwd, swiglu
 from kernels.linear import linear
 from kernels.matmul import matmul
+from kernels.matmul_details.tiles import FEW_ROWS
 from network.profile_names import operation
 
 # Tokens below which a product is bound by its weights. Then the products stay apart, each with
-# programs of its own; but if they are so few that launches count, one has both.
-FEW, LEAST = 128, 16
+# programs of its own. If they are so few that the launches count, at most FEW_ROWS, one has both.
+FEW = 128
 
 
 def swiglu_mlp(
@@ -40,7 +41,7 @@ def swiglu_mlp(
     """
     if needs_grad(h, gate, up, down):
         return _SwigluMLP.apply(h, gate, up, down)
-    if LEAST * h.shape[-1] < h.numel() < FEW * h.shape[-1]:
+    if FEW_ROWS * h.shape[-1] < h.numel() < FEW * h.shape[-1]:
         return linear(swiglu(linear(h, gate), linear(h, up)), down)
     return linear(linear(h, gate, activation="silu", up=up), down)
 

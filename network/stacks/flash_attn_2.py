@@ -3,10 +3,10 @@
 It decodes by `flash_attn_with_kvcache`, which turns and writes the new key too.
 """
 
-import torch
 from flash_attn import flash_attn_with_kvcache
 
 from baselines import flash_attn_2 as library
+from network.stacks._gradients import wanted
 from network.stacks._norms import with_stream
 
 
@@ -18,7 +18,7 @@ def _attention(q, k, v, dropout=0.0, seed=None):
 
 def _refuse_gradient(*tensors):
     """The library returns a result without one."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    if wanted(*tensors):
         raise ValueError("decoding: flash-attn has no gradient of it; decode under torch.no_grad")
 
 
