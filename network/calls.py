@@ -20,6 +20,7 @@ from network.model import Transformer
 from network.ops.model import STEP
 from network.parts import used
 from network.stack import Stack
+from network.step_graph import StepGraph
 from network.token_graph import TokenGraph
 from network.train import TrainStep
 
@@ -59,6 +60,8 @@ class Call:
     """A stack, and the network of the last call; the base of the three calls."""
 
     training = False
+    # Each time of the call is recorded with these.
+    remarks: tuple[str, ...] = ("the host launches each kernel",)
 
     def __init__(self, stack: str | Stack):
         self.stack = stack if isinstance(stack, Stack) else stacks.load(stack)
@@ -113,9 +116,24 @@ class Forward(Call):
 
 
 class Train(Call):
-    """A step: the loss before it, and the weights and first moments after it, in place."""
+    """A step: the loss before it, and the weights and first moments after it, in place.
+
+    On a GPU the step becomes a CUDA graph, as `StepGraph` makes it, if the stack allows that and
+    `graph` is true. If the call itself is being captured, it becomes part of that graph.
+    """
 
     training = True
+
+    def __init__(self, stack: str | Stack, graph: bool = True):
+        super().__init__(stack)
+        self.graph = graph and self.stack.graph
+        if self.graph:
+            self.remarks = ("a step is a CUDA graph",)
+
+    def drop_memory(self) -> None:
+        """Drop the graph of the step."""
+        if self._kept is not None and "graph" in self._kept.more:
+            self._kept.more["graph"].drop()
 
     @torch.enable_grad()
     def __call__(self, ids, targets, weights, m, v, preset_name):
@@ -125,8 +143,13 @@ class Train(Call):
             step = TrainStep(kept.model, check=False, optimizer=self.stack.optimizer)
             kept.more = {"step": step, "moments": moments, "kept": (m, v)}
             kept.more["number"] = _resume(step, kept.model, m, v)
+            if self.graph and weights.is_cuda:
+                kept.more["graph"] = StepGraph(step)
         kept.more["number"].fill_(STEP - 1)
-        loss = kept.more["step"](ids, targets)
+        step = kept.more["step"]
+        if "graph" in kept.more and not torch.cuda.is_current_stream_capturing():
+            step = kept.more["graph"]
+        loss = step(ids, targets)
         return loss.to(weights.dtype), weights, m
 
 
@@ -148,6 +171,8 @@ class Decode(Call):
     On a GPU one token is captured as a CUDA graph, and the graph is replayed for each. If the call
     itself is being captured, its tokens become part of that graph.
     """
+
+    remarks = ("a decoded token is a CUDA graph",)
 
     def drop_memory(self) -> None:
         """Drop the cache and the graph."""

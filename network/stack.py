@@ -2,7 +2,8 @@
 
 The presence of `network/stacks/<name>.py` is its registration. Such a file has `PARTS`, callables
 by the names of `network.parts.Parts`, and `COMPILE = True` if torch.compile takes the network. It
-may have `OPTIMIZER`, which `network.train.TrainStep` takes in place of PyTorch's AdamW.
+may have `OPTIMIZER`, which `network.train.TrainStep` takes in place of PyTorch's AdamW, and
+`GRAPH = False` if no CUDA graph holds a training step of it.
 """
 
 import dataclasses
@@ -40,6 +41,7 @@ class Stack:
         compiled: torch.compile takes the network.
         taken: the names that `with_parts_of` has put in, "optimizer" among them.
         optimizer: what `TrainStep` takes as such; None for PyTorch's AdamW.
+        graph: whether a CUDA graph can hold a training step.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Stack:
     compiled: bool = False
     taken: tuple[str, ...] = ()
     optimizer: Callable | None = None
+    graph: bool = True
 
     def with_parts_of(self, other: "Stack", *names: str) -> "Stack":
         """Return this stack with the named parts of another; ValueError if it has none of them.
@@ -72,6 +75,7 @@ class Stack:
             own=tuple(sorted({*self.own, *names} - {OPTIMIZER})),
             optimizer=other.optimizer if OPTIMIZER in names else self.optimizer,
             taken=tuple(sorted({*self.taken, *names})),
+            graph=self.graph and other.graph,
         )
 
     def require(self, config: Config, training: bool, **where: object) -> None:
@@ -137,6 +141,7 @@ def load(name: str) -> Stack:
         tuple(sorted(own)),
         getattr(module, "COMPILE", False),
         optimizer=getattr(module, "OPTIMIZER", None),
+        graph=getattr(module, "GRAPH", True),
     )
 
 

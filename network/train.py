@@ -17,9 +17,10 @@ BETAS, EPS = (0.9, 0.95), 1e-8
 
 
 def adamw(model: Transformer, rate: float, decay: float) -> torch.optim.Optimizer:
-    """Return PyTorch's AdamW over the weights of a model, fused on a GPU."""
-    fused = next(model.parameters()).is_cuda
-    return torch.optim.AdamW(groups(model, decay), lr=rate, betas=BETAS, eps=EPS, fused=fused)
+    """Return PyTorch's AdamW over the weights of a model; on a GPU fused, and fit for a graph."""
+    gpu = next(model.parameters()).is_cuda
+    how = {"betas": BETAS, "eps": EPS, "fused": gpu, "capturable": gpu}
+    return torch.optim.AdamW(groups(model, decay), lr=rate, **how)
 
 
 def groups(model: Transformer, decay: float) -> list[dict[str, object]]:

@@ -5,11 +5,12 @@ worker holds memory during its own block only. Between blocks its inputs have no
 drawn anew from the seed, which gives the same numbers, before the clock runs. A sample of the
 entries of each output is kept and compared.
 
-GPU times are by events: a graph of a whole step would keep the memory of the step. The host may
-work longer on a call than the GPU does, as in a network of short kernels. So it submits the call
-while the GPU is still flushing, for longer than the call kept the host busy before. Its work then
-lies between the events only if the call waits for the GPU. `call_us` is the wall time of one
-of several calls in a row, or of a long one by itself, until the GPU has done the last.
+GPU times are by events. A function may have graphs of its own (`network.calls`); it drops them when
+it is parked, and its first call in a block makes them anew. The host may work longer on a call than
+the GPU does, as in a network of short kernels. So it submits the call while the GPU is still
+flushing, for longer than the call kept the host busy before. Its work then lies between the events
+only if the call waits for the GPU. `call_us` is the wall time of one of several calls in a row, or
+of a long one by itself, until the GPU has done the last.
 """
 
 import time
@@ -27,14 +28,17 @@ from ops._spec import Case
 
 # Entries of each output that are kept to compare.
 SAMPLE = 2**20
-REMARK = "events: a whole network is not captured as one graph"
+REMARK = "events: a network gives its memory back after each block"
 
 
 class ParkedWorker(MeasureWorker):
     """As `MeasureWorker`, without memory between its blocks."""
 
     def prepare(self, case: str, dtype: str, pass_: str) -> messages.Prepared:
-        """Draw the inputs, and make the first two calls."""
+        """Draw the inputs, and make the first two calls.
+
+        The memory is that of the second one, which makes anew what the function keeps.
+        """
         declared = drawn.named(self._op, case)
         self._cell, self._exact = (declared, dtype), self._ours and self._op.repeats(pass_)
         with torch.cuda.stream(self._timer.stream):
@@ -46,8 +50,9 @@ class ParkedWorker(MeasureWorker):
             with self._declining():
                 first_s = _clocked(call)[1]
             kept.restore()
+            self._drop()
             torch.cuda.reset_peak_memory_stats()
-            outputs, self._call_s = _clocked(call)
+            outputs, again_s = _clocked(call)
             peak = torch.cuda.max_memory_allocated() - before - kept.nbytes
             self._expected = [sampled(outputs)]
             del outputs, kept
@@ -55,24 +60,31 @@ class ParkedWorker(MeasureWorker):
             self._timed, self._outputs = [self._kept(0)], [()]
             self._park()
         return messages.Prepared(
-            busy_s=self._call_s,
+            busy_s=again_s,
             first_s=first_s,
-            remark=REMARK,
+            remark="; ".join([REMARK, *getattr(self._function, "remarks", [])]),
             peak_mem_bytes=peak,
             held_bytes=torch.cuda.memory_reserved(),
             l2_bytes=self._timer.l2_bytes,
         )
 
     def block(self, calls: int, turn: int = 0) -> messages.BlockTimes:
-        """Time `calls` calls; see `MeasureWorker.block`. A call before them warms up."""
+        """Time `calls` calls; see `MeasureWorker.block`.
+
+        Two calls come before them. The first asks for memory again and makes graphs, which no later
+        call does. The second shows how long a call keeps the host busy.
+        """
         with torch.cuda.stream(self._timer.stream):
             kept = self._unpark()
             torch.cuda.synchronize()
             began = time.perf_counter()
             self._calls[0]()
             kept.restore()
-            # Memory that was given back is asked for again here, which no later call does.
-            host_s = min(time.perf_counter() - began, self._call_s)
+            torch.cuda.synchronize()
+            submitted = time.perf_counter()
+            self._calls[0]()
+            host_s = time.perf_counter() - submitted
+            kept.restore()
             torch.cuda.synchronize()
         with affinity.held(turn):
             device_us, reading = self._timer.cold(self._timed, calls, [kept.restore], host_s)
@@ -134,9 +146,13 @@ class ParkedWorker(MeasureWorker):
         torch.cuda.synchronize()
         for storage in self._storages().values():
             storage.resize_(0)
+        self._drop()
+        torch.cuda.empty_cache()
+
+    def _drop(self) -> None:
+        """Let the function drop what it keeps for its next call."""
         if drop := getattr(self._function, "drop_memory", None):
             drop()
-        torch.cuda.empty_cache()
 
     def _unpark(self) -> InputSnapshot:
         """Give the inputs storage and their numbers; return what puts these back."""

@@ -4,9 +4,10 @@ A table is written once. Other addresses get a table of their own, so a launch t
 or a captured graph, still reads what it was given. The copy comes from pinned memory, and the host
 does not wait for it.
 
-A CUDA graph repeats a copy at each replay, so both ends of a captured copy are kept for good. So is
-a table that a graph reads and that was made before. A capture may not pin memory, so the calls
-before set some aside.
+A CUDA graph repeats a copy at each replay, so the pinned end of a captured copy is kept for good.
+The table lies in the memory of the graph, and may end with the launches that read it. Its place is
+written again after them, in each replay too. A table that was made before the capture is kept for
+good. A capture may not pin memory, so the calls before set some aside.
 """
 
 import itertools
@@ -18,13 +19,14 @@ from . import internals
 
 # A program that has ever new lengths starts anew.
 MOST_KNOWN = 256
-# Blocks of pinned memory of one size that are set aside for captures.
+# Captures for which pinned memory is set aside.
 SPARE = 4
 
 # By lengths, chunk and device the stream that a table was copied on, and the table.
 _chunks: dict[tuple, tuple[int, torch.Tensor]] = {}
 _spare: dict[int, list[torch.Tensor]] = {}
-_captured: list[tuple[torch.Tensor, ...]] = []
+# By identity, so that a table which several graphs read is there once.
+_captured: dict[int, torch.Tensor] = {}
 
 
 def address_table(
@@ -79,31 +81,40 @@ def on_device(values: Sequence[int], dtype: torch.dtype, device: torch.device) -
     if not _on_gpu(device):
         return torch.tensor(values, dtype=dtype, device=device)
     size = len(values) * dtype.itemsize
-    spare = _spare.setdefault(size, [])
-    is_captured = capturing(device)
-    if is_captured:
+    if capturing(device):
+        spare = _spare.get(size)
         if not spare:
             raise RuntimeError(
                 f"{len(values)} addresses: first seen while a CUDA graph is captured; expected a"
                 " call with as many tensors before the capture"
             )
         pinned = spare.pop()
+        keep(pinned)
     else:
-        spare += [_pinned(size) for _ in range(SPARE - len(spare))]
+        set_aside([len(values)], dtype, device)
         # PyTorch hands a block out again once its copy is done.
         pinned = _pinned(size)
     pinned = pinned.view(dtype)
     pinned.copy_(torch.tensor(values, dtype=dtype))
     table = torch.empty(len(values), dtype=dtype, device=device)
     table.copy_(pinned, non_blocking=True)
-    if is_captured:
-        keep(pinned, table)
     return table
+
+
+def set_aside(counts: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Make ready what `on_device` needs in captures to come, with tables of these lengths."""
+    if not _on_gpu(device):
+        return
+    for count in set(counts):
+        size = count * dtype.itemsize
+        spare, wanted = _spare.setdefault(size, []), SPARE * counts.count(count)
+        if len(spare) < wanted:
+            spare += [_pinned(size) for _ in range(wanted - len(spare))]
 
 
 def keep(*tensors: torch.Tensor) -> None:
     """Keep tensors for good, since a captured graph reads them."""
-    _captured.append(tensors)
+    _captured.update((id(tensor), tensor) for tensor in tensors)
 
 
 def capturing(device: torch.device) -> bool:

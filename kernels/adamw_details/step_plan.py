@@ -5,8 +5,9 @@ lists of tensors, as do the dtypes and the chunks. A step with known lists compa
 layouts, in a few passes without a line of Python for each tensor. A plan knows tensors by these
 alone and holds none of them, so it does not matter which tensor has an address.
 
-Gradients may move from step to step: then their table alone is written anew. A plan that is made
-while a CUDA graph is captured serves that step only, because its tables are filled by the graph.
+Gradients may move from step to step: then their table alone is written anew. A step that is
+captured in a CUDA graph has a plan of its own, because the graph fills its tables at each replay.
+They end with the graph; those of a plan from before would have to be kept for good.
 """
 
 import itertools
@@ -16,7 +17,13 @@ from dataclasses import dataclass
 import torch
 
 from .._runtime import internals
-from .._runtime.address_table import address_table, capturing, chunk_table, keep, stream_of
+from .._runtime.address_table import (
+    address_table,
+    capturing,
+    chunk_table,
+    set_aside,
+    stream_of,
+)
 from .._runtime.layout import ACCESS_BYTES
 from .lists import Lists, as_laid_out
 
@@ -88,6 +95,9 @@ class StepPlan:
         self.squares = tuple(self._squares())
         self.sums = sum(part.chunks.shape[1] for part in self.squares)
         self._is_grad_enabled = torch.is_grad_enabled()
+        # The lengths of all tables of addresses.
+        self._numbers = [part.table.numel() for part in self.updates if part is not None]
+        self._numbers += [2 * len(places) for places in self._places.values()]
         self._gradients: Gradients | None = None
         self._alike = None
         # A tensor without memory, as in a build, is known by nothing.
@@ -107,6 +117,7 @@ class StepPlan:
         if (
             internals.forward_mode._current_level >= 0
             or torch.is_grad_enabled() != self._is_grad_enabled
+            or capturing(self._device)
         ):
             return False
         written, grads = _flat(groups)
@@ -117,11 +128,14 @@ class StepPlan:
         return (
             found == self._written
             and self._alike(*written, *grads)
-            and (stream_of(self._device) == self._stream or capturing(self._device))
+            and stream_of(self._device) == self._stream
         )
 
     def gradients(self, groups: Sequence[Lists]) -> Gradients:
-        """Return the tables of the gradients where these lie now; the groups are served."""
+        """Return the tables of the gradients where these lie now; the groups are served.
+
+        A call outside of a capture also makes ready what the plan of a captured step needs.
+        """
         _, grads = _flat(groups)
         held = []
         if self._copied:
@@ -130,9 +144,8 @@ class StepPlan:
                 grads[place] = as_laid_out(grads[place], params[place])
                 held.append(grads[place])
         addresses, known = [_address_of(g) for g in grads], self._gradients
-        is_captured = capturing(self._device)
-        if is_captured and not self._is_captured:
-            self._keep(known)
+        if not self._is_captured:
+            set_aside(self._numbers, torch.int64, self._device)
         if known is not None and addresses == known.addresses:
             return known
         tables, aligned = {}, {}
@@ -143,15 +156,9 @@ class StepPlan:
             aligned[dtype] = _is_aligned(own)
         made = Gradients(addresses, tables, aligned, held)
         # Copies would be kept in memory, to no use: the next ones lie elsewhere.
-        if not is_captured and not held:
+        if not self._is_captured and not held:
             self._gradients = made
         return made
-
-    def _keep(self, gradients: Gradients | None) -> None:
-        """Keep for good what a graph reads of the plan."""
-        tables = [] if gradients is None else gradients.tables.values()
-        parts = (*(part for part in self.updates if part is not None), *self.squares)
-        keep(*tables, *(x for part in parts for x in (part.table, part.chunks) if x is not None))
 
     def _updates(self, groups: Sequence[Lists]) -> Iterator[Part | None]:
         firsts = dict.fromkeys(self._places, 0)

@@ -83,3 +83,31 @@ def test_decoding_repeats_bit_by_bit(name):
         pairs = zip(("the prompt", "the last token"), decode(**given), first, strict=True)
         varied = [place for place, again, before in pairs if not torch.equal(again, before)]
         assert varied == [], f"call {number + 2}"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_replayed_training_step_changes_what_the_launched_one_does(name):
+    """On the same weights and moments; a step that is dropped and made anew does so too.
+
+    The backward pass of attention adds in any order, so weights may differ in their last bits.
+    """
+    given = inputs.make(ops.TRAIN_STEP, GPT2, "bfloat16", 1, "cuda")
+    changed = ("weights", "m", "v")
+    before = {each: given[each].clone() for each in changed}
+    found = []
+    for graph in (False, True):
+        step = calls.Train(name, graph=graph)
+        for number in range(6):
+            for each in changed:
+                given[each].copy_(before[each])
+            result = step(**given, **ops.TRAIN_STEP.arguments(GPT2))
+            found.append([x.double() for x in result])
+            if number == 3:
+                step.drop_memory()
+    loss, weights, m = found[0]
+    moved = [(weights - before["weights"]).norm(), (m - before["m"]).norm()]
+    assert min(moved) > 0
+    for again in found[1:]:
+        assert torch.equal(again[0], loss)
+        for one, first, most in zip(again[1:], (weights, m), moved, strict=True):
+            assert (one - first).norm() < 0.02 * most

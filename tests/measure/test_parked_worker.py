@@ -55,13 +55,13 @@ def test_inputs_have_memory_in_a_block_alone_and_the_same_numbers_in_each(park):
     assert not inputs_of(made)
 
 
-def test_a_block_makes_one_call_that_is_not_timed(park):
+def test_a_block_makes_two_calls_that_are_not_timed(park):
     calls = []
     made = park(lambda x, bias: calls.append(1) or x + 1)
     made.prepare(**CELL, pass_="forward")
     calls.clear()
     made.block(1)
-    assert len(calls) == 1 + 1 + 1  # one ahead, one by events, one by the clock of the host
+    assert len(calls) == 2 + 1 + 1  # two ahead, one by events, one by the clock of the host
 
 
 def test_a_call_in_place_begins_with_the_drawn_numbers(park):
@@ -75,7 +75,7 @@ def test_a_call_in_place_begins_with_the_drawn_numbers(park):
     made.prepare(**CELL, pass_="forward")
     begins.clear()
     made.block(3)
-    first, *timed = begins[:4]
+    first, *timed = begins[:5]
     assert all(torch.equal(x, first) for x in timed)
     assert made.check() == Checked(0)
 
@@ -132,12 +132,59 @@ def test_a_block_counts_the_call_that_warms_up(park):
 
     made._calls[0] = slowly
     made._timed = [slowly]
-    assert made.block(1).busy_s >= 3 * 0.05
+    assert made.block(1).busy_s >= 4 * 0.05
+
+
+def test_the_host_s_share_is_that_of_a_call_which_makes_no_graph(park, monkeypatch):
+    """Else the GPU flushes for long before each timed call, to no use."""
+
+    class Graphed:
+        graph = None
+
+        def __call__(self, x, bias):
+            if self.graph is None:
+                time.sleep(0.2)
+                self.graph = True
+            return x + 1
+
+        def drop_memory(self):
+            self.graph = None
+
+    made, shares = park(Graphed()), []
+    made.prepare(**CELL, pass_="forward")
+    cold = made._timer.cold
+
+    def watched(calls, times, before=(), host_s=None):
+        shares.append(host_s)
+        return cold(calls, times, before)
+
+    monkeypatch.setattr(made._timer, "cold", watched)
+    made.block(1)
+    assert shares[0] < 0.2
+
+
+def test_memory_is_that_of_a_call_which_makes_its_graph(park):
+    seen = []
+
+    class Graphed:
+        graph = None
+
+        def __call__(self, x, bias):
+            seen.append(self.graph)
+            self.graph = True
+            return x + 1
+
+        def drop_memory(self):
+            self.graph = None
+
+    park(Graphed()).prepare(**CELL, pass_="forward")
+    assert seen == [None, None]
 
 
 def test_tensors_that_a_function_keeps_are_dropped(park):
     class Kept:
         dropped = forgotten = 0
+        remarks = ("a graph", "another")
 
         def __call__(self, x, bias):
             return x + 1
@@ -150,9 +197,10 @@ def test_tensors_that_a_function_keeps_are_dropped(park):
 
     function = Kept()
     made = park(function)
-    made.prepare(**CELL, pass_="forward")
+    prepared = made.prepare(**CELL, pass_="forward")
+    assert prepared.remark == f"{parked_worker.REMARK}; a graph; another"
     made.block(3)
-    assert function.dropped == 2 and function.forgotten == 1
+    assert function.dropped == 3 and function.forgotten == 1
     made.release()
     assert function.forgotten == 2
 

@@ -52,8 +52,12 @@ class Steps:
         return {"dtype": weights.dtype, "device": weights.device}
 
     def step(self, used: Stack) -> Callable[[], object]:
-        """Return a step of a stack; the weights go on from step to step."""
-        train = calls.Train(used)
+        """Return a step of a stack; the weights go on from step to step.
+
+        It is launched by the host. A graph would keep the memory of a step, and a profile of a
+        replay knows no part.
+        """
+        train = calls.Train(used, graph=False)
         return lambda: train(**self._tensors, **self._arguments)
 
     def update(self, used: Stack) -> Callable[[], None]:

@@ -1,0 +1,159 @@
+"""A training step as a CUDA graph: what it does on the host, with a graph that calls again."""
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+
+from network import calls, stack
+from network.step_graph import StepGraph
+from network.train import TrainStep
+from tests.support.networks import built, plain, tokens
+
+
+class Graph:
+    """A graph whose replay calls the step again; its results lie where the captured ones lay."""
+
+    made, owner = 0, None
+
+    def __init__(self):
+        type(self).made += 1
+
+    def replay(self):
+        graph = self.owner
+        number = graph.step.number
+        graph._loss.copy_(graph.step(graph._ids, graph._targets))
+        graph.step.number = number
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Make a graph on the CPU, whose capture changes nothing, as one on a GPU does."""
+    monkeypatch.setattr(Graph, "made", 0)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+
+    @contextlib.contextmanager
+    def capture(graph):
+        step = graph.owner.step
+        held = [*step.model.parameters(), step.model.dropout_seed]
+        held += [x for state in step.optimizer.state.values() for x in state.values()]
+        before = [x.detach().clone() for x in held]
+        yield
+        with torch.no_grad():
+            for each, value in zip(held, before, strict=True):
+                each.copy_(value)
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+
+    def graphed():
+        graph = StepGraph(TrainStep(built(plain("tiny")), check=False))
+        monkeypatch.setattr(Graph, "owner", graph)
+        return graph
+
+    return graphed
+
+
+def test_each_call_takes_one_step_on_its_own_tokens(captured):
+    graph, plain_step = captured(), TrainStep(built(plain("tiny")), check=False)
+    for number in range(5):
+        batch = tokens(seed=number)
+        loss, expected = graph(*batch), plain_step(*batch)
+        assert torch.equal(loss, expected)
+        assert graph.step.number == plain_step.number == number + 1
+    pairs = zip(graph.step.model.parameters(), plain_step.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert Graph.made == 1
+
+
+def test_a_loss_outlives_the_next_call(captured):
+    graph = captured()
+    *_, second, third = (graph(*tokens()) for _ in range(3))
+    kept = third.item()
+    fourth = graph(*tokens())
+    assert third.item() == kept != fourth.item() and second.item() != kept
+
+
+def begun(graph):
+    """Take the two steps after which others are replayed."""
+    for _ in range(2):
+        graph(*tokens())
+
+
+def test_a_step_that_is_taken_once_keeps_no_graph(captured):
+    graph = captured()
+    graph(*tokens())
+    assert Graph.made == 0
+
+
+def test_moved_weights_are_captured_anew(captured):
+    graph = captured()
+    begun(graph)
+    weight = next(graph.step.model.parameters())
+    weight.data = weight.detach().clone()
+    graph(*tokens())
+    assert Graph.made == 2
+    graph(*tokens())
+    assert Graph.made == 2
+
+
+def test_a_dropped_graph_is_captured_anew(captured):
+    graph = captured()
+    begun(graph)
+    graph.drop()
+    graph(*tokens())
+    assert Graph.made == 2 and graph.step.number == 3
+
+
+def test_other_shapes_are_refused(captured):
+    graph = captured()
+    ids, targets = tokens()
+    begun(graph)
+    with pytest.raises(ValueError, match=r"shapes \(2, 3\) and \(2, 3\), expected \(2, 12\)"):
+        graph(ids[:, :3], targets[:, :3])
+
+
+@pytest.mark.parametrize("settings", [{"check": True}, {"check": False, "warmup": 3}])
+def test_a_step_with_work_on_the_host_is_refused(settings):
+    with pytest.raises(ValueError, match="has a check or a warmup, which a graph does not hold"):
+        StepGraph(TrainStep(built(plain("tiny")), **settings))
+
+
+def test_a_stack_whose_loss_reads_a_number_on_the_host_is_not_captured():
+    plain_stack = stack.load("torch_eager")
+    host = dataclasses.replace(plain_stack, name="host", graph=False)
+    assert calls.Train(plain_stack).graph and not calls.Train(host).graph
+    assert calls.Train(plain_stack).remarks != calls.Train(host).remarks
+    assert not calls.Train(plain_stack, graph=False).graph
+    assert not plain_stack.with_parts_of(host).graph
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["torch_eager", "torch_compile", "ours", "ours_cublas"])
+def test_a_replayed_step_gives_the_losses_of_one_that_the_host_launches(name):
+    found = []
+    for graphed in (False, True):
+        used = stack.load(name)
+        model = used.build(plain("tiny"), device="cuda")
+        step = TrainStep(model, check=False, optimizer=used.optimizer)
+        step = StepGraph(step) if graphed else step
+        batches = ([x.cuda() for x in tokens(seed=number)] for number in range(6))
+        found.append(torch.stack([step(*batch) for batch in batches]))
+    assert torch.allclose(*found, rtol=1e-4), found
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_graph_is_given_back():
+    """A graph that is made and dropped in each block of a measurement must leave nothing."""
+    used = stack.load("ours")
+    model = used.build(plain("tiny"), device="cuda")
+    graph = StepGraph(TrainStep(model, check=False, optimizer=used.optimizer))
+    batch, held = [x.cuda() for x in tokens()], []
+    for _ in range(6):
+        graph(*batch)
+        graph(*batch)
+        graph(*batch)
+        graph.drop()
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+    assert held[1:] == held[1:2] * 5
