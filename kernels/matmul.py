@@ -532,8 +532,8 @@ def _pointer_kernel(
         for split in range(SPLITS):
             acc += tl.load(part_ptrs + split * (BLOCK_M * BLOCK_N), volatile=True)
             if up_ptr is not None:
-                up_ptrs = part_ptrs + further + split * (BLOCK_M * BLOCK_N)
-                up_acc += tl.load(up_ptrs, volatile=True)
+                other_ptrs = part_ptrs + further + split * (BLOCK_M * BLOCK_N)
+                up_acc += tl.load(other_ptrs, volatile=True)
     rows, columns = offs_m.to(tl.int64)[:, None], offs_n.to(tl.int64)[None, :]
     mask = in_rows & in_columns
     offsets = rows * stride_om + columns * stride_on

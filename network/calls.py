@@ -62,6 +62,8 @@ class Call:
     training = False
     # Each time of the call is recorded with these.
     remarks: tuple[str, ...] = ("the host launches each kernel",)
+    # The calls after which one is as all others.
+    ahead = 1
 
     def __init__(self, stack: str | Stack):
         self.stack = stack if isinstance(stack, Stack) else stacks.load(stack)
@@ -128,7 +130,7 @@ class Train(Call):
         super().__init__(stack)
         self.graph = graph and self.stack.graph
         if self.graph:
-            self.remarks = ("a step is a CUDA graph",)
+            self.remarks, self.ahead = ("a step is a CUDA graph",), 2
 
     def drop_memory(self) -> None:
         """Drop the graph of the step."""

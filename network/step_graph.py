@@ -13,9 +13,9 @@ from network.train import TrainStep
 class StepGraph:
     """A step as a call, as `TrainStep`: `loss = graph(ids, targets)`.
 
-    The first call runs as it is, and libraries compile in it. The second runs too, and is captured
-    after that; the others replay it. So each call takes one step, and a step that is taken once
-    keeps no memory for a graph. If weights or moments have moved, a call runs and is captured anew.
+    The first call runs as it is, and libraries compile in it. The second is captured and replayed,
+    as are the others. If the tokens have another shape, or weights or moments have moved, a call
+    runs as it is again.
 
     Args:
         step: its model is on a GPU, and no part of it reads a number on the host.
@@ -35,25 +35,21 @@ class StepGraph:
                 "step: has a check or a warmup, which a graph does not hold; make it with"
                 " check=False and warmup=0"
             )
-        self.step, self._graph, self._began = step, None, False
-        self._places: tuple[int, ...] = ()
+        self.step = step
+        self.drop()
 
     def __call__(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss before the update, a scalar on the device.
 
-        ids, targets: int64 [B, S]. ValueError if B or S are not those of the captured call.
+        ids, targets: int64 [B, S].
         """
-        if self._graph is None or self._places != self._addresses():
+        if self._serves != (ids.shape, self._places()):
+            self.drop()
             loss = self.step(ids, targets)
-            if self._began:
-                self._capture(ids, targets)
-            self._began = True
+            self._serves = ids.shape, self._places()
             return loss
-        if ids.shape != self._ids.shape or targets.shape != self._targets.shape:
-            raise ValueError(
-                f"ids, targets: shapes {tuple(ids.shape)} and {tuple(targets.shape)}, expected"
-                f" {tuple(self._ids.shape)}; a graph serves the shapes of its capture"
-            )
+        if self._graph is None:
+            self._capture(ids, targets)
         self._ids.copy_(ids)
         self._targets.copy_(targets)
         self._graph.replay()
@@ -61,21 +57,22 @@ class StepGraph:
         return self._loss.clone()
 
     def drop(self) -> None:
-        """Give back the memory of the graph; the next call runs and is captured anew."""
-        self._graph, self._places = None, ()
+        """Give back the memory of the graph; the next two calls are as the first two."""
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # The shape of tokens, and the addresses of weights and moments.
+        self._serves: tuple[torch.Size, tuple[int, ...]] | None = None
         self._ids = self._targets = self._loss = None
 
     def _capture(self, ids, targets):
-        self.drop()
         self._ids, self._targets = ids.clone(), targets.clone()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._loss = self.step(self._ids, self._targets)
         # A capture runs nothing on the device.
         self.step.number -= 1
-        self._graph, self._places = graph, self._addresses()
+        self._graph = graph
 
-    def _addresses(self):
+    def _places(self):
         states = self.step.optimizer.state.values()
         held = [x for state in states for x in state.values() if isinstance(x, torch.Tensor)]
         return tuple(x.data_ptr() for x in (*self.step.model.parameters(), *held))

@@ -5,8 +5,8 @@ worker holds memory during its own block only. Between blocks its inputs have no
 drawn anew from the seed, which gives the same numbers, before the clock runs. A sample of the
 entries of each output is kept and compared.
 
-GPU times are by events. A function may have graphs of its own (`network.calls`); it drops them when
-it is parked, and its first call in a block makes them anew. The host may work longer on a call than
+GPU times are by events. A function may have graphs of its own (`network.calls`). It drops them when
+it is parked, and the first calls of a block make them anew. The host may work longer on a call than
 the GPU does, as in a network of short kernels. So it submits the call while the GPU is still
 flushing, for longer than the call kept the host busy before. Its work then lies between the events
 only if the call waits for the GPU. `call_us` is the wall time of one of several calls in a row, or
@@ -37,7 +37,7 @@ class ParkedWorker(MeasureWorker):
     def prepare(self, case: str, dtype: str, pass_: str) -> messages.Prepared:
         """Draw the inputs, and make the first two calls.
 
-        The memory is that of the second one, which makes anew what the function keeps.
+        The memory is that of the second one, before which the function drops what it keeps.
         """
         declared = drawn.named(self._op, case)
         self._cell, self._exact = (declared, dtype), self._ours and self._op.repeats(pass_)
@@ -71,15 +71,16 @@ class ParkedWorker(MeasureWorker):
     def block(self, calls: int, turn: int = 0) -> messages.BlockTimes:
         """Time `calls` calls; see `MeasureWorker.block`.
 
-        Two calls come before them. The first asks for memory again and makes graphs, which no later
-        call does. The second shows how long a call keeps the host busy.
+        Some calls come before them. The first ones ask for memory again and make graphs: one, or as
+        many as the function says. One more shows how long a call keeps the host busy.
         """
         with torch.cuda.stream(self._timer.stream):
             kept = self._unpark()
             torch.cuda.synchronize()
             began = time.perf_counter()
-            self._calls[0]()
-            kept.restore()
+            for _ in range(getattr(self._function, "ahead", 1)):
+                self._calls[0]()
+                kept.restore()
             torch.cuda.synchronize()
             submitted = time.perf_counter()
             self._calls[0]()
@@ -100,7 +101,8 @@ class ParkedWorker(MeasureWorker):
         """Measure the energy of a call; one that computes in place goes on from its own results."""
         with torch.cuda.stream(self._timer.stream):
             self._unpark()
-            self._calls[0]()
+            for _ in range(getattr(self._function, "ahead", 1)):
+                self._calls[0]()
         began = time.perf_counter()
         energy_uj, half_width = self._timer.energy(self._calls, window_ms)
         busy = time.perf_counter() - began

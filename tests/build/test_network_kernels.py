@@ -1,0 +1,33 @@
+"""Every kernel that a network launches compiles for Hopper, at the sizes of real models.
+
+The interpreter does not look at types, and the builds of single ops have sizes of their own.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CALLS = [
+    pytest.param(["llama-1b", "1"], id="a-token-of-llama"),
+    pytest.param(["llama-1b", "64"], id="a-token-of-64-llamas"),
+    pytest.param(["gpt2-124m", "16"], id="a-token-of-gpt2"),
+    pytest.param(["llama-1b", "4", "4096"], id="a-step-of-llama", marks=pytest.mark.slow),
+    pytest.param(["gpt2-124m", "16", "1024"], id="a-step-of-gpt2", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_kernels_of_a_network_compile_for_hopper(call):
+    # That process interprets no kernel.
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.network_build", *call], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(run.stdout)
+    assert len(found["kernels"]) >= 4 and found["failed"] == {}
