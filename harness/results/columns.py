@@ -515,6 +515,7 @@ NETWORK = Table(
         _count("batch", "sequences"),
         _count("length", "tokens of a sequence, of a prompt if tokens are decoded"),
         _count("tokens", "tokens that a call computes or decodes"),
+        _text("launched", "what starts the kernels of a call; empty if the raw rows do not say"),
         _number(
             "call_us",
             "wall time of a call, the host's work included: the median over blocks; empty if the "

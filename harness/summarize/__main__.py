@@ -121,8 +121,9 @@ def _write_networks(
     ceilings = {
         (op, car["run_id"]): car["ceilings"] for op in whole for car in parts.of(study[op][1])
     }
-    calls = networks.call_times([row for op in whole for row in study[op][0]])
-    _write(folder, columns.NETWORK, networks.rows(summary, ceilings, calls))
+    raw = [row for op in whole for row in study[op][0]]
+    told = networks.call_times(raw), networks.launched(raw)
+    _write(folder, columns.NETWORK, networks.rows(summary, ceilings, *told))
     for table in columns.DISSECTED.values():
         _write(folder, table, networks.dissected(folder, recorded, table))
 

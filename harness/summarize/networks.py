@@ -45,6 +45,23 @@ def call_times(raw: Iterable[timings.Row]) -> dict[tuple, Interval]:
     }
 
 
+def launched(raw: Iterable[timings.Row]) -> dict[tuple, str]:
+    """Return what starts the kernels of a call by (op, case, dtype) and stack.
+
+    The second part of a remark says it (`harness.measure.parked_worker`). Rows of former runs have
+    no such part, and are left out.
+
+    Args:
+        raw: rows as `harness.results.raw` reads them.
+    """
+    found = {}
+    for row in raw:
+        remark, *more = (row["reason"] or "").split("; ")
+        if remark.startswith(timings.EVENTS) and more:
+            found[row["op"], row["case"], row["dtype"], row["impl"]] = "; ".join(more)
+    return found
+
+
 def _over_blocks(times: list[float]) -> Interval:
     found = stats.around(np.median(times), stats.log_median(times))
     return Interval(*map(float, found))
@@ -54,6 +71,7 @@ def rows(
     summary: Iterable[Mapping],
     ceilings: Mapping[tuple[str, str], list[Mapping]],
     calls: Mapping[tuple, Interval],
+    starts: Mapping[tuple, str],
 ) -> Iterator[dict]:
     """Yield a row of `columns.NETWORK` for each row of the summary on an op of a network.
 
@@ -63,12 +81,14 @@ def rows(
             their sources.
         calls: as `call_times` returns them. All that follows from the wall time is absent from a
             row without one.
+        starts: as `launched` returns them.
     """
     ops = {op for op, _ in ceilings}
     found = [row for row in summary if row["op"] in ops and row["impl"] != TWIN]
     eager = {_cell(row): row.get("device_us") for row in found if row["impl"] == EAGER}
     for row in found:
         cell, made = _cell(row), _about(row)
+        made["launched"] = starts.get((*cell, row["impl"]), "")
         if row.get("device_us"):
             made |= _on_gpu(row, made["tokens"], eager.get(cell))
             if call := calls.get((*cell, row["impl"])):

@@ -1,7 +1,7 @@
 r"""Networks: a table of each call and stack, and what the section may show of this run.
 
-The table has the wall time and the GPU time of a call. `\networkwaits` names the calls in which the
-GPU waits for the host for long.
+The table has the wall time and the GPU time of a call. `\networklaunched` says which calls are CUDA
+graphs. `\networkwaits` names the calls in which the GPU waits for the host for long.
 
 The section is absent from the paper of a run without anything about a network. So are the timed
 calls without times, and each figure without rows.
@@ -41,6 +41,7 @@ def main(arguments):
     has = {"whenanynetwork": any(has.values())} | has
     lines = [rf"\newcommand{{\{name}}}[1]{{{'#1' if yes else ''}}}" for name, yes in has.items()]
     lines.append(rf"\newcommand{{\parityverdict}}{{{_verdict(losses)}}}")
+    lines.append(rf"\newcommand{{\networklaunched}}{{{_launched(rows)}}}")
     lines.append(rf"\newcommand{{\networkwaits}}{{{_waits(rows)}}}")
     lines.append(rf"\newcommand{{\networktable}}{{{_tabular(rows)}}}")
     _table.save(arguments.out, "\n".join([*lines, ""]))
@@ -73,6 +74,22 @@ def _cells(rows):
             first = cell.iloc[0]
             case = f"{first['preset']}, {first['batch']} x {first['length']}, {first['dtype']}"
             yield f"{title}: {_table.escape(case)}", cell
+
+
+def _launched(rows):
+    """How the kernels of each op start, by stack if these differ; nothing if no row says it."""
+    said = rows[(rows["status"] == "ok") & ~rows["stack"].str.contains("_with_")]
+    said = said[said["launched"].fillna("") != ""]
+    parts = []
+    for op, title in OPS.items():
+        stacks = said[said["op"] == op].groupby("launched", sort=True)["stack"].unique()
+        ways = [
+            way if len(stacks) == 1 else f"{way} ({_table.listed(map(_table.code, sorted(each)))})"
+            for way, each in stacks.items()
+        ]
+        if ways:
+            parts.append(f"{title}: {'; '.join(ways)}.")
+    return " ".join(parts)
 
 
 def _waits(rows):

@@ -79,7 +79,7 @@ def test_each_number_of_a_row_is_of_its_own_time():
     eager = SUMMARIZED | {"impl": "torch_eager", "device_us": 6.0}
     calls = {(*CELL, "ours"): Interval(8.0, 7.0, 9.5)}
     calls |= {(*CELL, "torch_eager"): Interval(10.0, 9.0, 11.0)}
-    made, _ = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, calls)
+    made, _ = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, calls, {})
     times = {name: made[name] for name in columns.NETWORK.header if name.endswith(("_us", "_lo"))}
     assert times == {"call_us": 8.0, "call_lo": 7.0, "device_us": 2.0, "device_lo": 1.9}
     assert (made["call_hi"], made["device_hi"]) == (9.5, 2.1)
@@ -93,11 +93,11 @@ def test_a_row_without_a_wall_time_has_nothing_that_follows_from_one():
     eager = SUMMARIZED | {"impl": "torch_eager", "device_us": 6.0}
     wall = {"call_us", "call_lo", "call_hi", "tokens_per_s", "mfu", "peak", "speedup_vs_eager"}
     rates = {("model_forward", "r"): [SHEET]}
-    made, _ = networks.rows([SUMMARIZED, eager], rates, {})
+    made, _ = networks.rows([SUMMARIZED, eager], rates, {}, {})
     assert not wall & set(made)
     assert made["device_us"] == 2.0 and made["device_speedup_vs_eager"] == 3.0
     # The wall time of eager PyTorch alone may be absent as well.
-    made, _ = networks.rows([SUMMARIZED, eager], rates, {(*CELL, "ours"): Interval(8, 7, 9)})
+    made, _ = networks.rows([SUMMARIZED, eager], rates, {(*CELL, "ours"): Interval(8, 7, 9)}, {})
     assert wall - set(made) == {"speedup_vs_eager"}
 
 
@@ -122,18 +122,31 @@ def test_the_wall_time_is_the_median_of_the_blocks():
     assert found[(*CELL, "liger")] == pytest.approx((30.0, 30.0, 30.0))
 
 
+def test_a_remark_says_what_starts_the_kernels_of_a_call():
+    def rows(impl, reason):
+        about = {"case": "c", "dtype": "bfloat16", "op": "model_forward", "reason": reason}
+        return synthetic.block(0, impl, 5.0, **about)
+
+    said = {"ours": "events: memory; a graph", "liger": "events: memory", "xformers": ""}
+    found = networks.launched([rows(*each) for each in said.items()])
+    assert found == {(*CELL, "ours"): "a graph"}
+    eager = SUMMARIZED | {"impl": "torch_eager"}
+    made = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, {}, found)
+    assert [each["launched"] for each in made] == ["a graph", ""]
+
+
 def test_the_data_sheet_gives_the_peak_where_it_has_one():
     rates = [{"quantity": "bfloat16", "value": 600.0, "source": "measured"}, SHEET]
     calls = {(*CELL, "ours"): Interval(4.0, 3.0, 5.0)}
     row = SUMMARIZED
-    (made,) = networks.rows([row, row | {"op": "dot"}], {("model_forward", "r"): rates}, calls)
+    (made,) = networks.rows([row, row | {"op": "dot"}], {("model_forward", "r"): rates}, calls, {})
     assert made["mfu"] == 0.25 and made["peak"] == "data sheet: a title"
     assert made["preset"] == "tiny-gpt2" and "speedup_vs_eager" not in made
-    (made,) = networks.rows([row], {("model_forward", "r"): []}, calls)
+    (made,) = networks.rows([row], {("model_forward", "r"): []}, calls, {})
     assert "mfu" not in made and made["tokens_per_s"] == 4e6
     # Each part of a measurement has the rates of its own machine.
     parts = {("model_forward", "r"): rates[:1], ("model_forward", "s"): rates[1:]}
-    made = networks.rows([row, row | {"run_id": "s"}], parts, calls)
+    made = networks.rows([row, row | {"run_id": "s"}], parts, calls, {})
     assert [each["peak"] for each in made] == ["measured", "data sheet: a title"]
 
 
@@ -237,6 +250,21 @@ def test_the_calls_in_which_the_gpu_waits_are_named(written, shown):
     rows = pd.read_csv(written / "network.csv")
     save(written, "network", rows.assign(call_us=rows["device_us"]).to_dict("records"))
     assert waits(written) == ""
+
+
+def test_the_section_says_which_stacks_are_graphs(written, shown):
+    def launched(run):
+        text = script(PAPER / "tables/network.py", run, written / "network.tex").read_text()
+        found = re.search(r"\\newcommand\{\\networklaunched\}\{(.*)\}", text)[1]
+        return found.replace(r"\allowbreak{}", "")
+
+    assert launched(written) == ""
+    step, decode = launched(shown).split(". ")
+    graphs, host = step.removeprefix("Training step: ").split("; ")
+    stacks = r"\texttt{ours}, \texttt{torch\_eager} and \texttt{xformers}"
+    assert graphs == f"a step is a CUDA graph ({stacks})"
+    assert host == r"the host launches each kernel (\texttt{liger})"
+    assert decode == "Prompt and decoding: a decoded token is a CUDA graph."
 
 
 def test_the_figure_has_a_panel_for_each_time(written, monkeypatch):

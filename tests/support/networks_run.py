@@ -57,8 +57,14 @@ def _rows(op, case, us, flops):
                 "block": block, "order": 0, "device_us": f"{device:.4f}", "calls": 3,
                 "call_us": f"{call:.4f}", "peak_mem_bytes": int(4e10 / speed), "status": "ok",
                 "energy_uj": f"{600 * device:.1f}" if block == BLOCKS - 1 else "",
-                "reason": "events: a network gives its memory back after each block",
+                "reason": f"events: a network is parked; {_launched(op, impl)}",
             }  # fmt: skip
+
+
+def _launched(op, impl):
+    if op == "model_decode":
+        return "a decoded token is a CUDA graph"
+    return "the host launches each kernel" if impl == "liger" else "a step is a CUDA graph"
 
 
 def _step_parts():
