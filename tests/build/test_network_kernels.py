@@ -12,16 +12,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+SLOW = pytest.mark.slow
 CALLS = [
-    pytest.param(["llama-1b", "1"], id="a-token-of-llama"),
-    pytest.param(["llama-1b", "64"], id="a-token-of-64-llamas"),
-    pytest.param(["gpt2-124m", "16"], id="a-token-of-gpt2"),
-    pytest.param(["llama-1b", "4", "4096"], id="a-step-of-llama", marks=pytest.mark.slow),
-    pytest.param(["gpt2-124m", "16", "1024"], id="a-step-of-gpt2", marks=pytest.mark.slow),
+    ("token", "llama-1b", "1", "1024"),
+    ("token", "llama-1b", "64", "1024"),
+    ("token", "gpt2-124m", "16", "512"),
+    pytest.param(("logits", "llama-1b", "64", "1024"), marks=SLOW),
+    pytest.param(("logits", "gpt2-124m", "16", "512"), marks=SLOW),
+    pytest.param(("step", "llama-1b", "4", "4096"), marks=SLOW),
+    pytest.param(("step", "gpt2-124m", "16", "1024"), marks=SLOW),
 ]
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_the_kernels_of_a_network_compile_for_hopper(call):
     # That process interprets no kernel.
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -1,7 +1,8 @@
 """Compile for Hopper, without a GPU, what a network launches; print the kernels that fail, as JSON.
 
-`python -m tests.support.network_build PRESET BATCH [LENGTH]` compiles a decoded token, and
-with a length a training step. It runs apart from the tests, in which kernels are interpreted.
+`python -m tests.support.network_build CALL PRESET BATCH LENGTH` compiles a `token`, whose cache has
+LENGTH others, the `logits` of all tokens, or a `step`. It runs apart from the tests, in which
+kernels are interpreted.
 """
 
 import json
@@ -18,18 +19,21 @@ from network.config import undropped
 from network.model import Transformer
 
 
-def launches(preset: str, batch: int, length: int = 0) -> list[Launch]:
-    """Return the distinct launches of a token, or with a length of a forward and backward pass."""
+def launches(call: str, preset: str, batch: int, length: int) -> list[Launch]:
+    """Return the distinct launches of a call; those of a step without its update."""
     config = undropped(preset)
     with torch.device("meta"):
         model = Transformer(config, stack.load("ours").parts).to(torch.bfloat16)
     with recorded() as calls, assume_device(hopper=True, sm_count=132):
-        ids = torch.zeros(batch, length or 1, dtype=torch.int64, device="meta")
-        if length:
+        shape = batch, 1 if call == "token" else length
+        ids = torch.zeros(shape, dtype=torch.int64, device="meta")
+        if call == "step":
             model.train()(ids, ids).backward()
         else:
-            cache = Cache(config, batch, 64, torch.bfloat16, "meta")
-            cache.used = 32
+            cache = None
+            if call == "token":
+                cache = Cache(config, batch, length + 1, torch.bfloat16, "meta")
+                cache.used = length
             with torch.no_grad():
                 model.eval()(ids, cache=cache)
     every = [Launch(*call[:2], None, None, "bfloat16", grid=call[2]) for call in calls]
@@ -50,6 +54,6 @@ def failures(found: list[Launch]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    preset, *numbers = sys.argv[1:]
-    found = launches(preset, *map(int, numbers))
+    call, preset, *numbers = sys.argv[1:]
+    found = launches(call, preset, *map(int, numbers))
     print(json.dumps({"kernels": sorted({x.name for x in found}), "failed": failures(found)}))
