@@ -1,6 +1,7 @@
 """A training step as a CUDA graph: what it does on the host, with a graph that calls again."""
 
 import contextlib
+import copy
 import dataclasses
 
 import pytest
@@ -95,6 +96,100 @@ def test_moved_weights_are_captured_anew(captured):
     assert Graph.made == 1
     begun(graph)
     assert Graph.made == 2
+
+
+def lower_rate(step):
+    step.optimizer.param_groups[1]["lr"] /= 2
+
+
+def rate_as_a_tensor(step):
+    step.optimizer.param_groups[0]["lr"] = torch.tensor(1e-4)
+
+
+def lower_clip(step):
+    step.clip /= 2
+
+
+def moved_seed(step):
+    step.model.dropout_seed = step.model.dropout_seed.clone()
+
+
+def frozen_weight(step):
+    next(step.model.parameters()).requires_grad_(False)
+
+
+def own_backward_pass(step):
+    step.model(*tokens(seed=9)).backward()
+
+
+CHANGES = [
+    lower_rate, rate_as_a_tensor, lower_clip, moved_seed, frozen_weight, own_backward_pass
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_that_a_graph_does_not_hold_runs_as_it_is(captured, change):
+    graph, plain_step = captured(), TrainStep(built(plain("tiny")), check=False)
+    for number in range(6):
+        if number == 3:
+            change(graph.step)
+            change(plain_step)
+        assert torch.equal(graph(*tokens()), plain_step(*tokens()))
+        assert Graph.made == (0, 1, 1, 1, 2, 2)[number]
+
+
+@pytest.mark.parametrize("name", ["clip", "beta1", "beta2", "eps"])
+def test_a_changed_number_of_our_optimizer_runs_as_it_is(captured, name):
+    graph = captured()
+    setattr(graph.step.optimizer, name, 0.5)
+    begun(graph)
+    setattr(graph.step.optimizer, name, 0.25)
+    graph(*tokens())
+    assert graph._graph is None
+
+
+def test_targets_of_another_shape_are_not_spread(captured):
+    graph, (ids, targets) = captured(), tokens()
+    begun(graph)
+    with pytest.raises(ValueError, match="batch_size"):
+        graph(ids, targets[:1])
+
+
+def test_a_replay_leaves_the_model_in_training(captured, monkeypatch):
+    graph = captured()
+    begun(graph)
+    graph.step.model.eval()
+    monkeypatch.setattr(Graph, "replay", lambda self: None)
+    graph(*tokens())
+    assert all(module.training for module in graph.step.model.modules())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["within-a-step", "after-it"])
+def test_a_capture_that_fails_leaves_the_step_as_it_was(captured, monkeypatch, late):
+    def failing(*args):
+        raise RuntimeError("no capture")
+
+    @contextlib.contextmanager
+    def refusing(graph):
+        yield
+        failing()
+
+    graph, plain_step = captured(), TrainStep(built(plain("tiny")), check=False)
+    assert torch.equal(graph(*tokens()), plain_step(*tokens()))
+    held = copy.deepcopy(graph.step.model.state_dict())
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no capture"):
+        if late:
+            # The model of the CPU computes in a capture; on a GPU it would not.
+            patch.setattr(graph.step, "update", lambda: None)
+            patch.setattr(torch.cuda, "graph", refusing)
+        else:
+            patch.setattr(graph.step, "update", failing)
+        graph(*tokens())
+    assert graph.step.number == 1 and graph._loss is None
+    graph.step.model.load_state_dict(held)
+    assert all(weight.grad is None for weight in graph.step.model.parameters())
+    for _ in range(3):
+        assert torch.equal(graph(*tokens()), plain_step(*tokens()))
 
 
 def test_a_dropped_graph_is_captured_anew(captured):
