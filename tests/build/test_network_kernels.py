@@ -1,4 +1,4 @@
-"""Every kernel that a network launches compiles for Hopper, at the sizes of real models.
+"""Kernels of a decoded token, and of a step without its update, compile for Hopper at real sizes.
 
 The interpreter does not look at types, and the builds of single ops have sizes of their own.
 """
@@ -8,8 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.support import network_build
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -34,3 +37,12 @@ def test_the_kernels_of_a_network_compile_for_hopper(call):
     )  # fmt: skip
     found = json.loads(run.stdout)
     assert len(found["kernels"]) >= 4 and found["failed"] == {}
+
+
+def test_a_failure_is_not_hidden_by_a_launch_of_the_same_name(monkeypatch):
+    def row(launch, arch):
+        return {"status": launch.status, "fits": True, "reason": launch.status}
+
+    monkeypatch.setattr(network_build.compiler, "row", row)
+    found = [SimpleNamespace(name="k", config="c", status=each) for each in ("a fault", "ok")]
+    assert network_build.failures(found) == {"k c": "a fault"}

@@ -48,8 +48,9 @@ def _form(launch):
 
 def failures(found: list[Launch]) -> dict[str, str]:
     """Return why kernels cannot run on Hopper, by their names and constants."""
-    rows = {f"{x.name} {x.config}": compiler.row(x, "90") for x in found}
-    bad = {name: row for name, row in rows.items() if row["status"] != "ok" or not row["fits"]}
+    # Launches of one name and configuration may differ in their arguments.
+    rows = [(f"{x.name} {x.config}", compiler.row(x, "90")) for x in found]
+    bad = {name: row for name, row in rows if row["status"] != "ok" or not row["fits"]}
     return {name: row["reason"] or "takes too much shared memory" for name, row in bad.items()}
 
 
