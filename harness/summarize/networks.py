@@ -25,6 +25,7 @@ from harness.summarize import timings
 
 EAGER = "torch_eager"
 SHEET = "data sheet"
+BY_HOST = "the host launches each kernel"
 
 
 def call_times(raw: Iterable[timings.Row]) -> dict[tuple, Interval]:
@@ -48,8 +49,8 @@ def call_times(raw: Iterable[timings.Row]) -> dict[tuple, Interval]:
 def launched(raw: Iterable[timings.Row]) -> dict[tuple, str]:
     """Return what starts the kernels of a call by (op, case, dtype) and stack.
 
-    The second part of a remark says it (`harness.measure.parked_worker`). Rows of former runs have
-    no such part, and are left out.
+    The second part of a remark says it (`harness.measure.parked_worker`). A remark of a former run
+    has no such part: no graph was captured then.
 
     Args:
         raw: rows as `harness.results.raw` reads them.
@@ -57,8 +58,9 @@ def launched(raw: Iterable[timings.Row]) -> dict[tuple, str]:
     found = {}
     for row in raw:
         remark, *more = (row["reason"] or "").split("; ")
-        if remark.startswith(timings.EVENTS) and more:
-            found[row["op"], row["case"], row["dtype"], row["impl"]] = "; ".join(more)
+        if remark.startswith(timings.EVENTS):
+            key = row["op"], row["case"], row["dtype"], row["impl"]
+            found[key] = "; ".join(more) or BY_HOST
     return found
 
 

@@ -167,7 +167,7 @@ def test_memory_is_that_of_a_call_which_is_no_replay(park):
     seen = []
 
     class Graphed:
-        graph = None
+        ahead, graph = 2, None
 
         def __call__(self, x, bias):
             seen.append(self.graph)
@@ -178,7 +178,21 @@ def test_memory_is_that_of_a_call_which_is_no_replay(park):
             self.graph = None
 
     park(Graphed()).prepare(**CELL, pass_="forward")
-    assert seen == [None, None]
+    assert seen == [None, True, None]
+
+
+def test_a_library_that_no_graph_can_hold_declines(park):
+    class Uncaptured:
+        ahead, calls = 2, 0
+
+        def __call__(self, x, bias):
+            self.calls += 1
+            if self.calls == 2:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return x + 1
+
+    with pytest.raises(statuses.Unsupported, match="not permitted when stream is capturing"):
+        park(Uncaptured(), impl="rival").prepare(**CELL, pass_="forward")
 
 
 def test_tensors_that_a_function_keeps_are_dropped(park):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from network import calls, stack
+from network.config import preset
 from network.step_graph import StepGraph
 from network.train import TrainStep
 from tests.support.networks import built, plain, tokens
@@ -235,6 +236,16 @@ def test_a_replayed_step_gives_the_losses_of_one_that_the_host_launches(name):
         batches = ([x.cuda() for x in tokens(seed=number)] for number in range(6))
         found.append(torch.stack([step(*batch) for batch in batches]))
     assert torch.allclose(*found, rtol=1e-4), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["torch_eager", "ours"])
+def test_each_replay_drops_other_entries(name):
+    used = stack.load(name)
+    model = used.build(preset("tiny-gpt2"), device="cuda")
+    step = TrainStep(model, check=False, rate=0.0, optimizer=used.optimizer)
+    graph, batch = StepGraph(step), [x.cuda() for x in tokens()]
+    assert len({graph(*batch).item() for _ in range(6)}) == 6
 
 
 @pytest.mark.gpu

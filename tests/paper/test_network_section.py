@@ -129,7 +129,8 @@ def test_a_remark_says_what_starts_the_kernels_of_a_call():
 
     said = {"ours": "events: memory; a graph", "liger": "events: memory", "xformers": ""}
     found = networks.launched([rows(*each) for each in said.items()])
-    assert found == {(*CELL, "ours"): "a graph"}
+    host = "the host launches each kernel"
+    assert found == {(*CELL, "ours"): "a graph", (*CELL, "liger"): host}
     eager = SUMMARIZED | {"impl": "torch_eager"}
     made = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, {}, found)
     assert [each["launched"] for each in made] == ["a graph", ""]
