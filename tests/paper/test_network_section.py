@@ -14,6 +14,7 @@ from harness.results import columns, manifest
 from harness.stats import Interval
 from harness.summarize import networks
 from harness.summarize.__main__ import summarize
+from network import calls
 from tests.support import networks_run, synthetic
 from tests.support.paper_scripts import PAPER, call, make, save, script
 
@@ -129,7 +130,7 @@ def test_a_remark_says_what_starts_the_kernels_of_a_call():
 
     said = {"ours": "events: memory; a graph", "liger": "events: memory", "xformers": ""}
     found = networks.launched([rows(*each) for each in said.items()])
-    host = "the host launches each kernel"
+    (host,) = calls.Forward("torch_eager").remarks
     assert found == {(*CELL, "ours"): "a graph", (*CELL, "liger"): host}
     eager = SUMMARIZED | {"impl": "torch_eager"}
     made = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, {}, found)
