@@ -90,8 +90,8 @@ class StepGraph:
         """The numbers that a graph holds, and the places of those that it reads."""
         optimizer = self.step.optimizer
         every = [x for group in optimizer.param_groups for k, x in group.items() if k != "params"]
-        # Ours has these for all groups.
-        every += [getattr(optimizer, name, None) for name in ("clip", "beta1", "beta2", "eps")]
+        # Ours has some for all groups.
+        every += [x for x in vars(optimizer).values() if isinstance(x, (int, float))]
         every.append(self.step.clip)
         return [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in every]
 
