@@ -129,20 +129,20 @@ class Timer:
         `count` runs before them, is not timed in the result, and says how long a call takes.
         """
         settling = int(SETTLING * count)
-        with torch.cuda.stream(self.stream):
-            settling_s = self._in_a_row(calls, settling)
-            if settling:
-                held = int(EAGER_S * settling / settling_s)
-                count = min(count, max(settling, held))
-            return self._in_a_row(calls, count) / count * 1e6
+        settling_s = self.in_a_row(calls, settling)
+        if settling:
+            held = int(EAGER_S * settling / settling_s)
+            count = min(count, max(settling, held))
+        return self.in_a_row(calls, count) / count * 1e6
 
-    def _in_a_row(self, calls: Sequence[Call], count: int) -> float:
-        """Seconds of so many calls in rotation, until the GPU has done them."""
-        began = time.perf_counter()
-        for index in range(count):
-            calls[index % len(calls)]()
-        self.stream.synchronize()
-        return time.perf_counter() - began
+    def in_a_row(self, calls: Sequence[Call], count: int) -> float:
+        """The wall time in seconds of so many calls in rotation, until the GPU has done them."""
+        with torch.cuda.stream(self.stream):
+            began = time.perf_counter()
+            for index in range(count):
+                calls[index % len(calls)]()
+            self.stream.synchronize()
+            return time.perf_counter() - began
 
     def energy(
         self, calls: Sequence[Call], window_ms: float

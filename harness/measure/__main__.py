@@ -36,8 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = "harness.measure.worker:MeasureWorker"
 # Whole networks do not fit in memory side by side.
 PARKED_WORKER = "harness.measure.parked_worker:ParkedWorker"
-# Calls of a block, by whether the op is a whole network: one takes up to seconds.
+# Calls of a block, by whether the op is a whole network: one takes up to seconds. A block of one
+# has seconds of calls (`parked_worker`), so it scatters less, and fewer do.
 LEAST_CALLS = {False: 3, True: 1}
+NETWORK_BLOCKS = 8
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]
@@ -73,7 +75,8 @@ def main() -> None:
     if whole:
         # The energy of a step is a result of the study, for each stack. A call is long: further
         # processes would only take a minute to start.
-        timing = replace(timing, energy_impls=impls, processes=1)
+        blocks = min(timing.min_blocks, NETWORK_BLOCKS)
+        timing = replace(timing, energy_impls=impls, processes=1, min_blocks=blocks)
     plan = scheduler.MeasurementPlan(
         op=op,
         family=family,

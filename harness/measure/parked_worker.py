@@ -5,14 +5,19 @@ worker holds memory during its own block only. Between blocks its inputs have no
 drawn anew from the seed, which gives the same numbers, before the clock runs. A sample of the
 entries of each output is kept and compared.
 
-GPU times are by events. A function may have graphs of its own (`network.calls`). It drops them when
-it is parked, and the first calls of a block make them anew. The host may work longer on a call than
-the GPU does, as in a network of short kernels. So it submits the call while the GPU is still
-flushing, for longer than the call kept the host busy before. Its work then lies between the events
-only if the call waits for the GPU. `call_us` is the wall time of one of several calls in a row, or
-of a long one by itself, until the GPU has done the last.
+A GPU that rests while a worker takes its memory runs above its power cap for about a second
+afterwards. A network then takes up to a tenth longer than its first calls did (docs/lab/network.md,
+2026-11-30). So a block begins with calls for longer than that. `call_us` is the wall time of one of
+many calls in a row that follow them, until the GPU has done the last.
+
+GPU times are by events, after those calls. A function may have graphs of its own
+(`network.calls`). It drops them when it is parked, and the first calls of a block make them anew.
+The host may work longer on a call than the GPU does, as in a network of short kernels. So it
+submits the call while the GPU is still flushing, for longer than the call kept the host busy
+before. Its work then lies between the events only if the call waits for the GPU.
 """
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,6 +34,10 @@ from ops._spec import Case
 # Entries of each output that are kept to compare.
 SAMPLE = 2**20
 REMARK = "events: a network gives its memory back after each block"
+# How long calls follow each other before the clock runs, and while it does; and the most of each.
+SETTLE_S, ROW_S, MOST = 2.0, 1.0, 100
+# A window of the energy of calls that take as long.
+ENERGY_MS = 2000.0
 
 
 class ParkedWorker(MeasureWorker):
@@ -72,10 +81,10 @@ class ParkedWorker(MeasureWorker):
         )
 
     def block(self, calls: int, turn: int = 0) -> messages.BlockTimes:
-        """Time `calls` calls; see `MeasureWorker.block`.
+        """Time `calls` calls by events, and for ROW_S at least as many by the clock.
 
-        Some calls come before them. The first ones ask for memory again and make graphs: one, or as
-        many as the function says. One more shows how long a call keeps the host busy.
+        Others come before them. The first ones ask for memory again and make graphs: one, or as
+        many as the function says. Those of `_settle` follow.
         """
         with torch.cuda.stream(self._timer.stream):
             kept = self._unpark()
@@ -84,21 +93,35 @@ class ParkedWorker(MeasureWorker):
             for _ in range(self._ahead):
                 self._calls[0]()
                 kept.restore()
-            torch.cuda.synchronize()
-            submitted = time.perf_counter()
-            self._calls[0]()
-            host_s = time.perf_counter() - submitted
+            call_s, host_s = self._settle()
             kept.restore()
             torch.cuda.synchronize()
         with affinity.held(turn):
+            count = max(calls, min(MOST, math.ceil(ROW_S / call_s)))
+            call_us = self._timer.in_a_row(self._calls, count) / count * 1e6
             device_us, reading = self._timer.cold(self._timed, calls, [kept.restore], host_s)
             self._outputs = [sampled(self._outputs[0])]
-            call_us = self._timer.eager(self._calls, calls)
         busy = time.perf_counter() - began
         del kept
         self._park()
         self._weigh()
         return messages.BlockTimes(busy, device_us, call_us, **reading)
+
+    def _settle(self) -> tuple[float, float]:
+        """Call until the GPU has the clock that its power cap leaves it.
+
+        Returns the seconds of the last call, and those of them that it kept the host busy.
+        """
+        began = time.perf_counter()
+        for _ in range(MOST):
+            submitted = time.perf_counter()
+            self._calls[0]()
+            host_s = time.perf_counter() - submitted
+            torch.cuda.synchronize()
+            call_s = time.perf_counter() - submitted
+            if time.perf_counter() - began >= SETTLE_S:
+                break
+        return call_s, host_s
 
     def energy(self, window_ms: float) -> messages.Energy:
         """Measure the energy of a call; one that computes in place goes on from its own results."""
@@ -106,7 +129,9 @@ class ParkedWorker(MeasureWorker):
             self._unpark()
             for _ in range(self._ahead):
                 self._calls[0]()
+            self._settle()
         began = time.perf_counter()
+        window_ms = max(window_ms, ENERGY_MS)
         energy_uj, half_width = self._timer.energy(self._calls, window_ms)
         busy = time.perf_counter() - began
         self._park()

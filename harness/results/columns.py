@@ -599,6 +599,19 @@ STEP_MEMORY = Table(
     "a training step on one sequence of a length",
     (*STEP, STEP_US, PEAK, STATUS, REASON, *TAKEN),
 )
+STEP_POWER = Table(
+    "step_power",
+    "a training step; they follow one another after a rest",
+    (
+        *STEP,
+        _count("call", "number of the step, from 0"),
+        _number("us", "time of the step, from the end of the one before to its own", "µs"),
+        _number("at_s", "end of the step, from the beginning of the first", "s"),
+        READINGS[0],
+        _number("energy_j", "energy of the board from the beginning of the first step on", "J"),
+        *(STATUS, REASON, *TAKEN),
+    ),
+)
 LOSS_PARITY = Table(
     "loss_parity",
     "a step of training",
@@ -626,7 +639,7 @@ ATTENTION_LADDER = Table("attention_ladder", "a block of a form of attention", R
 # How the name of a question about the forms of an op ends; it begins with the op.
 LADDER = "_ladder"
 # The files that `harness.measure.dissect` writes, by its subject.
-STEPS = (STEP_PARTS, PARTS_ALONE, STEP_LADDER, STEP_MEMORY, LOSS_PARITY)
+STEPS = (STEP_PARTS, PARTS_ALONE, STEP_LADDER, STEP_MEMORY, STEP_POWER, LOSS_PARITY)
 LADDERS = (MATMUL_LADDER, ATTENTION_LADDER)
 DISSECTED = {table.name: table for table in (*STEPS, *LADDERS)}
 

@@ -22,6 +22,7 @@ FILES = {
     "step_parts": "whenstepparts",
     "step_ladder": "whenstepladder",
     "step_memory": "whenstepmemory",
+    "step_power": "whensteppower",
     "loss_parity": "whenlossparity",
 }
 # The name of each time stands over its columns.

@@ -149,15 +149,16 @@ def test_rows_stay_in_the_order_of_the_sweep(measured, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_networks_take_turns_in_memory_have_one_process_and_all_have_energy(
+def test_networks_take_turns_in_memory_in_fewer_blocks_and_all_have_energy(
     measured, monkeypatch, whole
 ):
     plans = []
     monkeypatch.setattr(registry, "of_network", lambda name: whole)
     monkeypatch.setattr(measure, "measure", lambda plan, *rest: plans.append(plan))
-    measured("ours", "torch_eager", worker="", processes=6)
+    measured("ours", "torch_eager", worker="", processes=6, **{"min-blocks": 16})
     (plan,) = plans
     assert plan.timing.processes == (1 if whole else 6)
+    assert plan.timing.min_blocks == (8 if whole else 16)
     assert plan.singly == whole == plan.worker.endswith("ParkedWorker")
     assert plan.least_calls == (1 if whole else 3)
     assert (plan.timing.energy_impls == plan.impls) == whole

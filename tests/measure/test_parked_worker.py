@@ -48,23 +48,79 @@ def test_inputs_have_memory_in_a_block_alone_and_the_same_numbers_in_each(park):
         assert [x.untyped_storage().nbytes() for x in inputs_of(made)] == [0]
         made.block(3, turn)
     assert made.check() == Checked(0)
-    assert made.energy(4.0).energy_uj == 8.0
+    assert made.energy(4.0).energy_uj == 2 * parked_worker.ENERGY_MS
     assert [x.untyped_storage().nbytes() for x in inputs_of(made)] == [0]
     assert len(seen) > 10 and all(torch.equal(x, seen[0]) for x in seen)
     made.release()
     assert not inputs_of(made)
 
 
-def test_a_block_makes_two_calls_that_are_not_timed(park):
-    calls = []
-    made = park(lambda x, bias: calls.append(1) or x + 1)
+class Clock:
+    """A clock that moves by the calls alone, for the worker."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+# Seconds of a call, the calls before the clock runs, and those of the row that it times.
+LENGTHS = [(0.25, 8, 4), (3.0, 1, 1), (0.3, 7, 4), (1e-4, 100, 100)]
+
+
+@pytest.mark.parametrize(("lasts_s", "settling", "timed"), LENGTHS)
+def test_calls_follow_each_other_for_seconds_before_the_clock_runs(
+    park, monkeypatch, lasts_s, settling, timed
+):
+    """A GPU above its power cap slows down within a second of them."""
+    clock, log = Clock(), []
+    monkeypatch.setattr(parked_worker, "time", clock)
+
+    def function(x, bias):
+        clock.now += lasts_s
+        log.append("call")
+        return x + 1
+
+    made = park(function)
+    row = made._timer.in_a_row
+
+    def watched(calls, count):
+        log.append("row")
+        return row(calls, count)
+
+    monkeypatch.setattr(made._timer, "in_a_row", watched)
     made.prepare(**CELL, pass_="forward")
-    calls.clear()
+    log.clear()
     made.block(1)
-    assert len(calls) == 2 + 1 + 1  # two ahead, one by events, one by the clock of the host
+    # One is ahead, and one by events is the last.
+    assert log == ["call"] * (1 + settling) + ["row"] + ["call"] * (timed + 1)
 
 
-def test_a_call_in_place_begins_with_the_drawn_numbers(park):
+def test_energy_is_that_of_calls_which_follow_others_for_seconds(park, monkeypatch):
+    clock, windows = Clock(), []
+    monkeypatch.setattr(parked_worker, "time", clock)
+
+    def function(x, bias):
+        clock.now += 0.5
+        return x + 1
+
+    made = park(function)
+
+    def energy(calls, window_ms):
+        windows.append((clock.now, window_ms))
+        return 1.0, 0.1
+
+    monkeypatch.setattr(made._timer, "energy", energy)
+    made.prepare(**CELL, pass_="forward")
+    began = clock.now
+    made.energy(200)
+    made.energy(5000)
+    # One is ahead, then two seconds of them.
+    assert windows == [(began + 2.5, 2000), (began + 5, 5000)]
+
+
+def test_a_call_in_place_that_is_compared_begins_with_the_drawn_numbers(park):
     begins = []
 
     def function(x, bias):
@@ -75,26 +131,27 @@ def test_a_call_in_place_begins_with_the_drawn_numbers(park):
     made.prepare(**CELL, pass_="forward")
     begins.clear()
     made.block(3)
-    first, *timed = begins[:5]
-    assert all(torch.equal(x, first) for x in timed)
+    first, second, third, *_ = begins
+    assert all(torch.equal(x, first) for x in (second, *begins[-3:]))
+    assert torch.equal(third, 2 * first)
     assert made.check() == Checked(0)
 
 
 @pytest.mark.parametrize("which", ["a timed call", "the last call"])
-def test_a_result_that_is_wrong_later_is_found(park, which):
+def test_a_result_that_is_wrong_later_is_found(park, monkeypatch, which):
+    monkeypatch.setattr(parked_worker, "MOST", 2)
     calls = []
 
     def function(x, bias):
         calls.append(1)
-        late = len(calls) > (2 if which == "a timed call" else 10)
+        late = len(calls) > (2 if which == "a timed call" else 20)
         return x + (2 if late else 1)
 
     made = park(function)
     made.prepare(**CELL, pass_="forward")
     made.block(3)
     with pytest.raises(statuses.Inaccurate, match=which):
-        for _ in range(6):
-            calls.append(1)
+        calls += range(20)
         made.check()
 
 
@@ -121,7 +178,7 @@ def test_a_check_without_memory_holds_none_afterwards(park, monkeypatch):
     assert [x.untyped_storage().nbytes() for x in inputs_of(made)] == [0]
 
 
-def test_a_block_counts_the_call_that_warms_up(park):
+def test_a_block_counts_the_call_that_warms_up(park, monkeypatch):
     made = park(lambda x, bias: x + 1)
     made.prepare(**CELL, pass_="forward")
     call = made._calls[0]
@@ -130,6 +187,7 @@ def test_a_block_counts_the_call_that_warms_up(park):
         time.sleep(0.05)
         return call()
 
+    monkeypatch.setattr(parked_worker, "MOST", 1)
     made._calls[0] = slowly
     made._timed = [slowly]
     assert made.block(1).busy_s >= 4 * 0.05

@@ -18,7 +18,7 @@ from network import calls
 from tests.support import networks_run, synthetic
 from tests.support.paper_scripts import PAPER, call, make, save, script
 
-FIGURES = ("model", "step_parts", "step_ladder", "step_memory", "loss_parity")
+FIGURES = ("model", "step_parts", "step_ladder", "step_memory", "step_power", "loss_parity")
 EMPTY = "no rows for this figure"
 # A row of the summary as it is read: 16 tokens in 2 us of the GPU.
 SUMMARIZED = {
@@ -337,7 +337,7 @@ def test_a_run_without_a_network_has_no_section(bare):
         assert EMPTY in out.with_suffix(".svg").read_text()
     out = script(PAPER / "tables/network.py", bare, bare / "tables/network.tex")
     commands = re.findall(r"\\newcommand\{\\(when\w+)\}\[1\]\{(.*)\}", out.read_text())
-    assert len(commands) == 6 and not any(body for _, body in commands)
+    assert len(commands) == 7 and not any(body for _, body in commands)
     section = (PAPER / "sections/network.tex").read_text()
     # Nothing stands outside of the commands, so nothing is printed.
     assert re.sub(r"(?ms)^\\when\w+\{%\n.*?^\}\n", "", section) == ""

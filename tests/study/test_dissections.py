@@ -9,7 +9,7 @@ from harness.study.jobs import Study
 from tests.support.workflows import ROOT
 
 CONFIG = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-STEPS = ["step_parts", "parts_alone", "step_ladder", "step_memory", "loss_parity"]
+STEPS = ["step_parts", "parts_alone", "step_ladder", "step_memory", "step_power", "loss_parity"]
 
 
 @pytest.fixture

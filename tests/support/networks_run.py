@@ -99,6 +99,17 @@ def _step_memory():
             yield row | {"us": 20.0 * length, "peak_mem_bytes": 10**6 * length}
 
 
+def _step_power():
+    """Half as much again as the cap for five steps, then the cap."""
+    for stack, ms in (("torch_eager", 280), ("ours", 220)):
+        at_s = energy_j = 0.0
+        for call in range(20):
+            seconds = ms / 1e3 * (1 if call < 5 else 1.15)
+            at_s, energy_j = at_s + seconds, energy_j + (900 if call < 5 else 700) * seconds
+            row = {"call": call, "us": 1e6 * seconds, "at_s": at_s, "energy_j": energy_j}
+            yield STEP | row | {"stack": stack, "sm_mhz": 1980 if call < 5 else 1560}
+
+
 def _loss_parity():
     for stack, seed in (("torch_eager", 0), ("torch_eager", 1), ("torch_eager", 2), ("ours", 0)):
         for step in range(36):
@@ -113,5 +124,6 @@ DISSECTED = {
     "parts_alone": _parts_alone,
     "step_ladder": _step_ladder,
     "step_memory": _step_memory,
+    "step_power": _step_power,
     "loss_parity": _loss_parity,
 }

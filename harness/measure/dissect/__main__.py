@@ -69,7 +69,7 @@ def _told(subject: str, rows: Iterable[Row]) -> Iterator[Row]:
 
 def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[Row]:
     from harness.calls import interpreter
-    from harness.measure.dissect import subjects
+    from harness.measure.dissect import power, subjects
     from harness.measure.dissect.steps import Steps
 
     if not gpu:
@@ -94,6 +94,8 @@ def _rows(options: argparse.Namespace, gpu: bool) -> Iterator[Row]:
             yield from subjects.step_parts(steps, given.stacks, given.times)
         elif given.subject == "parts_alone":
             yield from subjects.parts_alone(steps, given.times)
+        elif given.subject == "step_power":
+            yield from power.step_power(steps, given.stacks, given.times)
         else:
             yield from subjects.step_ladder(steps, given.over, given.times, given.seed)
 
@@ -124,7 +126,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--stacks", nargs="+", default=list(STACKS))
     parser.add_argument("--over", default=STACKS[0], help="the stack at the foot of the ladder")
-    parser.add_argument("--times", type=int, default=5, help="repeats of a time, or blocks")
+    parser.add_argument("--times", type=int, default=5, help="repeats of a time, blocks, or steps")
     parser.add_argument("--steps", type=int, default=300, help="steps of training")
     parser.add_argument("--lengths", type=int, nargs="+", default=[], help="of step_memory")
     parser.add_argument("--seed", type=int, default=0, help="of the order in the ladder")
