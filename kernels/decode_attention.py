@@ -30,7 +30,8 @@ from ._runtime.checks import (
     check_that,
 )
 from ._runtime.configs import Configs
-from ._runtime.device import early_start, float32_dot, shared_bytes, sm_count
+from ._runtime.device import float32_dot, shared_bytes, sm_count
+from ._runtime.early_start import early_start
 from ._runtime.layout import as_read
 from ._triton.early_start import wait_for_previous
 from ._triton.math import LN2, LOG2E

@@ -32,7 +32,8 @@ from ._runtime.autograd import check_no_grad, needs_grad
 from ._runtime.call_cache import cached_launch
 from ._runtime.checks import MOST_ITEMS, check_flag, check_number, check_tensors, check_that
 from ._runtime.configs import Configs
-from ._runtime.device import early_start, float32_dot, is_hopper, sm_count
+from ._runtime.device import float32_dot, is_hopper, sm_count
+from ._runtime.early_start import early_start
 from ._runtime.layout import as_read
 from ._runtime.traced import present, spread
 from ._runtime.vector_access import access_items

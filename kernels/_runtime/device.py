@@ -59,18 +59,6 @@ def has_tensor_memory(device: torch.device) -> bool:
     return _has_generation(device, 10, "tensor_memory")
 
 
-def early_start(device: torch.device, wanted: bool = True) -> dict[str, bool]:
-    """Return the arguments of a launch that may start while the kernel before it runs.
-
-    They are EARLY, whether it does, and then an option of Triton's launch. It does if that is
-    wanted, on sm_90 and later. The kernel has to wait: see `_triton/early_start.py`.
-    """
-    early = is_hopper(device) or has_tensor_memory(device)
-    if device.type == "cuda":
-        early = has_ptx(device) and _capability(device)[0] >= 9
-    return {"EARLY": True, "launch_pdl": True} if wanted and early else {"EARLY": False}
-
-
 def _has_generation(device: torch.device, major: int, assumed: str) -> bool:
     found = _capability(device)[0] == major if device.type == "cuda" else _assumed[assumed]
     return has_ptx(device) and found

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
-from .._runtime.device import early_start
+from .._runtime.early_start import early_start
 from .._runtime.layout import rows_and_stride
 from .._runtime.vector_access import access_items
 from .._triton.early_start import wait_for_previous
