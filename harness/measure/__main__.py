@@ -39,7 +39,7 @@ PARKED_WORKER = "harness.measure.parked_worker:ParkedWorker"
 # Calls of a block, by whether the op is a whole network: one takes up to seconds. A block of one
 # has seconds of calls (`parked_worker`), so it scatters less, and fewer do.
 LEAST_CALLS = {False: 3, True: 1}
-NETWORK_BLOCKS = 8
+NETWORK_BLOCKS = 6
 # The digest of the configuration; no option of the rule, for it changes without moving a number.
 CONFIG = "TILEWRIGHT_CONFIG_SHA256"
 TIMING = [field.name for field in fields(Timing)]

@@ -158,7 +158,7 @@ def test_networks_take_turns_in_memory_in_fewer_blocks_and_all_have_energy(
     measured("ours", "torch_eager", worker="", processes=6, **{"min-blocks": 16})
     (plan,) = plans
     assert plan.timing.processes == (1 if whole else 6)
-    assert plan.timing.min_blocks == (8 if whole else 16)
+    assert plan.timing.min_blocks == (6 if whole else 16)
     assert plan.singly == whole == plan.worker.endswith("ParkedWorker")
     assert plan.least_calls == (1 if whole else 3)
     assert (plan.timing.energy_impls == plan.impls) == whole
