@@ -20,6 +20,7 @@ before. Its work then lies between the events only if the call waits for the GPU
 import math
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,6 +30,7 @@ from harness.calls.snapshot import InputSnapshot
 from harness.machine import affinity
 from harness.measure import messages
 from harness.measure.worker import MeasureWorker, Tensors, _clocked
+from harness.results.columns import SUSTAINED
 from ops._spec import Case
 
 # Entries of each output that are kept to compare.
@@ -36,6 +38,8 @@ SAMPLE = 2**20
 REMARK = "events: a network gives its memory back after each block"
 # How long calls follow each other before the clock runs, and while it does; and the most of each.
 SETTLE_S, ROW_S, MOST = 2.0, 1.0, 100
+# The calls whose host time counts. A single one may be fast by chance, and the next one slow.
+LAST = 3
 # A window of the energy of calls that take as long.
 ENERGY_MS = 2000.0
 
@@ -74,7 +78,7 @@ class ParkedWorker(MeasureWorker):
         return messages.Prepared(
             busy_s=again_s,
             first_s=first_s,
-            remark="; ".join([REMARK, *getattr(self._function, "remarks", [])]),
+            remark="; ".join([REMARK, SUSTAINED, *getattr(self._function, "remarks", [])]),
             peak_mem_bytes=peak,
             held_bytes=torch.cuda.memory_reserved(),
             l2_bytes=self._timer.l2_bytes,
@@ -93,10 +97,8 @@ class ParkedWorker(MeasureWorker):
             for _ in range(self._ahead):
                 self._calls[0]()
                 kept.restore()
-            call_s, host_s = self._settle()
-            kept.restore()
-            torch.cuda.synchronize()
         with affinity.held(turn):
+            call_s, host_s = self._settle()
             count = max(calls, min(MOST, math.ceil(ROW_S / call_s)))
             call_us = self._timer.in_a_row(self._calls, count) / count * 1e6
             device_us, reading = self._timer.cold(self._timed, calls, [kept.restore], host_s)
@@ -110,18 +112,21 @@ class ParkedWorker(MeasureWorker):
     def _settle(self) -> tuple[float, float]:
         """Call until the GPU has the clock that its power cap leaves it.
 
-        Returns the seconds of the last call, and those of them that it kept the host busy.
+        Returns the seconds of the last call, and the most that one of the last few kept the host
+        busy.
         """
-        began = time.perf_counter()
-        for _ in range(MOST):
-            submitted = time.perf_counter()
-            self._calls[0]()
-            host_s = time.perf_counter() - submitted
-            torch.cuda.synchronize()
-            call_s = time.perf_counter() - submitted
-            if time.perf_counter() - began >= SETTLE_S:
-                break
-        return call_s, host_s
+        torch.cuda.synchronize()
+        began, busy = time.perf_counter(), deque(maxlen=LAST)
+        with torch.cuda.stream(self._timer.stream):
+            for _ in range(MOST):
+                submitted = time.perf_counter()
+                self._calls[0]()
+                busy.append(time.perf_counter() - submitted)
+                torch.cuda.synchronize()
+                call_s = time.perf_counter() - submitted
+                if time.perf_counter() - began >= SETTLE_S:
+                    break
+        return call_s, max(busy)
 
     def energy(self, window_ms: float) -> messages.Energy:
         """Measure the energy of a call; one that computes in place goes on from its own results."""
@@ -129,7 +134,7 @@ class ParkedWorker(MeasureWorker):
             self._unpark()
             for _ in range(self._ahead):
                 self._calls[0]()
-            self._settle()
+        self._settle()
         began = time.perf_counter()
         window_ms = max(window_ms, ENERGY_MS)
         energy_uj, half_width = self._timer.energy(self._calls, window_ms)

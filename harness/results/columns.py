@@ -117,6 +117,8 @@ VERSION = _text("impl_version", "version of its library; of ours that of Triton"
 MODE = _text("mode", "how the report was made", ("interpreter", "cpu", "gpu"))
 STATUS = _text("status", "status of the cell", STATUSES, filled=True)
 REASON = _text("reason", "why the status is not `ok`, or a remark on one that is")
+# A part of a remark: calls followed each other for seconds before the clock ran.
+SUSTAINED = "after seconds of calls"
 READINGS = (
     _number("sm_mhz", "SM clock: the median of readings through the block", "MHz"),
     _number("temp_c", "temperature of the GPU: the highest reading", "°C"),
@@ -516,6 +518,7 @@ NETWORK = Table(
         _count("length", "tokens of a sequence, of a prompt if tokens are decoded"),
         _count("tokens", "tokens that a call computes or decodes"),
         _text("launched", "what starts the kernels of a call; empty if the raw rows do not say"),
+        _flag("sustained", "whether calls followed each other for seconds before the clock ran"),
         _number(
             "call_us",
             "wall time of a call, the host's work included: the median over blocks; empty if the "

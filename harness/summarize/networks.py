@@ -46,11 +46,10 @@ def call_times(raw: Iterable[timings.Row]) -> dict[tuple, Interval]:
     }
 
 
-def launched(raw: Iterable[timings.Row]) -> dict[tuple, str]:
-    """Return what starts the kernels of a call by (op, case, dtype) and stack.
+def remarks(raw: Iterable[timings.Row]) -> dict[tuple, list[str]]:
+    """Return the parts of the remark on a call by (op, case, dtype) and stack, but the first.
 
-    The second part of a remark says it (`harness.measure.parked_worker`). A remark of a former run
-    has no such part: no graph was captured then.
+    The first says why events time it; `harness.measure.parked_worker` has the others.
 
     Args:
         raw: rows as `harness.results.raw` reads them.
@@ -59,9 +58,19 @@ def launched(raw: Iterable[timings.Row]) -> dict[tuple, str]:
     for row in raw:
         remark, *more = (row["reason"] or "").split("; ")
         if remark.startswith(timings.EVENTS):
-            key = row["op"], row["case"], row["dtype"], row["impl"]
-            found[key] = "; ".join(more) or BY_HOST
+            found[row["op"], row["case"], row["dtype"], row["impl"]] = more
     return found
+
+
+def _remarked(parts: list[str] | None) -> dict:
+    """The columns that a remark tells; without one none is known.
+
+    A remark of a former run says less: no graph was captured then, and no call came long before.
+    """
+    if parts is None:
+        return {"launched": ""}
+    starts = [part for part in parts if part != columns.SUSTAINED]
+    return {"launched": "; ".join(starts) or BY_HOST, "sustained": columns.SUSTAINED in parts}
 
 
 def _over_blocks(times: list[float]) -> Interval:
@@ -73,7 +82,7 @@ def rows(
     summary: Iterable[Mapping],
     ceilings: Mapping[tuple[str, str], list[Mapping]],
     calls: Mapping[tuple, Interval],
-    starts: Mapping[tuple, str],
+    said: Mapping[tuple, list[str]],
 ) -> Iterator[dict]:
     """Yield a row of `columns.NETWORK` for each row of the summary on an op of a network.
 
@@ -83,14 +92,14 @@ def rows(
             their sources.
         calls: as `call_times` returns them. All that follows from the wall time is absent from a
             row without one.
-        starts: as `launched` returns them.
+        said: as `remarks` returns them.
     """
     ops = {op for op, _ in ceilings}
     found = [row for row in summary if row["op"] in ops and row["impl"] != TWIN]
     eager = {_cell(row): row.get("device_us") for row in found if row["impl"] == EAGER}
     for row in found:
         cell, made = _cell(row), _about(row)
-        made["launched"] = starts.get((*cell, row["impl"]), "")
+        made |= _remarked(said.get((*cell, row["impl"])))
         if row.get("device_us"):
             made |= _on_gpu(row, made["tokens"], eager.get(cell))
             if call := calls.get((*cell, row["impl"])):

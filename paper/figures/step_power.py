@@ -20,8 +20,8 @@ def main(arguments):
     styles = _figure.looks(rows["stack"])
     for stack in _network.whole(rows["stack"])[::-1]:
         steps = rows[rows["stack"] == stack].sort_values("call")
-        look = {"color": styles[stack]["color"], "label": stack}
-        left.plot(steps["at_s"], steps["us"] / 1e3, marker=".", markersize=3, **look)
+        look = {"color": styles[stack]["color"], "label": stack, "marker": ".", "markersize": 3}
+        left.plot(steps["at_s"], steps["us"] / 1e3, **look)
         watts = power(steps)
         right.plot(watts.index, watts, **look)
     left.set(xlabel="s since the first step began", ylabel="ms for a step")

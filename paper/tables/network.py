@@ -30,6 +30,16 @@ ABOVE = r"& & \multicolumn{4}{c}{wall time} & \multicolumn{2}{c}{GPU time} & &"
 RULES = r"\cmidrule(lr){3-6}\cmidrule(lr){7-8}"
 HEADS = ("", "stack", "ms", "eager", "tokens/s", "MFU", "ms", "eager", "peak", "energy")
 UNITS = ("", "", "", "/ stack", "", r"\%", "", "/ stack", "GiB", "mJ/token")
+# How the wall time of a call is taken, now and in older rows.
+LONG_ROW = (
+    "After a rest a board may draw more than its power cap for about a second. So calls follow each"
+    " other for seconds before the clock runs. The time is the mean of calls in a row behind them."
+)
+SHORT_ROW = (
+    "A block makes its calls one after the other, and a long one once, about a second after a rest."
+    " For so long a board may draw more than its power cap. So its clock may fall between two of"
+    " these calls, and is lower in a loop that runs for minutes."
+)
 # The GPU waits for long if the wall time is so many times the GPU time: for a third of the call.
 WAITS = 1.5
 
@@ -43,6 +53,7 @@ def main(arguments):
     lines = [rf"\newcommand{{\{name}}}[1]{{{'#1' if yes else ''}}}" for name, yes in has.items()]
     lines.append(rf"\newcommand{{\parityverdict}}{{{_verdict(losses)}}}")
     lines.append(rf"\newcommand{{\networklaunched}}{{{_launched(rows)}}}")
+    lines.append(rf"\newcommand{{\networksustained}}{{{_sustained(rows)}}}")
     lines.append(rf"\newcommand{{\networkwaits}}{{{_waits(rows)}}}")
     lines.append(rf"\newcommand{{\networktable}}{{{_tabular(rows)}}}")
     _table.save(arguments.out, "\n".join([*lines, ""]))
@@ -91,6 +102,12 @@ def _launched(rows):
         if ways:
             parts.append(f"{title}: {'; '.join(ways)}.")
     return " ".join(parts)
+
+
+def _sustained(rows):
+    """How the calls are timed: in a long row, if all rows say so."""
+    timed = rows[rows["call_us"] > 0]
+    return LONG_ROW if (timed["sustained"] == 1).all() else SHORT_ROW
 
 
 def _waits(rows):

@@ -10,6 +10,7 @@ from harness import status as statuses
 from harness.measure import parked_worker, worker
 from harness.measure.messages import Checked
 from harness.measure.parked_worker import ParkedWorker, sampled
+from harness.results.columns import SUSTAINED
 from tests.support.cpu_worker import CELL
 
 
@@ -221,6 +222,29 @@ def test_the_host_s_share_is_that_of_a_call_which_makes_no_graph(park, monkeypat
     assert shares[0] < 0.2
 
 
+def test_the_host_s_share_is_the_longest_of_the_last_three_calls(park, monkeypatch):
+    clock, shares = Clock(), []
+    monkeypatch.setattr(parked_worker, "time", clock)
+    # One is ahead, and two seconds are over after four more.
+    lasts = iter([0.0, 0.0, 0.1, 0.9, 0.3, 0.6, 0.2])
+
+    def function(x, bias):
+        clock.now += next(lasts, 0.0)
+        return x + 1
+
+    made = park(function)
+    made.prepare(**CELL, pass_="forward")
+    cold = made._timer.cold
+
+    def watched(calls, times, before=(), host_s=None):
+        shares.append(host_s)
+        return cold(calls, times, before)
+
+    monkeypatch.setattr(made._timer, "cold", watched)
+    made.block(1)
+    assert shares == [pytest.approx(0.6)]
+
+
 def test_memory_is_that_of_a_call_which_is_no_replay(park):
     seen = []
 
@@ -270,7 +294,7 @@ def test_tensors_that_a_function_keeps_are_dropped(park):
     function = Kept()
     made = park(function)
     prepared = made.prepare(**CELL, pass_="forward")
-    assert prepared.remark == f"{parked_worker.REMARK}; a graph; another"
+    assert prepared.remark == f"{parked_worker.REMARK}; {SUSTAINED}; a graph; another"
     made.block(3)
     assert function.dropped == 3 and function.forgotten == 1
     made.release()

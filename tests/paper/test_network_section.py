@@ -51,6 +51,13 @@ def test_no_claim_rests_on_a_network(shown):
         assert "dot" in ops and not ops & set(networks_run.CASES)
 
 
+def test_the_gaps_of_a_network_say_nothing_of_the_offsets_of_others(shown, bare):
+    verdicts = [(run / "verdicts.csv").read_text() for run in (shown, bare)]
+    assert verdicts[0] == verdicts[1] and "offset" in verdicts[0].partition("\n")[0]
+    rates = [(run / "rates.csv").read_text() for run in (shown, bare)]
+    assert rates[0] == rates[1]
+
+
 def test_the_numbers_of_a_step_follow_from_its_wall_time(shown):
     rows = pd.read_csv(shown / "network.csv").set_index(["op", "batch", "stack"])
     row = rows.loc["model_train_step", 16, "liger"]
@@ -129,12 +136,13 @@ def test_a_remark_says_what_starts_the_kernels_of_a_call():
         return synthetic.block(0, impl, 5.0, **about)
 
     said = {"ours": "events: memory; a graph", "liger": "events: memory", "xformers": ""}
-    found = networks.launched([rows(*each) for each in said.items()])
+    said["torch_compile"] = f"events: memory; {columns.SUSTAINED}; a graph"
+    found = networks.remarks([rows(*each) for each in said.items()])
     (host,) = calls.Forward("torch_eager").remarks
-    assert found == {(*CELL, "ours"): "a graph", (*CELL, "liger"): host}
-    eager = SUMMARIZED | {"impl": "torch_eager"}
-    made = networks.rows([SUMMARIZED, eager], {("model_forward", "r"): [SHEET]}, {}, found)
-    assert [each["launched"] for each in made] == ["a graph", ""]
+    stacks = [SUMMARIZED | {"impl": impl} for impl in said]
+    made = networks.rows(stacks, {("model_forward", "r"): [SHEET]}, {}, found)
+    told = [(each["launched"], each.get("sustained")) for each in made]
+    assert told == [("a graph", False), (host, False), ("", None), ("a graph", True)]
 
 
 def test_the_data_sheet_gives_the_peak_where_it_has_one():
@@ -267,6 +275,18 @@ def test_the_section_says_which_stacks_are_graphs(written, shown):
     assert graphs == f"a step is a CUDA graph ({stacks})"
     assert host == r"the host launches each kernel (\texttt{liger})"
     assert decode == "Prompt and decoding: a decoded token is a CUDA graph."
+
+
+def test_the_section_says_whether_calls_came_long_before_the_clock(written, shown):
+    def said(run):
+        text = script(PAPER / "tables/network.py", run, written / "network.tex").read_text()
+        return re.search(r"\\newcommand\{\\networksustained\}\{(.*)\}", text)[1]
+
+    assert "calls follow each other for seconds" in said(shown)
+    rows = pd.read_csv(shown / "network.csv").assign(launched="", reason="")
+    older = rows.assign(sustained=[0, *rows["sustained"][1:]])
+    save(written, "network", older.to_dict("records"))
+    assert "a second after a rest" in said(written)
 
 
 def test_the_figure_has_a_panel_for_each_time(written, monkeypatch):

@@ -50,11 +50,10 @@ def material(request):
     for rows, sidecar in times.measurements(request.param.parent).values():
         for key, rivals in rows_of_cells.group(rows).items():
             limits = times.limits(sidecar, key[1:])
-            counted[key] = rows_of_cells.counted(rivals, limits)
-    # No claim is made of a network.
-    compared = [
-        one for one in comparisons.comparisons(counted) if not registry.of_network(one.key[0])
-    ]
+            # No claim is made of a network, so it says nothing of noise either.
+            if not registry.of_network(key[0]):
+                counted[key] = rows_of_cells.counted(rivals, limits)
+    compared = comparisons.comparisons(counted)
     gaps, processes = comparisons.noise(counted), comparisons.processes(counted)
     return rates.material(gaps, processes, comparisons.members(compared))
 

@@ -87,7 +87,7 @@ def rooms(monkeypatch, tmp_path, written):
     named(monkeypatch, capabilities, "rows", "gaps")
     named(monkeypatch, ledger, "rows")
     named(monkeypatch, datasheets, "rows")
-    named(monkeypatch, networks, "rows", "call_times", "launched", "dissected")
+    named(monkeypatch, networks, "rows", "call_times", "remarks", "dissected")
     monkeypatch.setattr(schema, "read", unchecked)
 
     def runs(*args):
@@ -174,7 +174,7 @@ def test_each_file_has_the_rows_of_its_room(rooms, study, written, tmp_path):
     (sanitized,) = shown.pop("sanitizer")
     assert sanitized[:3] == ("sanitizer", tmp_path, recorded)
     assert list(sanitized[3]) == list(families.values())
-    told = [(name, rows["mul"]) for name in ("call_times", "launched")]
+    told = [(name, rows["mul"]) for name in ("call_times", "remarks")]
     resources = [{"file": "vector", "kernel": "k"}, {"file": "vector", "spills": 1}]
     assert shown == {
         "verification": (("verification", found, families),),

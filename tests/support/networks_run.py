@@ -57,7 +57,7 @@ def _rows(op, case, us, flops):
                 "block": block, "order": 0, "device_us": f"{device:.4f}", "calls": 3,
                 "call_us": f"{call:.4f}", "peak_mem_bytes": int(4e10 / speed), "status": "ok",
                 "energy_uj": f"{600 * device:.1f}" if block == BLOCKS - 1 else "",
-                "reason": f"events: a network is parked; {_launched(op, impl)}",
+                "reason": f"events: parked; {columns.SUSTAINED}; {_launched(op, impl)}",
             }  # fmt: skip
 
 
