@@ -275,7 +275,13 @@ def again(raw):
             counted[key, impl] = part["process"].nunique()
             spreads[key, impl] = between_processes(part, times)
     gaps, lengths, single = {}, {}, {}
-    for key, impls in cells.items():
+    # No claim is made of a whole network, and its gaps say nothing of other cells.
+    claimed = {
+        key: impls
+        for key, impls in cells.items()
+        if not any(first["family"] == "model" for *_, first in impls.values())
+    }
+    for key, impls in claimed.items():
         if {"ours", "ours_twin"} <= set(impls):
             ours, twin = impls["ours"][0], impls["ours_twin"][0]
             shared = [block for block in ours if block in twin]
@@ -308,9 +314,8 @@ def again(raw):
         scores.append(single[key][0] / math.sqrt(variance))
     tails = windowed_tails(np.array(scores), np.array([lengths[key] for key in keys]))
     compared = []
-    for key, impls in cells.items():
-        # No claim is made of a whole network.
-        if "ours" not in impls or impls["ours"][2]["family"] == "model":
+    for key, impls in claimed.items():
+        if "ours" not in impls:
             continue
         ours, own_events, first = impls["ours"]
         length = math.log(np.median(list(ours.values())))
