@@ -194,6 +194,20 @@ def test_a_block_counts_the_call_that_warms_up(park, monkeypatch):
     assert made.block(1).busy_s >= 4 * 0.05
 
 
+def host_share(made, monkeypatch):
+    """Make a block; return the seconds that the host is said to need for a call of it."""
+    shares, cold = [], made._timer.cold
+
+    def watched(calls, times, before=(), host_s=None):
+        shares.append(host_s)
+        return cold(calls, times, before)
+
+    monkeypatch.setattr(made._timer, "cold", watched)
+    made.block(1)
+    (share,) = shares
+    return share
+
+
 def test_the_host_s_share_is_that_of_a_call_which_makes_no_graph(park, monkeypatch):
     """Else the GPU flushes for long before each timed call, to no use."""
 
@@ -209,21 +223,13 @@ def test_the_host_s_share_is_that_of_a_call_which_makes_no_graph(park, monkeypat
         def drop_memory(self):
             self.calls = 0
 
-    made, shares = park(Graphed()), []
+    made = park(Graphed())
     made.prepare(**CELL, pass_="forward")
-    cold = made._timer.cold
-
-    def watched(calls, times, before=(), host_s=None):
-        shares.append(host_s)
-        return cold(calls, times, before)
-
-    monkeypatch.setattr(made._timer, "cold", watched)
-    made.block(1)
-    assert shares[0] < 0.2
+    assert host_share(made, monkeypatch) < 0.2
 
 
 def test_the_host_s_share_is_the_longest_of_the_last_three_calls(park, monkeypatch):
-    clock, shares = Clock(), []
+    clock = Clock()
     monkeypatch.setattr(parked_worker, "time", clock)
     # One is ahead, and two seconds are over after four more.
     lasts = iter([0.0, 0.0, 0.1, 0.9, 0.3, 0.6, 0.2])
@@ -234,15 +240,7 @@ def test_the_host_s_share_is_the_longest_of_the_last_three_calls(park, monkeypat
 
     made = park(function)
     made.prepare(**CELL, pass_="forward")
-    cold = made._timer.cold
-
-    def watched(calls, times, before=(), host_s=None):
-        shares.append(host_s)
-        return cold(calls, times, before)
-
-    monkeypatch.setattr(made._timer, "cold", watched)
-    made.block(1)
-    assert shares == [pytest.approx(0.6)]
+    assert host_share(made, monkeypatch) == pytest.approx(0.6)
 
 
 def test_memory_is_that_of_a_call_which_is_no_replay(park):
