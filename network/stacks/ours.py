@@ -14,6 +14,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from network.stacks._linears import with_product
 from network.stacks._norms import with_stream
+from network.stacks._padded_rows import with_padded_rows
 from network.stacks._swiglu_mlp import swiglu_mlp
 from network.train import BETAS, EPS, groups
 
@@ -56,7 +57,7 @@ PARTS = {
     "decode_token": _decode_token,
     "swiglu": swiglu,
     "gelu": _gelu,
-    "linear": linear,
+    "linear": with_padded_rows(linear),
     "dropout": dropout,
     "loss": linear_cross_entropy,
     "linear_gelu": _linear_gelu,
