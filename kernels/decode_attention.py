@@ -31,9 +31,7 @@ from ._runtime.checks import (
 )
 from ._runtime.configs import Configs
 from ._runtime.device import float32_dot, shared_bytes, sm_count
-from ._runtime.early_start import early_start
 from ._runtime.layout import as_read
-from ._triton.early_start import start_next, wait_for_previous
 from ._triton.math import LN2, LOG2E
 from ._triton.memory import store_as
 from .attention_details.launch import (
@@ -187,7 +185,7 @@ def _split_kernel(
     stride_new_kb, stride_new_kh, stride_new_vb, stride_new_vh,
     K, GROUP, Q, S, L, splits, window, scale, softcap, R: tl.constexpr,
     LEFT: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr, D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale q kᵀ) v and lse over the keys of one split.
 
@@ -202,10 +200,8 @@ def _split_kernel(
     new_k and new_v, [B, K, 1, D], are the token of position length - 1, or None; then Q is 1. The
     last split takes its key and value from there. Its first tile of rows writes them into k and v.
     If cos and sin, [L, R] with 0 < 2R <= D, are not None, they rotate q and new_k. Without them L
-    and R are None, as are the strides of new_k and new_v without these. EARLY: the kernel before
-    may still run.
+    and R are None, as are the strides of new_k and new_v without these.
     """
-    wait_for_previous(EARLY)
     NATURAL: tl.constexpr = q_ptr.dtype.element_ty == tl.float32
     scale = factor_of(scale, NATURAL)
     PADDED: tl.constexpr = BLOCK_D != D
@@ -294,7 +290,6 @@ def _split_kernel(
         stride_ks, stride_vs, 0, 0, Q, old, left, right, scale, softcap, 0, 0, 0,
         LEFT, True, False, True, PRECISION, PADDED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    start_next(EARLY)
     empty = l == 0.0
     place = group.to(tl.int64) * GROUP * Q + rows
     if lse_ptr is not None:
@@ -310,15 +305,14 @@ def _split_kernel(
 @triton.jit
 def _combine_kernel(
     part_ptr, part_lse_ptr, out_ptr, lse_ptr, stride_split, stride_lse, splits,
-    D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """out = sum of part 2**(part_lse - lse), lse = log2 of the sum of 2**part_lse, over splits.
 
     Grid: one program for each row of out. It reads its row of part and part_lse in each split,
     BLOCK_S splits at once. It writes its row of out and, in natural logarithms, of lse, which may
-    be None. EARLY: the kernel before may still run.
+    be None.
     """
-    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     offs_s, offs_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     wide = offs_d < D
@@ -337,7 +331,6 @@ def _combine_kernel(
         acc = acc * shrink + tl.sum(part * weights[:, None], 0)
         l = l * shrink + tl.sum(weights, 0)
         m = m_new
-    start_next(EARLY)
     empty = l == 0.0
     l_safe = tl.where(empty, 1.0, l)
     store_as(out_ptr + row * D + offs_d, acc / l_safe, wide)
@@ -383,7 +376,7 @@ def decode_fwd(
     tiles = triton.cdiv(group * rows, config["BLOCK_M"])
     resident = _resident(config, d, key["itemsize"], shared_bytes(q.device))
     splits = num_splits or _splits(b * heads * tiles, s, d, sm_count(q.device), resident)
-    part, part_lse, early = out, lse, early_start(q.device)
+    part, part_lse = out, lse
     if splits > 1:
         part = q.new_empty((splits, b, h, rows, d), dtype=torch.float32)
         part_lse = q.new_empty((splits, b, h, rows), dtype=torch.float32)
@@ -397,13 +390,13 @@ def decode_fwd(
         window=0 if window is None else min(window, s), scale=scale, softcap=softcap or None,
         LEFT=window is not None, LAST=splits == 1, D=d, BLOCK_D=padded(d),
         # Only float32 has anything to split.
-        PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee", **early, **config,
+        PRECISION=float32_dot() if q.dtype == torch.float32 else "ieee", **config,
     )  # fmt: skip
     if splits > 1:
         _combine_kernel[(b * h * rows,)](
             part_ptr=part, part_lse_ptr=part_lse, out_ptr=out, lse_ptr=lse,
             stride_split=b * h * rows * d, stride_lse=b * h * rows, splits=splits,
-            D=d, BLOCK_S=AT_ONCE, BLOCK_D=padded(d), num_warps=4, **early,
+            D=d, BLOCK_S=AT_ONCE, BLOCK_D=padded(d), num_warps=4,
         )  # fmt: skip
     return out, lse
 

@@ -33,12 +33,10 @@ from ._runtime.call_cache import cached_launch
 from ._runtime.checks import MOST_ITEMS, check_flag, check_number, check_tensors, check_that
 from ._runtime.configs import Configs
 from ._runtime.device import float32_dot, is_hopper, sm_count
-from ._runtime.early_start import early_start
 from ._runtime.layout import as_read
 from ._runtime.traced import present, spread
 from ._runtime.vector_access import access_items
 from ._triton.arrival_counter import arrival_counters
-from ._triton.early_start import LINE_BYTES, fetch_lines, start_next, wait_for_previous
 from ._triton.memory import load_f32, store_as
 from .matmul_details import descriptor, hopper
 from .matmul_details.batches import Walk, walks
@@ -66,9 +64,6 @@ from .matmul_details.tiles import (
 )
 
 ACCUMULATES = {"matmul": "float32"}
-# The kernel of a few rows fetches so much to the L2 cache before it may begin. An H200 reads it in
-# 2 us, the end of the kernel before, and its L2 holds it.
-FETCHED_BYTES = 2**23
 
 
 def matmul(
@@ -327,10 +322,6 @@ def _launch_pointer(walk, epilogue, config):
         sums = torch.int32 if a.matrix.dtype == torch.int8 else torch.float32
         partial = torch.empty(shape, dtype=sums, device=device)
         counters = arrival_counters(device)
-    # A few rows are those of a decoded token, and its kernels are short.
-    few = m <= FEW_ROWS and a.matrix.element_size() == 2 and walk.count == 1
-    early = early_start(device, few)
-    ahead = _ahead(b, up, config["SPLITS"]) if early.pop("EARLY") else None
     pointers = {
         f"{name}_ptr": walk.operands[name] and walk.operands[name].matrix
         for name in ("a", "b", "up", "out", "pre", "up_pre")
@@ -343,19 +334,8 @@ def _launch_pointer(walk, epilogue, config):
         A_WRAPS=not a_turned or m % config["BLOCK_M"] == 0,
         B_WRAPS=b_turned or n % config["BLOCK_N"] == 0, A_TRANSPOSED=a_turned,
         B_TRANSPOSED=b_turned, A_ITEMS=_items(a.stored), B_ITEMS=_items(b.stored),
-        OUT_ITEMS=_items(out), AHEAD=ahead, **early, **common_arguments(walk, epilogue),
-        **config,
+        OUT_ITEMS=_items(out), **common_arguments(walk, epilogue), **config,
     )  # fmt: skip
-
-
-def _ahead(b, up, splits):
-    """The items of K that each program of few rows fetches ahead: a power of two, or 0."""
-    (k, n), itemsize = b.matrix.shape, b.matrix.element_size()
-    room = FETCHED_BYTES // (n * splits * itemsize * (1 if up is None else 2))
-    # Columns of b are fetched by lines.
-    if room < (LINE_BYTES.value // itemsize if b.by_columns() else 1):
-        return 0
-    return min(2 ** (room.bit_length() - 1), triton.next_power_of_2(triton.cdiv(k, splits)))
 
 
 def _items(operand):
@@ -434,7 +414,7 @@ def _pointer_kernel(
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, A_ITEMS: tl.constexpr,
     B_ITEMS: tl.constexpr, OUT_ITEMS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLITS: tl.constexpr, AHEAD: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """out = activation(scale a b + bias) (scale a up + up_bias) + residual, for any strides.
 
@@ -451,8 +431,6 @@ def _pointer_kernel(
     not rows, are runs of memory. A_ITEMS, B_ITEMS: the items of an access, of which the length of a
     run and the distance of runs are multiples. OUT_ITEMS: the same of rows of out. GROUP_M: rows of
     tiles that share columns of b in the L2 cache. M, N and K need not be multiples of the blocks.
-    AHEAD: None, unless the kernel before may still run. Then so many items of K of its columns of b
-    and up a program fetches meanwhile, a power of two or zero.
     """
     stride_om, N = stride_om // OUT_ITEMS * OUT_ITEMS, N // OUT_ITEMS * OUT_ITEMS
     if A_TRANSPOSED:
@@ -519,21 +497,6 @@ def _pointer_kernel(
         b_ptrs += first.to(tl.int64) * stride_bm
         if up_ptr is not None:
             up_ptrs += first.to(tl.int64) * stride_um
-    if AHEAD is not None:
-        if AHEAD > 0:
-            # One address for each line: along K, or along the rows of b.
-            LINE: tl.constexpr = LINE_BYTES * 8 // b_ptr.dtype.element_ty.primitive_bitwidth
-            STEP: tl.constexpr = LINE if B_TRANSPOSED else 1
-            ahead, across = first + tl.arange(0, AHEAD // STEP)[:, None] * STEP, offs_n[None, :]
-            if not B_TRANSPOSED:
-                ACROSS: tl.constexpr = max(1, BLOCK_N // LINE)
-                across = pid_n * BLOCK_N + tl.arange(0, ACROSS)[None, :] * LINE
-            fetched = (ahead < end) & (across < N)
-            ahead, across = ahead.to(tl.int64), across.to(tl.int64)
-            fetch_lines(b_ptr + ahead * stride_bm + across * stride_bn, fetched)
-            if up_ptr is not None:
-                fetch_lines(up_ptr + ahead * stride_um + across * stride_un, fetched)
-        wait_for_previous(True)
     for start in range(first, end, BLOCK_K):
         in_a, in_b = start + offs_k[None, :] < K, start + offs_k[:, None] < K
         if not A_WRAPS:
@@ -549,7 +512,6 @@ def _pointer_kernel(
             up_ptrs += tl.cast(stride_um, tl.int64) * BLOCK_K
         a_ptrs += tl.cast(stride_an, tl.int64) * BLOCK_K
         b_ptrs += tl.cast(stride_bm, tl.int64) * BLOCK_K
-    start_next(AHEAD is not None)
     if SPLITS > 1:
         # The parts of up lie behind those of b.
         within = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]

@@ -18,10 +18,8 @@ import triton.language as tl
 
 from .._runtime.call_cache import cached_launch
 from .._runtime.configs import Configs
-from .._runtime.early_start import early_start
 from .._runtime.layout import rows_and_stride
 from .._runtime.vector_access import access_items
-from .._triton.early_start import start_next, wait_for_previous
 from .._triton.exchange import empty_slots, may_wait, supports_spin_wait
 from .._triton.memory import load_f32_hinted, opaque_zero, store_as
 from .checks import check_norm
@@ -41,8 +39,6 @@ from .statistics import (
 
 # Columns of a block if a row is summed again.
 RESUM_BLOCK = tl.constexpr(1024)
-# So many rows are those of decoded tokens, whose kernels are short.
-FEW_ROWS = 64
 
 
 class Forward(NamedTuple):
@@ -123,7 +119,7 @@ def norm_forward(
         chunks, full = chunks_of(n, 1, config["BLOCK_N"])
         _norm_forward_row_kernel[(-(-m // config["BLOCK_M"]),)](
             HAS_PTX=supports_spin_wait(x.device), NUM_CHUNKS=chunks, NUM_FULL=full,
-            **early_start(x.device, m <= FEW_ROWS), **arguments, **config,
+            **arguments, **config,
         )  # fmt: skip
         return y, x_plus_residual, stats
     if tile.splits > 1:
@@ -247,7 +243,7 @@ def _norm_forward_row_kernel(
     stride_xm, stride_rm, M, N, eps,
     IS_LAYER_NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, ITEMS: tl.constexpr,
     HAS_PTX: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_FULL: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """y = w (s - mean) rstd + b with s = x + residual; mean is 0 in an RMS norm. s is read once.
 
@@ -258,13 +254,11 @@ def _norm_forward_row_kernel(
     Reads x (and the residual) [M, N], in rows stride_xm and stride_rm apart, w and b [N], each
     1 and 0 if its pointer is None. Writes y [M, N], and s [M, N], in the dtype of the residual, if
     there is one. Writes stats (rstd [M], then mean [M] of a layer norm) unless its pointer is None.
-    UNIT_OFFSET: 1 + w stands in the place of w. HAS_PTX: the GPU is NVIDIA's. EARLY: the kernel
-    before may still run.
+    UNIT_OFFSET: 1 + w stands in the place of w. HAS_PTX: the GPU is NVIDIA's.
 
     N and the strides are multiples of ITEMS. NUM_CHUNKS = cdiv(N, BLOCK_N), 8 at most. NUM_FULL =
     N // BLOCK_N: the chunks without a mask.
     """
-    wait_for_previous(EARLY)
     N, stride_xm = multiple(N, ITEMS), multiple(stride_xm, ITEMS)
     stride_rm = multiple(stride_rm, ITEMS)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -274,7 +268,6 @@ def _norm_forward_row_kernel(
         x_ptr, residual_ptr, x_plus_residual_ptr, offs_m, mask_m, stride_xm, stride_rm, N, 0, N,
         NUM_CHUNKS, NUM_FULL, BLOCK_N,
     )  # fmt: skip
-    start_next(EARLY)
     # 2. Mean and variance, about a shift: the mean of an eighth of the row at least.
     shift = tl.zeros((BLOCK_M,), tl.float32)
     if IS_LAYER_NORM:

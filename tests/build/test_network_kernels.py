@@ -37,23 +37,6 @@ def test_the_kernels_of_a_network_compile_for_hopper(call):
     )  # fmt: skip
     found = json.loads(run.stdout)
     assert len(found["kernels"]) >= 4 and found["failed"] == {}
-    # A step has rows enough for a whole GPU, so no kernel of it starts early.
-    assert all(found["early"].values()) and bool(found["early"]) == (call[0] == "token")
-
-
-ENTRY = ".visible .entry k(.param .u64 .ptr .global .align 1 k_param_0) {\n"
-
-
-@pytest.mark.parametrize(
-    "access",
-    ["ld.global.b32", "st.global.b32", "cp.async.cg.shared.global",
-     "griddepcontrol.launch_dependents;"],
-)  # fmt: skip
-def test_an_access_before_the_wait_is_found(access):
-    wait, fetch = "griddepcontrol.wait; // dummy\n", "prefetch.global.L2 [%rd1];\n"
-    assert network_build.waits_first(f"{ENTRY}{fetch}{wait}{access} [%rd1];\n")
-    assert not network_build.waits_first(f"{ENTRY}{access} [%rd1];\n{wait}")
-    assert not network_build.waits_first(f"{ENTRY}{access} [%rd1];\n")
 
 
 def test_a_failure_is_not_hidden_by_a_launch_of_the_same_name(monkeypatch):

@@ -17,7 +17,6 @@ from kernels._runtime import address_table as _address_table
 from kernels._runtime import configs as _tuned
 from kernels._runtime import device as _device
 from kernels._runtime import launch_guard as _launch_guard
-from kernels._runtime.early_start import early_start
 from kernels.cross_entropy_details import linear_tiles as _linear_loss
 from tests.support import kernel_files
 from tests.support.fake_gpu import GPU, compiled, plain
@@ -146,25 +145,3 @@ def test_memory_that_no_kernel_can_read_is_refused_by_name(monkeypatch, name, de
         names = "|".join((*given, "out"))
         with pytest.raises(ValueError, match=rf"^({names})(\[0\])?: on {device}, expected .* cuda"):
             function(**made, **op.arguments(case))
-
-
-@pytest.mark.parametrize(
-    ("hopper", "tensor_memory", "hip", "early"),
-    [(True, False, False, True), (False, True, False, True), (False, False, False, False),
-     (True, False, True, False)],
-)  # fmt: skip
-def test_a_kernel_starts_early_from_hopper_on(hopper, tensor_memory, hip, early):
-    meta = torch.device("meta")
-    with _device.assume_device(hopper=hopper, tensor_memory=tensor_memory, hip=hip):
-        found = early_start(meta)
-        assert found == ({"EARLY": True, "launch_pdl": True} if early else {"EARLY": False})
-        assert early_start(meta, wanted=False) == {"EARLY": False}
-        assert early_start(torch.device("cpu")) == {"EARLY": False}
-
-
-@pytest.mark.parametrize(
-    ("capability", "early"), [((8, 6), False), ((9, 0), True), ((12, 0), True)]
-)
-def test_a_gpu_says_by_its_capability_whether_a_kernel_starts_early(monkeypatch, capability, early):
-    monkeypatch.setattr(_device, "_capability", lambda device: capability)
-    assert early_start(torch.device("cuda:0"))["EARLY"] == early

@@ -6,7 +6,6 @@ kernels are interpreted.
 """
 
 import json
-import re
 import sys
 
 import torch
@@ -55,34 +54,7 @@ def failures(found: list[Launch]) -> dict[str, str]:
     return {name: row["reason"] or "takes too much shared memory" for name, row in bad.items()}
 
 
-# An access to memory, in PTX, that is no fetch to the L2 cache, or the start of the next kernel.
-ACCESS = re.compile(
-    r"\b(?:ld|st|atom|red)\.\S*global|\bcp\.(?:reduce\.)?async|\bgriddepcontrol\.launch"
-)
-WAIT = "griddepcontrol.wait"
-
-
-def early(found: list[Launch]) -> dict[str, bool]:
-    """Return which kernels may start before the one before them has ended, by name and constants.
-
-    The value says whether each accesses memory only after it has waited for that end.
-    """
-    texts = {
-        f"{x.name} {x.config}": compiler.compile(x, "90").asm["ptx"]
-        for x in found
-        if x.arguments.get("launch_pdl")
-    }
-    return {name: waits_first(text) for name, text in texts.items()}
-
-
-def waits_first(text: str) -> bool:
-    """Return whether the code of a kernel waits before it reads, writes or starts the next one."""
-    before, waits, _ = text.partition(WAIT)
-    return bool(waits) and not ACCESS.search(before)
-
-
 if __name__ == "__main__":
     call, preset, *numbers = sys.argv[1:]
     found = launches(call, preset, *map(int, numbers))
-    names = sorted({x.name for x in found})
-    print(json.dumps({"kernels": names, "failed": failures(found), "early": early(found)}))
+    print(json.dumps({"kernels": sorted({x.name for x in found}), "failed": failures(found)}))
