@@ -125,6 +125,15 @@ def test_shares_of_ceilings_and_of_rivals(table):
     assert [line[7] for line in lines] == [MISSED, "must met", MISSED, "must met"]
 
 
+def test_a_target_on_every_op_speaks_of_no_network(table):
+    """The wall time of a network stood among host times."""
+    rows = [row("ours", 20.0), row("torch_eager", 40.0)]
+    whole = {"op": "model_decode", "family": "model"}
+    rows += [row("ours", 90.0, **whole), row("torch_eager", 40.0, **whole)]
+    (line,) = table([target(op="*", quantity="call_ratio", must="1", aim="")], rows)
+    assert line[5:8] == ["0.56", "1/1", "must met"]
+
+
 def test_each_part_of_an_op_is_measured_by_its_own_ceiling(table):
     rows = [row("ours", 20.0), row("ours", 20.0, case="N9", run_id="s")]
     for case, share in (("N8", "0.839"), ("N9", "1.678")):
