@@ -46,10 +46,22 @@ def _lines(key, values):
         values = [value or None for value in values]
     lines = []
     for value in dict.fromkeys(value for value in values if value is not None):
-        having = [str(n) for n, other in enumerate(values, 1) if other == value]
-        which = ALL if len(having) == len(values) else ", ".join(having)
+        having = [n for n, other in enumerate(values, 1) if other == value]
+        which = ALL if len(having) == len(values) else _ranges(having)
         lines.append(["" if lines else _table.code(key), _value(value), which])
     return lines
+
+
+def _ranges(numbers):
+    """Ascending numbers as text, three or more in a row as their ends: 1, 2, 4--7."""
+    rows = []
+    for number in numbers:
+        if rows and rows[-1][-1] == number - 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    parts = ([f"{row[0]}--{row[-1]}"] if len(row) > 2 else map(str, row) for row in rows)
+    return ", ".join(part for row in parts for part in row)
 
 
 def _value(value):
