@@ -17,7 +17,11 @@ TIMES = {
     "device_us": "GPU time of the stack over that of ours",
 }
 # Ticks of the ratios, as far as the ratios reach.
-TICKS = (0.125, 0.25, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 16, 32, 64, 128)
+TICKS = (0.125, 0.25, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6)
+
+
+# A ratio above this one stands at the right edge, with its number.
+FAR = 6
 
 
 def main(arguments):
@@ -64,7 +68,7 @@ def _scale(axes, ratios, label):
     if known.empty:
         axes.set_xticks([])
         return
-    low, high = min(0.9, known.min() / 1.25), max(1.1, known.max() * 1.15)
+    low, high = min(0.9, known.min() / 1.25), max(1.1, min(known.max(), FAR) * 1.15)
     ticks = [tick for tick in TICKS if low <= tick <= high]
     axes.set_xscale("log")
     axes.set_xlim(low, high)
@@ -88,8 +92,12 @@ def _panel(axes, rows, lines, styles, time):
         shift = 0.6 * (stacks.index(row["stack"]) / max(1, len(stacks) - 1) - 0.5)
         place, look = lines.index(_line(row)) + shift, styles[row["stack"]]
         if row["status"] == "ok" and row[_ratio(time)] > 0:
-            axes.plot(row[_ratio(time)], place, linestyle="none", markersize=4.5,
+            ratio = row[_ratio(time)]
+            axes.plot(min(ratio, FAR), place, linestyle="none", markersize=4.5,
                       **{key: look[key] for key in ("color", "marker")})  # fmt: skip
+            if ratio > FAR:
+                axes.annotate(f"{ratio:.0f}", (FAR, place), xytext=(-5, 0), ha="right", va="center",
+                              textcoords="offset points", fontsize="small")  # fmt: skip
         elif row["status"] != "ok":
             mark = {"marker": STATUSES[row["status"]].mark, "color": look["color"]}
             axes.plot(0.012, place, transform=axes.get_yaxis_transform(), markersize=5,

@@ -19,16 +19,21 @@ def main(arguments):
         cells = rows[(rows["stack"] == stack) & (rows["status"] == "ok")].sort_values("length")
         axes.plot(cells["length"], cells["peak_mem_bytes"] / 2**30, label=stack, **look)
     failed = rows[rows["status"] != "ok"]
+    without = _network.whole(failed["stack"])
     for row in failed.to_dict("records"):
         mark = {"marker": STATUSES[row["status"]].mark, "color": styles[row["stack"]]["color"]}
         # One below the other at the upper edge: several may fail at one length.
-        place = 0.96 - 0.06 * stacks.index(row["stack"])
+        place = 0.96 - 0.06 * without.index(row["stack"])
         axes.plot(row["length"], place, transform=axes.get_xaxis_transform(), linestyle="none",
                   markersize=6, markeredgewidth=1.2, **mark)  # fmt: skip
     lengths = sorted(set(rows["length"]))
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
-    axes.set(xlabel="tokens of the sequence", ylabel="GiB at the peak", ylim=(0, None))
+    axes.set(
+        xlabel="tokens of the sequence",
+        ylabel="GiB at the peak",
+        ylim=(0, 1.25 * rows["peak_mem_bytes"].max() / 2**30),
+    )
     axes.set_title(f"{rows.iloc[0]['preset']}, 1 sequence, {rows.iloc[0]['dtype']}")
     handles, labels = axes.get_legend_handles_labels()
     handles += [

@@ -32,13 +32,15 @@ HEADS = ("", "stack", "ms", "eager", "tokens/s", "MFU", "ms", "eager", "peak", "
 UNITS = ("", "", "", "/ stack", "", r"\%", "", "/ stack", "GiB", "mJ/token")
 # How the wall time of a call is taken, now and in older rows.
 LONG_ROW = (
-    "After a rest a board may draw more than its power cap for about a second. So calls follow each"
-    " other for seconds before the clock runs. The time is the mean of calls in a row behind them."
+    "After a rest a board may run faster for about a second. So calls follow each other for seconds"
+    " before the clock runs. The time is the mean of calls in a row behind them. So the host may"
+    " submit a call while the GPU still has the one before, which hides some of the host's work."
 )
 SHORT_ROW = (
     "A block makes its calls one after the other, and a long one once, about a second after a rest."
-    " For so long a board may draw more than its power cap. So its clock may fall between two of"
-    " these calls, and is lower in a loop that runs for minutes."
+    " Near that time the clock of a board may fall and rise again. So the two times of a long call"
+    " may have clocks that differ, and neither need have that of a loop of minutes. A program that"
+    " does not wait for each call hides some of the host's work behind the call before."
 )
 # The GPU waits for long if the wall time is so many times the GPU time: for a third of the call.
 WAITS = 1.5
@@ -84,7 +86,10 @@ def _cells(rows):
         found = rows[(rows["op"] == op) & ~rows["stack"].str.contains("_with_")]
         for _, cell in found.groupby(["preset", "batch", "length", "dtype"], sort=False):
             first = cell.iloc[0]
-            case = f"{first['preset']}, {first['batch']} x {first['length']}, {first['dtype']}"
+            size = f"{first['batch']} x {first['length']}"
+            if op == "model_decode":
+                size += f" + {first['tokens'] / first['batch']:.0f}"
+            case = f"{first['preset']}, {size}, {first['dtype']}"
             yield f"{title}: {_table.escape(case)}", cell
 
 

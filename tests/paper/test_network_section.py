@@ -175,6 +175,24 @@ def test_every_figure_has_rows(shown):
         assert EMPTY not in (shown / "figures" / f"{name}.svg").read_text(), name
 
 
+def test_the_bars_of_the_power_hold_what_a_counter_in_steps_hides(monkeypatch):
+    monkeypatch.syspath_prepend(PAPER / "figures")
+    monkeypatch.syspath_prepend(PAPER)
+    find = runpy.run_path(str(PAPER / "figures/step_power.py"))["power"]
+    # Steps of 257 ms at 700 W, by a counter that moves each 0.1 s.
+    steps = pd.DataFrame({"at_s": [0.257 * (call + 1) for call in range(34)]})
+    steps["energy_j"] = 70.0 * (steps["at_s"] * 10).astype(int)
+    found = find(steps)
+    assert list(found["end_s"]) == pytest.approx([0.257 * end for end in (9, 17, 25, 33)])
+    assert list(found["begin_s"]) == pytest.approx([0.257 * end for end in (1, 9, 17, 25)])
+    gaps = (found["watts"] - 700).abs()
+    assert (gaps <= found["off"]).all() and gaps.max() > 0.3 * found["off"].min()
+    assert list(found["off"]) == pytest.approx(list(found["watts"] * 0.1 / (8 * 0.257)))
+    # No step runs during the last reading, so no window ends there.
+    assert len(find(steps.iloc[:33])) == 3
+    assert find(steps.assign(energy_j=None)).empty
+
+
 def test_the_ladder_predicts_by_amdahl(shown):
     text = (shown / "figures/step_ladder.svg").read_text()
     # From 250 ms attention saves a third of 48; two more blocks of 100 us make the median.
@@ -211,6 +229,8 @@ def test_the_table_names_each_stack_once_for_a_case(shown):
     assert table.count("ours") == 3 and "with" not in table
     assert r"\newcommand{\whennetwork}[1]{#1}" in text
     assert "oom: CUDA out of memory" in text
+    # A decoding names the tokens that it decodes.
+    assert table.count(" + 128, bfloat16") == table.count("Prompt and decoding") > 0
 
 
 @pytest.fixture
@@ -306,6 +326,23 @@ def test_the_figure_has_a_panel_for_each_time(written, monkeypatch):
     for axes, found in zip((wall, device), ratios, strict=True):
         low, high = axes.get_xlim()
         assert low < min(found) and max(found) < high and axes.get_xscale() == "log"
+
+
+def test_a_far_ratio_stands_at_the_edge_with_its_number(written, monkeypatch):
+    rows = pd.read_csv(written / "network.csv")
+    far = rows["stack"] == "torch_eager"
+    times = {name: rows[name].mask(far, 34 * 8000) for name in ("call_us", "device_us")}
+    save(written, "network", rows.assign(**times).to_dict("records"))
+    monkeypatch.syspath_prepend(PAPER)
+    monkeypatch.syspath_prepend(PAPER / "figures")
+    drawn = []
+    monkeypatch.setattr(importlib.import_module("_figure"), "save", lambda *it: drawn.append(it[0]))
+    given = argparse.Namespace(run=written, out=written / "model.pdf")
+    runpy.run_path(str(PAPER / "figures/model.py"))["main"](given)
+    # The wall time of ours is 8000 us, its GPU time 2000.
+    for axes, said in zip(drawn[0].axes, ("34", "136"), strict=True):
+        assert [text.get_text() for text in axes.texts] == [said]
+        assert max(line.get_xdata()[0] for line in axes.lines) == 6 < axes.get_xlim()[1] < 8
 
 
 def test_a_cell_that_was_not_reached_has_one_line_and_no_place_in_the_figure(shown, tmp_path):
