@@ -45,7 +45,7 @@ def main(arguments):
         lines += _table.heading(head[0].count("&") + 1, f"{_table.code(op)} {pass_}")
         for row in rows.sort_values("impl", key=lambda impls: impls.map(_ours_first)).itertuples():
             lines.append([_table.code(row.impl), *_values(row)])
-    columns = r"lrrrr>{\raggedright\arraybackslash}p{52mm}ll"
+    columns = r"lrrrr>{\raggedright\arraybackslash}p{48mm}ll"
     table = _table.captioned(columns, head, lines, CAPTION, "tab:ledger", size=_table.SMALL)
     _table.save(arguments.out, table + _called(found))
 
