@@ -28,6 +28,7 @@ CLAIMS = (
     "Time of a baseline over the time of ours: geometric mean over the cells of an op and pass, "
     "with its interval and noise floor; p after Holm's correction over all claims."
 )
+MORE = "Networks, memory and the forms of kernels. The captions of the paper say how to read them."
 REMARKS = (
     "What deserves a look in cells that have a time: blocks lost, ceilings passed, far ratios."
 )
@@ -138,7 +139,7 @@ def _more(folder: Path) -> list[dict]:
     names = sorted(path.stem for path in scripts if path.stem not in shown)
     found = [figure for name in names for figure in _figures(folder, [name])]
     found = [figure for figure in found if _data.EMPTY.encode() not in figure["svg"]]
-    return [_section("more", "More figures", None, found)] if found else []
+    return [_section("more", "More figures", None, found, MORE)] if found else []
 
 
 def _speedups(folder: Path) -> pd.DataFrame:
