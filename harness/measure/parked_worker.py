@@ -5,8 +5,8 @@ worker holds memory during its own block only. Between blocks its inputs have no
 drawn anew from the seed, which gives the same numbers, before the clock runs. A sample of the
 entries of each output is kept and compared.
 
-A GPU that rests while a worker takes its memory runs above its power cap for about a second
-afterwards. A network then takes up to a tenth longer than its first calls did (docs/lab/network.md,
+A GPU that rests while a worker takes its memory is faster for about a second afterwards. Then its
+clock falls, and a call may take a tenth longer than the first ones did (docs/lab/network.md,
 2026-11-30). So a block begins with calls for longer than that. `call_us` is the wall time of one of
 many calls in a row that follow them, until the GPU has done the last.
 

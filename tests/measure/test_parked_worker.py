@@ -74,7 +74,7 @@ LENGTHS = [(0.25, 8, 4), (3.0, 1, 1), (0.3, 7, 4), (1e-4, 100, 100)]
 def test_calls_follow_each_other_for_seconds_before_the_clock_runs(
     park, monkeypatch, lasts_s, settling, timed
 ):
-    """A GPU above its power cap slows down within a second of them."""
+    """A GPU that has rested slows down within a second of them."""
     clock, log = Clock(), []
     monkeypatch.setattr(parked_worker, "time", clock)
 

@@ -9,7 +9,7 @@ import torch
 from harness.machine import nvml
 from harness.measure.dissect.steps import Row, Steps, attempted, release
 
-# Seconds without work, after which a board allows more than its power cap for a while.
+# Seconds without work, after which a board is faster for a while.
 REST_S = 5.0
 
 
