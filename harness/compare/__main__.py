@@ -9,7 +9,7 @@ On one GPU model, a regression is a cell or an (op, pass) that is slower, with f
 Holm. On two, it is a claim that held and now is decided against. On both, it is also a cell of ours
 that had a time and lost it. Without a regression, 0 needs proof that the geometric mean over all
 cells is not slower by one percent. On two models it needs every decided claim to be decided again.
-No cell may be missing.
+No cell may be missing. A cell of a network decides nothing, unless it lost its time.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 code, such as two studies on a GPU each, or one on a GPU and one on several. All implementations
 whose version is the same in both count: none of them has changed, so what differs is the board, the
 process and the moment. Ops that both runs measured on the same board show what the last two do
-without the first.
+without the first. Networks are left out, as from all claims.
 
 The times of two runs share no block. A difference is uncertain by the blocks of both, and by the
 offsets of two processes that run the same code, which the A/A twins of both runs tell. The noise
@@ -54,7 +54,9 @@ def main() -> None:
         raise UserError(f"{options.two}: its GPU is of another model than that of {options.one}")
     found = rows(one, two)
     if not found:
-        raise UserError(f"{options.two}: no cell of {options.one} by the same version of a library")
+        raise UserError(
+            f"{options.two}: no kernel in {options.one} by the same version of a library"
+        )
     if options.csv:
         with whole_file(options.csv) as temporary, temporary.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS.split(","), lineterminator="\n")
@@ -105,7 +107,7 @@ def differences(one: Run, two: Run) -> dict[tuple[Key, str], Difference]:
         for key, gap in comparisons.noise(each.counted).items()
     }
     known, found = inference.known(noise), {}
-    for key in changes.shared(one, two):
+    for key in comparisons.claimed(changes.shared(one, two)):
         before, after = one.counted[key], two.counted[key]
         for impl in before:
             if impl == TWIN or impl not in after:

@@ -110,7 +110,7 @@ def shared(old: Run, new: Run) -> list[Key]:
 def control(old: Run, new: Run) -> str:
     """The baseline that is the same code in both runs, in most cells; "" without one."""
     found: dict[str, int] = {}
-    for key in shared(old, new):
+    for key in comparisons.claimed(shared(old, new)):
         for impl in set(old.counted[key]) & set(new.counted[key]) - {OURS, TWIN}:
             versions = {run.counted[key][impl].first["impl_version"] for run in (old, new)}
             found[impl] = found.get(impl, 0) + (len(versions) == 1 and "" not in versions)
@@ -119,17 +119,21 @@ def control(old: Run, new: Run) -> str:
 
 
 def times(old: Run, new: Run) -> dict[Key, Difference]:
-    """The log of the old time of ours over the new, by cell."""
+    """The log of the old time of ours over the new, by cell.
+
+    Networks have one that decides nothing, and teach the others nothing.
+    """
     keys, same = shared(old, new), control(old, new)
+    claimed = comparisons.claimed(keys)
     gaps = {key: unpaired(old, new, key, same) for key in keys}
     length = {key: float(np.median(list(old.counted[key][OURS].times().values()))) for key in keys}
-    known = inference.known({key: (length[key], gaps[key]) for key in keys})
-    unknown = () if same else (UNKNOWN,)
+    known = inference.known({key: (length[key], gaps[key]) for key in claimed})
+    decisive = set(claimed) if same else set()
     return {
         key: Difference(
             unpaired(old, new, key, OURS),
             own_offset(old, new, key, OURS) or known.at(length[key]),
-            (old.twin(key), new.twin(key), gaps[key], *unknown),
+            (old.twin(key), new.twin(key), gaps[key], *[UNKNOWN] * (key not in decisive)),
         )
         for key in keys
     }
@@ -190,8 +194,8 @@ def mean_rows(old: Run, new: Run) -> tuple[list[dict], float]:
     """How the times of ours changed by (op, pass), and whether they got worse over all cells.
 
     The second is a p-value. Its hypothesis is that the new run is slower by MARGIN or more in the
-    geometric mean over all cells but those of training (`timings.parts`). A small one shows that
-    the run is the same or better.
+    geometric mean over all cells but those of training (`timings.parts`) and of networks. A small
+    one shows that the run is the same or better.
     """
     found = times(old, new)
     groups = inference.grouped(found, lambda key: (key[0], key[3]))
@@ -200,11 +204,12 @@ def mean_rows(old: Run, new: Run) -> tuple[list[dict], float]:
     for ((op, pass_), keys), row in zip(groups.items(), judged, strict=True):
         row["verdict"] = TIMES.get(row["verdict"], row["verdict"])
         rows.append({"op": op, "pass": pass_, "cells": len(keys)} | row)
-    if not found or any(np.isnan(row["p"]) for row in rows):
+    claimed, part = comparisons.claimed(found), timings.parts(old.counted)
+    told = [found[key] for key in claimed if part[key] == timings.HEADLINE]
+    ops = {key[0] for key in claimed}
+    if not told or any(np.isnan(row["p"]) for row in rows if row["op"] in ops):
         return rows, 1.0
-    part = timings.parts(old.counted)
-    whole = inference.proving([one for key, one in found.items() if part[key] == timings.HEADLINE])
-    return rows, float(stats.above(whole, -stats.MARGIN))
+    return rows, float(stats.above(inference.proving(told), -stats.MARGIN))
 
 
 def claim_rows(old: Run, new: Run) -> list[dict]:

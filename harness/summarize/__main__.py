@@ -134,12 +134,7 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
     every = {key: rivals for found in grouped.values() for key, rivals in found.items()}
     ceilings = {key: limits(study[key[0]][1], key[1:]) for key in every}
     counted = {key: timings.counted(rivals, ceilings[key]) for key, rivals in every.items()}
-    # The GPU time of a network is not what its caller waits for. It decides no claim, and its gaps,
-    # with the host's work in them, say nothing of others.
-    whole = source_tree.network_ops(ROOT)
-    claimed = {key: rivals for key, rivals in counted.items() if key[0] not in whole}
-    noise = comparisons.noise(claimed)
-    known = comparisons.known(claimed)
+    noise, known = comparisons.noise(counted), comparisons.known(counted)
     summary = [
         row | {"run_id": parts.of_cell(study[key[0]][1], key[1:])["run_id"]}
         for key, rivals in every.items()
@@ -149,14 +144,14 @@ def _write_cells(folder: Path, study: Mapping[str, tuple[list[dict], dict]]) -> 
     sizes = [key.removeprefix("size_") for key in sizes]
     impls = dict.fromkeys(row["impl"] for row in summary)
     _write(folder, columns.SUMMARY, summary, letter=sizes, impl=impls)
-    compared = comparisons.comparisons(claimed, known)
+    compared = comparisons.comparisons(counted, known)
     verdicts = _described(comparisons.verdict_rows(compared), summary)
     _write(folder, columns.VERDICTS, verdicts)
     grid = [key for key, rivals in every.items() if next(iter(rivals.values())).set == timings.GRID]
     said = comparisons.best_rows(compared, grid) + comparisons.claim_rows(compared, grid)
     _write(folder, columns.CLAIMS, said)
     headline = comparisons.members([one for one in compared if one.part == timings.HEADLINE])
-    found = rates.rows(*rates.material(noise, comparisons.processes(claimed), headline))
+    found = rates.rows(*rates.material(noise, comparisons.processes(counted), headline))
     _write(folder, columns.RATES, found)
     return summary
 

@@ -15,7 +15,9 @@ import numpy as np
 from scipy.stats import f
 
 from harness import stats
+from harness.project import source_tree
 from harness.project.implementations import OURS, TWIN
+from harness.results.reports import ROOT
 from harness.stats import Estimate, Interval
 from harness.summarize import inference
 from harness.summarize.inference import UNKNOWN, Difference, Offset, Offsets
@@ -49,10 +51,20 @@ class Comparison(NamedTuple):
 Study = Mapping[tuple[str, ...], Mapping[str, Cell]]
 
 
+def claimed(cells: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The cells of which claims are made, by KEY: all but those of whole networks.
+
+    The GPU time of a network is not what its caller waits for. It decides no claim, and its gaps,
+    with the host's work in them, say nothing of others.
+    """
+    networks = source_tree.network_ops(ROOT)
+    return [key for key in cells if key[0] not in networks]
+
+
 def noise(study: Study) -> dict[tuple[str, ...], tuple[float, Estimate]]:
     """The A/A gaps of a study by cell, each with the length in us of a call of ours.
 
-    Unsteady cells have none: their gaps say nothing of others.
+    Unsteady cells have none, nor have those of networks: their gaps say nothing of others.
     """
     return _learned(study)[0]
 
@@ -92,13 +104,14 @@ def _learned(study: Study) -> tuple[dict, dict[tuple[str, ...], Offset]]:
 
 
 def _gaps(study: Study) -> dict[tuple[str, ...], tuple[float, Estimate]]:
-    """The A/A gaps of all cells, each as between two single processes.
+    """The A/A gaps of the claimed cells, each as between two single processes.
 
     A gap between means of several processes is narrower than one between two processes; it is
     widened to that, so that `inference.Offsets` knows gaps of one kind.
     """
     found = {}
-    for key, rivals in study.items():
+    for key in claimed(study):
+        rivals = study[key]
         if (twin := gap(rivals, TWIN)) is not None:
             length = stats.median_interval(list(rivals[OURS].times().values())).value
             wider = math.sqrt(2 / sum(1 / rivals[impl].processes for impl in (OURS, TWIN)))
@@ -113,10 +126,11 @@ def processes(study: Study) -> dict[tuple[str, ...], int]:
 
 
 def comparisons(study: Study, learned: Offsets | None = None) -> list[Comparison]:
-    """All comparisons of a study; learned: what `known` says, where it is at hand."""
+    """All comparisons of claimed cells; learned: what `known` says, where it is at hand."""
     offsets, found = learned or known(study), []
     part = parts(study)
-    for key, rivals in study.items():
+    for key in claimed(study):
+        rivals = study[key]
         if OURS not in rivals:
             continue
         ours, twin = rivals[OURS], gap(rivals, TWIN)

@@ -4,11 +4,13 @@ import contextlib
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from harness import cli
@@ -16,7 +18,7 @@ from harness.compare import __main__ as compare
 from harness.compare import changes, text
 from harness.results import times
 from harness.summarize import comparisons
-from tests.support import synthetic
+from tests.support import networks_run, synthetic
 
 OP = "softmax"
 
@@ -191,6 +193,40 @@ def test_a_cell_that_one_run_did_not_reach_is_no_regression(old, again, tmp_path
     assert "new: 6 of softmax" in done.stdout
 
 
+def with_networks(study, folder, seed, factor=1.0, **where):
+    """Return a study with whole networks, of which no two times agree. factor: of ours there."""
+    rng = np.random.default_rng(seed)
+    for op, cases in networks_run.CASES.items():
+        rows = [other(row, OURS, factor) for case in cases for row in networks_run._rows(op, *case)]
+        wild = {key: math.exp(rng.normal(0, 0.3)) for key in {(r["impl"], r["case"]) for r in rows}}
+        rows = [other(row, [row["impl"]], wild[row["impl"], row["case"]]) for row in rows]
+        write(folder, rows, op, **where)
+    return study | times.measurements(folder)
+
+
+@pytest.mark.parametrize("gpu", ["Synthetic GPU", "Other GPU"])
+def test_networks_teach_no_noise_and_decide_nothing(old, again, tmp_path, gpu):
+    new = write(tmp_path / "new", [other(row, OURS, 0.97) for row in again], gpu=gpu)
+    studies = [times.measurements(folder) for folder in (old, new)]
+    alone = [changes.Run.of(study) for study in studies]
+    both = [
+        changes.Run.of(with_networks(study, tmp_path / str(seed), seed, 1 + seed, gpu=where))
+        for seed, (study, where) in enumerate(zip(studies, ("Synthetic GPU", gpu), strict=True))
+    ]
+    rows, (means, p) = changes.cell_rows(*both), changes.mean_rows(*both)
+    whole = [row for row in rows if row["op"] in networks_run.CASES]
+    assert {row["verdict"] for row in whole} == {"undecided"}
+    # Text, since nan is not itself.
+    assert str([row for row in rows if row not in whole]) == str(changes.cell_rows(*alone))
+    kept = [row for row in means if row["op"] not in networks_run.CASES]
+    assert str((kept, p)) == str(changes.mean_rows(*alone))
+    assert p < 0.05
+    assert str(changes.claim_rows(*both)) == str(changes.claim_rows(*alone)) != "[]"
+    networks = [changes.Run.of({op: run[op] for op in networks_run.CASES}) for run in
+                (with_networks(study, tmp_path / "0", 1) for study in studies)]  # fmt: skip
+    assert changes.control(*networks) == "" and changes.mean_rows(*networks)[1] == 1.0
+
+
 def test_shapes_that_were_drawn_for_one_run_are_not_missing_in_the_other(old, again):
     rows, sidecar = times.measurements(old)[OP]
     drawn = [row | {"set": "drawn", "case": f"{row['case']}1"} for row in rows[:200]]
@@ -337,6 +373,16 @@ def test_the_mean_over_all_weighs_an_op_once(old, again, tmp_path):
     assert proof("forward", "backward", "both") > 0.95
     # A loss has no separate backward pass, so `both` counts like any other pass.
     assert proof("forward", "both") < 0.01
+
+
+def test_without_a_cell_of_the_mean_over_all_nothing_is_proven(old):
+    """Both runs share calls of training only: `both` of an op whose backward pass failed."""
+    rows, sidecar = times.measurements(old)[OP]
+    rows = [row for row in rows if row["pass"] == "backward"]
+    failed = [row | {"status": "crashed", "device_us": None} for row in rows]
+    run = changes.Run.of({OP: ([*failed, *(row | {"pass": "both"} for row in rows)], sidecar)})
+    means, p_worse = changes.mean_rows(run, run)
+    assert [row["pass"] for row in means] == ["both"] and p_worse == 1.0
 
 
 def test_drawn_shapes_are_not_compared(old):

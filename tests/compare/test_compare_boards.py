@@ -3,6 +3,7 @@
 import csv
 import functools
 import math
+import shutil
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ from harness.compare import boards, changes
 from harness.compare.changes import Run
 from harness.results import raw
 from harness.summarize import inference
-from tests.support import synthetic
+from tests.support import networks_run, synthetic
 
 OPS = ("softmax", "layer_norm")
 CELLS = 8
@@ -139,6 +140,12 @@ def test_an_op_in_two_parts_is_compared_by_the_board_of_each_cell(one, two):
     assert f"; {sidecar['run_id']}, earlier; " in run.origin()
     said = "2 ops on 2 GPUs, jobs of 250 s in all, 300 s from the first to the last"
     assert boards.stage(folder, run) == f"{folder}: {said}"
+
+
+def test_networks_are_left_out_and_teach_no_noise(one, two, tmp_path):
+    folder, alone = two(), boards.rows(Run.read(one), Run.read(two()))
+    both = networks_run.write_run(shutil.copytree(one, tmp_path / "both"))
+    assert boards.rows(Run.read(both), Run.read(networks_run.write_run(folder))) == alone
 
 
 def test_the_order_of_the_runs_inverts_the_ratio_and_changes_nothing_else(one, two):
