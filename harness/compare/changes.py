@@ -275,10 +275,8 @@ def _minus(one: Estimate, other: Estimate) -> Estimate:
 
 def _hole(old: Run, new: Run, key: Key) -> dict:
     before, after = old.ours(key)["status"], new.ours(key)["status"]
-    if after in NOT_ASKED:
-        return {"verdict": "missing"}
-    if before in NOT_ASKED:
-        return {"verdict": "new"}
+    if (before in NOT_ASKED) != (after in NOT_ASKED):
+        return {"verdict": "missing" if after in NOT_ASKED else "new"}
     had, has = _timed(old, key), _timed(new, key)
     if had and has:
         return {"verdict": "undecided"}

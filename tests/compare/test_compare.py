@@ -193,6 +193,16 @@ def test_a_cell_that_one_run_did_not_reach_is_no_regression(old, again, tmp_path
     assert "new: 6 of softmax" in done.stdout
 
 
+def test_a_cell_that_neither_run_reached_is_not_missing(old, again):
+    """The first run does not have it either."""
+    rows, sidecar = times.measurements(old)[OP]
+    nothing = {"status": "unreached", "device_us": None, "call_us": None}
+    rows = [row | (nothing if row["case"] == "M4096-N256" else {}) for row in rows]
+    run = changes.Run.of({OP: (rows, sidecar)})
+    found = [row for row in changes.cell_rows(run, run) if row["case"] == "M4096-N256"]
+    assert {(row["verdict"], row["new_status"]) for row in found} == {("untimed", "unreached")}
+
+
 def with_networks(study, folder, seed, factor=1.0, **where):
     """Return a study with whole networks, of which no two times agree. factor: of ours there."""
     rng = np.random.default_rng(seed)
