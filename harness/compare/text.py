@@ -17,6 +17,7 @@ from rich.text import Text
 
 CELLS_SHOWN, CLAIMS_SHOWN = 8, 5
 NARROW, WIDE = 80, 120
+WHEN = ("old", "new")
 CLAIMS = {"best": "against the best rival", "each": "against each baseline"}
 # In the order in which they are listed. Other verdicts are counted only, unless all is asked for.
 LISTED = ("lost", "slower", "lower", "faster", "higher", "gained", "undecided")
@@ -76,9 +77,8 @@ def _cell(row: Mapping) -> list[list[str]]:
 
 def _status(row: Mapping) -> list[str]:
     """The lines on a cell that lacks a time in one of the runs."""
-    reason = row["new_reason"] or row["old_reason"]
-    what = f"{row['verdict']}: {row['old_status']}, now {row['new_status']} {reason}".rstrip()
-    text = f"{' '.join(_name(row))}: {what}"
+    old, new = (f"{row[f'{when}_status']} {row[f'{when}_reason']}".rstrip() for when in WHEN)
+    text = f"{' '.join(_name(row))}: {row['verdict']}: {old}, now {new}"
     return textwrap.wrap(text, _width(), initial_indent="  ", subsequent_indent="    ")
 
 
@@ -116,7 +116,7 @@ def _claim(row: Mapping) -> list[list[str]]:
     """The entries of a claim, each as lines: ratio, interval and verdict of both runs."""
     both = [
         [_number(row[f"{when}_ratio"]), _interval(row, f"{when}_"), row[f"{when}_verdict"]]
-        for when in ("old", "new")
+        for when in WHEN
     ]
     name = [f"{row['op']} {row['pass']}", f"against {rival(row)}"]
     return [name, [f"{row['cells']}/{row['of']}"], *both, [row["outcome"]]]

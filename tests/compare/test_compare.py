@@ -176,6 +176,8 @@ def test_a_cell_of_ours_that_lost_its_time_is_a_regression(old, again, tmp_path)
         assert done.returncode == 1
         plain = " ".join(done.stdout.split())
         assert "lost: ok, now crashed CUDA error: misaligned address" in plain
+    back = " ".join(run(new.parent / "same", old).stdout.split())
+    assert "gained: crashed CUDA error: misaligned address, now ok" in back
 
 
 def test_a_cell_that_one_run_did_not_reach_is_no_regression(old, again, tmp_path):

@@ -192,6 +192,14 @@ def test_the_command_says_it_and_keeps_it(one, two, tmp_path, monkeypatch, capsy
     assert ",".join(kept[0]) == boards.COLUMNS
 
 
+def test_a_noise_that_no_twin_tells_is_unknown(one, two):
+    row = found(one, two())["two", OPS[0]]
+    assert f"noise {row['noise']:.2%}, " in boards.line(row)
+    assert "noise unknown, undecided;" in boards.line(
+        row | {"noise": math.nan, "verdict": "undecided"}
+    )
+
+
 def test_wall_times_that_do_not_compare_are_not_compared(one, two, monkeypatch, capsys):
     folder = two()
     (folder / f"raw/{OPS[1]}.csv").unlink()
