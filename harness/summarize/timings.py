@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -54,17 +55,21 @@ class Cell:
         """
         return next((row for row in self.rows if row["status"] not in raw.TIMED), None)
 
+    def counting(self, column: str) -> list[Row]:
+        """The rows that have such a time: none after a failure, and without impossible ones unless
+        there is no other.
+        """
+        timed = [] if self.failure else [row for row in self.rows if row[column] is not None]
+        return [row for row in timed if row["status"] != "impossible"] or timed
+
     def times(self, column: str = "device_us") -> dict[int, float]:
-        """The times in µs by block, without impossible ones unless there is no other.
+        """The times in µs by block, of the rows that count.
 
         If several processes ran it, a block has the geometric mean of their times, and counts if
         all of them have one.
         """
-        if self.failure:
-            return {}
-        timed = [row for row in self.rows if row[column] is not None]
-        real = [row for row in timed if row["status"] != "impossible"] or timed
         found: dict[int, list[float]] = {}
+        real = self.counting(column)
         for row in real:
             found.setdefault(row["block"], []).append(row[column])
         every = len({row.get("process", 0) for row in real})
@@ -74,14 +79,14 @@ class Cell:
     @property
     def processes(self) -> int:
         """How many processes ran it; a time of a block is the mean of theirs."""
-        return len({row.get("process", 0) for row in self.rows if row["device_us"] is not None})
+        return len({row.get("process", 0) for row in self.counting("device_us")})
 
     def spread(self) -> Spread | None:
         """How far its processes differ; None of fewer than two, or of fewer than two blocks."""
         found: dict[int, list[float]] = {}
         blocks = self.times()
-        for row in self.rows:
-            if row["block"] in blocks and row["device_us"] is not None:
+        for row in self.counting("device_us"):
+            if row["block"] in blocks:
                 found.setdefault(row.get("process", 0), []).append(math.log(row["device_us"]))
         logs = list(found.values())
         if len(logs) < 2 or len(blocks) < 2:
@@ -113,9 +118,7 @@ class Cell:
 
     def least(self, column: str) -> float | None:
         """The least time of any block and process; None where none counts."""
-        rows = [] if self.failure else [row for row in self.rows if row[column] is not None]
-        real = [row[column] for row in rows if row["status"] != "impossible"]
-        return min(real or [row[column] for row in rows], default=None)
+        return min((row[column] for row in self.counting(column)), default=None)
 
     def median(self, column: str) -> float | None:
         """The median of a reading over the blocks that have it; None where none has."""
@@ -270,12 +273,13 @@ def _status(cell: Cell, ceilings: Mapping[str, float]) -> tuple[str, str]:
     """The status and reason of a cell: "ok" if one block is, unless a failure ended it."""
     others = [row for row in cell.rows if row["status"] != "ok"]
     if cell.failure or len(others) == len(cell.rows):
-        row = cell.failure or cell.first
+        row = cell.failure or next(iter(cell.counting("device_us")), cell.first)
         return row["status"], row["reason"]
     time = stats.median_interval(list(cell.times().values())).value
     if too_fast := impossible(time, cell.work, ceilings):
         return "impossible", f"{time:.1f} us, {too_fast}"
-    remarks = [f"{len(others)} of {len(cell.rows)} blocks {others[0]['status']}"] if others else []
+    told = Counter(row["status"] for row in others)
+    remarks = [f"{count} of {len(cell.rows)} blocks {status}" for status, count in told.items()]
     floor, _ = floor_us(cell.work, ceilings)
     if floor > time:
         remarks.append(f"{100 * floor / time:.1f} % of the speed of light")

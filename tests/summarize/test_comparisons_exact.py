@@ -84,6 +84,7 @@ def test_a_block_of_several_processes_has_their_geometric_mean():
     fast = [row | {"status": "impossible"} for row in rows if row["process"]]
     rest = study(*(row for row in rows if not row["process"]), *fast)[key("N1024")]["ours"]
     assert rest.times() == {0: 2.0, 1: 8.0, 2: 5.0}
+    assert rest.processes == 1 and rest.spread() is None
     failed = study(*rows, rows[0] | {"status": "crashed"})[key("N1024")]["ours"]
     assert failed.times() == {} and failed.least("call_us") is None
 

@@ -170,6 +170,19 @@ def test_an_impossible_block_does_not_count():
     (row,) = timings.summary(cell_of(*rows), CEILINGS)
     assert (row["blocks"], row["device_us"], row["ci_lo"]) == (6, 5000.0, 5000.0)
     assert row["reason"] == "1 of 7 blocks impossible"
+    rows[0]["status"] = "throttled"
+    (row,) = timings.summary(cell_of(*rows), CEILINGS)
+    assert row["reason"] == "1 of 7 blocks throttled; 1 of 7 blocks impossible"
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_an_impossible_block_among_throttled_ones_does_not_count_wherever_it_stands(place):
+    rows = [block(i, "ours", 5000.0, status="throttled", reason="hot") for i in range(4)]
+    rows[place] |= {"status": "impossible", "reason": "too fast", "device_us": 1.0}
+    rivals = cell_of(*rows)
+    (row,) = timings.summary(rivals, CEILINGS)
+    assert (row["status"], row["reason"], row["blocks"]) == ("throttled", "hot", 3)
+    assert timings.counted(rivals, CEILINGS) == rivals
 
 
 def test_more_than_the_speed_of_light_is_remarked():
