@@ -9,7 +9,7 @@ gaps that it was drawn from. Seeds are fixed.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,8 @@ def material(
 
 
 def rows(noise: Noise, claims: Mapping[object, Sequence[int]]) -> Iterator[dict]:
-    """The rows of rates.csv; none where there are fewer than FEWEST_GAPS gaps.
+    """The rows of rates.csv; none where there are fewer than FEWEST_GAPS gaps,
+    and none on claims if there is no claim.
 
     claims: by any key, the places of the gaps in whose cells a claim compares.
     """
@@ -81,7 +82,7 @@ def rows(noise: Noise, claims: Mapping[object, Sequence[int]]) -> Iterator[dict]
             found, short = study.cells(difference)
             yield {"kind": "cell", "calls": "all"} | about | _shares(found)
             yield {"kind": "cell", "calls": "20 us"} | about | {"found": _share(short == "better")}
-            if processes == AS_RUN:
+            if processes == AS_RUN and claims:
                 yield (
                     {"kind": "claim", "calls": "all"}
                     | about
@@ -133,7 +134,7 @@ class Study:
         found = stats.verdicts(value, noise, stats.holm(p))
         return found, found[(lengths >= SHORT_US[0]) & (lengths <= SHORT_US[1])]
 
-    def claims(self, difference: float, claims: Iterator[Sequence[int]]) -> np.ndarray:
+    def claims(self, difference: float, claims: Iterable[Sequence[int]]) -> np.ndarray:
         """Verdicts on the claims, each over its cells, (studies, 1, claims)."""
         logs, noise = [], []
         for places in map(np.asarray, claims):

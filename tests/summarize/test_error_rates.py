@@ -121,6 +121,16 @@ def test_several_processes_keep_the_error_rates(recorded):
     assert recorded["cell", "all", SEVERAL, "margin"]["same"] <= RATE
 
 
+def test_a_study_without_a_claim_has_the_rates_of_its_cells():
+    """Such is one of ours alone."""
+    count = rates.FEWEST_GAPS
+    gaps = Estimate(np.linspace(-0.01, 0.01, count), np.full(count, 1e-6), np.full(count, 6.0))
+    noise = rates.Noise(gaps, np.linspace(10.0, 90.0, count), np.ones(count, dtype=int))
+    claim = {"a claim": [0, 1]}
+    kinds = [{row["kind"] for row in rates.rows(noise, some)} for some in ({}, claim)]
+    assert kinds == [{"cell"}, {"cell", "claim"}]
+
+
 def test_a_resampled_study_has_the_noise_that_it_was_drawn_from():
     """Short calls scatter by 2 %, long ones by 0.1 %; one of 20 gaps is six times as wide."""
     rng = np.random.default_rng(11)
