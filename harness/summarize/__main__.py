@@ -176,14 +176,9 @@ def _described(verdicts: Iterable[Mapping], summary: Iterable[Mapping]) -> Itera
 
 
 def _library(impl: str) -> str:
-    """The distribution of a baseline; its own name where this tree has no such file.
-
-    A stack of a network that has no file among the baselines rests on our kernels.
-    """
+    """The distribution of a baseline; its own name where this tree has no such file."""
     path = BASELINES / f"{impl}.py"
-    if path.is_file():
-        return libraries.distribution(path)
-    return source_tree.rests_on(ROOT, impl) if source_tree.is_stack(ROOT, impl) else impl
+    return libraries.distribution(path) if path.is_file() else impl
 
 
 def _took(row: Mapping) -> str:

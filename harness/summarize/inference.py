@@ -223,7 +223,7 @@ def against_best(members: Sequence[Sequence[Difference]]) -> dict:
     """Judge the least of several true differences; return the columns of a table.
 
     members: a rival each, over its cells. `closest` is the index of the one with the least ratio;
-    `claims.best_rows` says how p and verdict follow. No family is corrected for.
+    `comparisons.best_rows` says how p and verdict follow. No family is corrected for.
     """
     logs, shown = (stacked([how(member) for member in members]) for how in (proving, combined))
     noise, count = np.array([floor(member) for member in members]), len(members)
@@ -235,7 +235,7 @@ def against_best(members: Sequence[Sequence[Difference]]) -> dict:
         count * stats.below(logs, stats.MARGIN).min(),
     )
     closest = int(np.argmin(logs.value))
-    # Two edges of one band, as in `statistics.p_value`.
+    # Two edges of one band, as in `stats.p_value`.
     found = {"better": 2 * better, "worse": 2 * worse, "no difference": level}
     verdict = min(found, key=found.get)
     p = math.nan if np.isnan(noise).any() else min(1.0, float(found[verdict]))

@@ -393,16 +393,6 @@ def test_a_baseline_is_of_the_library_of_its_file(tmp_path, monkeypatch):
     assert summarize._library("quack") == "quack"
 
 
-def test_a_stack_without_a_file_is_of_the_library_that_it_rests_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(summarize, "BASELINES", tmp_path)
-    monkeypatch.setattr(
-        source_tree, "is_stack", lambda root, impl: (root, impl) == (summarize.ROOT, "with_parts")
-    )
-    monkeypatch.setattr(source_tree, "rests_on", lambda root, impl: f"{root} {impl}")
-    assert summarize._library("with_parts") == f"{summarize.ROOT} with_parts"
-    assert summarize._library("quack") == "quack"
-
-
 def test_the_duration_of_measuring_is_told_if_it_is_known():
     assert summarize._took({"share": 0.256, "total_s": 12.4}) == (
         "measuring took 12 s, overhead 26 %"
