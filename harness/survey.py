@@ -18,10 +18,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from harness.cli import UserError, run
+from harness.cli import run
 from harness.files import whole_file
 from harness.project import libraries
 from harness.project.implementations import OURS
+from harness.results import csv_rows
 from harness.results.columns import SURVEY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,14 +85,9 @@ def main() -> None:
 
 def read_snapshot(path: Path) -> dict[str, list[dict]]:
     """The rows of an earlier survey by library, marked as such."""
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise UserError(f"{path}: not the columns of this survey; make it again, --out {path}")
-        rows = [row | {"source": "snapshot"} for row in reader]
     found = {}
-    for row in rows:
-        found.setdefault(row["library"], []).append(row)
+    for row in csv_rows.read(path, SURVEY, f"make it again, --out {path}"):
+        found.setdefault(row["library"], []).append(row | {"source": "snapshot"})
     return found
 
 

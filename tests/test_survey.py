@@ -205,7 +205,27 @@ def test_the_snapshot_stands_in_for_what_is_not_installed(tmp_path, monkeypatch,
 def test_a_snapshot_of_other_columns_is_refused(tmp_path):
     path = tmp_path / "snapshot.csv"
     path.write_text("library,version\n")
-    with pytest.raises(UserError, match="not the columns of this survey"):
+    with pytest.raises(UserError, match="its columns are not those of survey"):
+        survey.read_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    ("end", "problem"),
+    [
+        (b"liger,1,a.p", "row 3 has not the fields"),
+        (b"liger,1,a.py,k,kernel,triton,1,False,norm,installed,2026-1", "is truncated"),
+        (b"liger,1,a.py,k,kernel,triton,1,False,norm,installed,2026-11-21,x\n", "row 3 has not"),
+        (b"\xff\n", "not UTF-8 text"),
+        (b'"liger\n', "not CSV"),
+    ],
+)
+def test_a_broken_snapshot_is_refused(tmp_path, end, problem):
+    path = tmp_path / "snapshot.csv"
+    row = b"quack,1,a.py,k,kernel,triton,1,False,norm,installed,2026-11-21\n"
+    path.write_bytes(",".join(survey.COLUMNS).encode() + b"\n" + row)
+    assert list(survey.read_snapshot(path)) == ["quack"]
+    path.write_bytes(path.read_bytes() + end)
+    with pytest.raises(UserError, match=problem):
         survey.read_snapshot(path)
 
 

@@ -20,12 +20,15 @@ def write(
     ops: Iterable[str] = (),
     families: Iterable[str] = (),
     others: Iterable[str] = (),
+    anew: bool = False,
 ) -> None:
-    """Lists the files of these ops and kernel files, and others by name, as they lie there; what is
-    listed beside these stays as it is.
+    """Lists the files of these ops and kernel files, and others by name, as they lie there.
+
+    What is listed beside these stays as it is, unless the list begins `anew`.
     """
     path = recorded / NAME
-    files = dict(_listed(recorded, "remove it and record again")) if path.exists() else {}
+    there = path.exists() and not anew
+    files = dict(_listed(recorded, "remove it and record again")) if there else {}
     raw = {f"raw/{op}.{end}" for op in ops for end in ("csv", "json")}
     folders = tuple(f"verify/{op}/" for op in ops)
     ours = raw | {f"sanitize/{family}.json" for family in families} | set(others)
@@ -44,10 +47,9 @@ def seal(recorded: Path) -> list[str]:
     ops = sorted(path.stem for path in (recorded / "raw").glob("*.csv"))
     if not ops:
         raise UserError(f"{recorded}/raw: holds no measurement; name the folder of a recorded run")
-    (recorded / NAME).unlink(missing_ok=True)
     sanitized = [path.stem for path in (recorded / "sanitize").glob("*.json")]
     dissected = [f"dissect/{path.name}" for path in (recorded / "dissect").glob("*.csv")]
-    write(recorded, ops, sanitized, dissected)
+    write(recorded, ops, sanitized, dissected, anew=True)
     return ops
 
 

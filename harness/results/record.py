@@ -12,7 +12,6 @@ folder.
 """
 
 import argparse
-import csv
 import re
 import shutil
 import subprocess
@@ -24,8 +23,8 @@ from harness import cli, files
 from harness.cli import UserError
 from harness.machine import environment
 from harness.project.implementations import TWIN
-from harness.results import manifest, parts, raw, schema
-from harness.results.columns import DRAWN
+from harness.results import csv_rows, manifest, parts, raw, schema
+from harness.results.columns import DISSECTED, DRAWN
 
 ROOT = Path(__file__).resolve().parents[2]
 RESTORE = "restore it from git"
@@ -143,13 +142,15 @@ def _dissected(run: Path, allow_dirty: bool) -> list[Path]:
     found = sorted((run / "dissect").glob("*.csv"))
     for path in found:
         remedy = f"make it again: python -m harness.measure.dissect {path.stem}"
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        if any(row.get("status") is None or not row.get("commit") for row in rows):
-            raise UserError(f"{path}: a row without its status or its commit; {remedy}")
+        if path.stem not in DISSECTED:
+            known = ", ".join(sorted(DISSECTED))
+            raise UserError(f"{path}: no file of a run; remove it. There are: {known}")
+        rows = csv_rows.read(path, DISSECTED[path.stem], remedy)
+        if not all(row["commit"] for row in rows):
+            raise UserError(f"{path}: a row without its commit; {remedy}")
         if not any(row["status"] == "ok" for row in rows):
             raise UserError(f"{path}: holds no row that is right; {remedy}")
-        if not all(row.get("gpu") for row in rows):
+        if not all(row["gpu"] for row in rows):
             raise UserError(f"{path}: was not made on a GPU; {remedy} on a machine that has one")
         if not allow_dirty and any(row["commit"].endswith(environment.DIRTY) for row in rows):
             raise UserError(f"{path}: made of uncommitted code; commit it and {remedy}")

@@ -10,16 +10,14 @@ peak is that of the data sheet, as in Chowdhery et al., "PaLM" (2022); without o
 was measured.
 """
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from harness import stats
-from harness.cli import UserError
 from harness.project.implementations import TWIN
-from harness.results import columns, manifest
+from harness.results import columns, csv_rows, manifest
 from harness.stats import Interval
 from harness.summarize import timings
 
@@ -160,7 +158,7 @@ def dissected(folder: Path, recorded: Path | None, table: columns.Table) -> list
 
     There are none if neither has the file.
 
-    Raises UserError if its header is not that of the table.
+    Raises UserError if it is no whole file of the table.
     """
     places = [place / "dissect" / f"{table.name}.csv" for place in (folder, recorded) if place]
     path = next((place for place in places if place.is_file()), None)
@@ -168,11 +166,5 @@ def dissected(folder: Path, recorded: Path | None, table: columns.Table) -> list
         return []
     if recorded is not None and path.is_relative_to(recorded):
         manifest.check_file(recorded, f"dissect/{path.name}")
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != table.header:
-            raise UserError(
-                f"{path}: its columns are not those of {table.name}; remove it, or make it again:"
-                f" python -m harness.measure.dissect {table.name}"
-            )
-        return list(reader)
+    again = f"remove it, or make it again: python -m harness.measure.dissect {table.name}"
+    return csv_rows.read(path, table, again)

@@ -10,6 +10,7 @@ import pytest
 
 from harness.cli import UserError
 from harness.results import manifest, raw, record, replay
+from harness.results.columns import DISSECTED
 from harness.summarize import capabilities
 from tests.support.raw_files import PLAIN, save
 
@@ -122,17 +123,37 @@ def test_reports_of_the_sanitizer_are_recorded_too(run, tmp_path):
     assert tree(tmp_path / "recorded") == tree(run)
 
 
-SEEN = {"part": "loss", "status": "ok", "gpu": "H100", "commit": "a" * 40}
+SEEN = dict.fromkeys(DISSECTED["step_parts"].header, "")
+SEEN |= {"part": "loss", "status": "ok", "gpu": "H100", "commit": "a" * 40}
 
 
 def seen(folder: Path, *rows: dict[str, str]) -> Path:
     """Write what was seen within a step into a run; return the run."""
     (folder / "dissect").mkdir(parents=True)
     with (folder / "dissect/step_parts.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, SEEN)
+        writer = csv.DictWriter(file, SEEN, lineterminator="\n")
         writer.writeheader()
         writer.writerows(SEEN | row for row in rows)
     return folder
+
+
+def test_a_cut_or_unknown_file_of_a_dissection_is_not_recorded(tmp_path, recorded):
+    path = seen(tmp_path / "alone", {}) / "dissect/step_parts.csv"
+    path.write_text(path.read_text().removesuffix("a\n"))
+    with pytest.raises(UserError, match="is truncated; make it again"):
+        record.record(tmp_path / "alone", recorded, allow_dirty=False)
+    path.rename(path.with_name("notes.csv"))
+    with pytest.raises(UserError, match="no file of a run; remove it"):
+        record.record(tmp_path / "alone", recorded, allow_dirty=False)
+    assert not (recorded / "dissect").exists()
+
+
+def test_a_folder_that_cannot_be_sealed_keeps_its_manifest(recorded):
+    before = (recorded / manifest.NAME).read_bytes()
+    (recorded / "raw/softmax.json").unlink()
+    with pytest.raises(FileNotFoundError):
+        manifest.seal(recorded)
+    assert (recorded / manifest.NAME).read_bytes() == before
 
 
 def test_a_run_may_hold_only_what_was_seen_within_a_step(tmp_path, recorded):
@@ -146,7 +167,7 @@ def test_a_run_may_hold_only_what_was_seen_within_a_step(tmp_path, recorded):
     ("row", "problem"),
     [
         ({"commit": "a" * 40 + "-dirty"}, "made of uncommitted code"),
-        ({"commit": ""}, "a row without its status or its commit"),
+        ({"commit": ""}, "a row without its commit"),
         ({"gpu": ""}, "was not made on a GPU"),
         ({"status": "oom"}, "holds no row that is right"),
     ],
