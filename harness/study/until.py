@@ -47,7 +47,8 @@ def main() -> int:
         return code if code >= 0 else 128 - code
     _outlive_terminal()
     closed = close_all(options.run / "raw")
-    print(f"tilewright: interrupted; closed: {', '.join(closed) or 'none'}", file=sys.stderr)
+    told = f"closed in {options.run}: {', '.join(closed) or 'none'}"
+    print(f"tilewright: interrupted; {told}", file=sys.stderr)
     return ENDED
 
 
@@ -106,7 +107,7 @@ def close_all(folder: Path) -> list[str]:
         try:
             _close_in_time(path)
             found.append(path.name[1:].removesuffix(".journal"))
-        except UserError as error:
+        except (UserError, OSError) as error:
             print(f"tilewright: {error}", file=sys.stderr)
     return found
 

@@ -148,7 +148,7 @@ def test_a_study_ends_with_the_process_that_was_to_end_it(left, job, tmp_path, n
         finally:
             process.kill()
     assert process.returncode == until.ENDED, told
-    assert told.endswith("tilewright: interrupted; closed: fake\n")
+    assert told.endswith(f"tilewright: interrupted; closed in {folder.parent}: fake\n")
     assert not any(map(lives, numbers(tmp_path)))
 
 
@@ -160,7 +160,7 @@ def test_a_study_that_must_end_has_its_journals_closed(left, job, tmp_path):
     call = [sys.executable, "-m", "harness.study.until", *words]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == until.ENDED, done.stderr
-    assert done.stderr.endswith("tilewright: interrupted; closed: fake\n")
+    assert done.stderr.endswith(f"interrupted; closed in {folder.parent}: fake\n")
     rows, sidecar = raw.read(folder / "fake.csv", "")
     assert (len(rows), sidecar["unreached"]) == (10, 1)
 
@@ -168,9 +168,12 @@ def test_a_study_that_must_end_has_its_journals_closed(left, job, tmp_path):
 def test_a_journal_that_cannot_be_closed_is_named_and_the_others_are_closed(left, tmp_path, capsys):
     shutil.copy(left, tmp_path / ".fake.journal")
     (tmp_path / ".empty.journal").touch()
+    # It has no lines to read, as on a disk that fails.
+    (tmp_path / ".a_folder.journal").mkdir()
     assert until.close_all(tmp_path) == ["fake"]
-    (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("tilewright")]
-    assert ".empty.journal: no journal of a measurement" in line
+    told = [x for x in capsys.readouterr().err.splitlines() if x.startswith("tilewright")]
+    assert len(told) == 2 and ".a_folder.journal" in told[0]
+    assert ".empty.journal: no journal of a measurement" in told[1]
 
 
 def test_a_job_that_ends_a_moment_later_is_waited_for(left, tmp_path):
