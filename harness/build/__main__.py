@@ -16,7 +16,7 @@ from harness.build import same
 from harness.cli import UserError, run
 from harness.files import write_json, write_text
 from harness.machine import environment
-from harness.project import fingerprint
+from harness.project import fingerprint, source_tree
 from harness.project.implementations import OURS
 
 # The architecture for which other than default configurations are compiled, and whose IR is kept.
@@ -42,8 +42,14 @@ def main() -> int:
     archs = [arch for arch in ",".join(arguments.archs).split(",") if arch]
     if odd := next((a for a in archs if not re.fullmatch(r"\d+|gfx\w+", a)), None):
         raise UserError(f"--archs: {odd!r} is no architecture; write 90 for sm_90, or gfx942")
-    if not Path(f"kernels/{arguments.file}.py").is_file():
-        raise UserError(f"kernels/{arguments.file}.py: no such file")
+    if not archs:
+        raise UserError("--archs: names no architecture; write 90 for sm_90, or gfx942")
+    if arguments.file not in source_tree.stems(Path.cwd(), "kernels"):
+        raise UserError(f"kernels/{arguments.file}.py: no such file of kernels; name its stem")
+    if arguments.keep and not old:
+        raise UserError("--keep: needs --same-as, the build to which this one must be equal")
+    if arguments.keep and not arguments.keep.is_dir():
+        raise UserError(f"{arguments.keep}: no such folder; name that of a recorded run")
     # Triton reads both while it is imported; line numbers would put this folder into the binaries.
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"

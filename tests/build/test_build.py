@@ -157,9 +157,29 @@ def test_a_kernel_that_nobody_launches_is_an_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("arch", "file", "message"),
-    [("ninety", "toy", "'ninety' is no architecture"), ("90", "play", "kernels/play.py: no such")],
+    [
+        ("ninety", "toy", "'ninety' is no architecture"),
+        (",", "toy", "--archs: names no architecture"),
+        ("90", "play", "kernels/play.py: no such"),
+        ("90", "../kernels/toy", "kernels/../kernels/toy.py: no such"),
+        ("90", "_runtime/configs", "no such file of kernels; name its stem"),
+    ],
 )
 def test_mistakes_are_one_line(tmp_path, arch, file, message):
     done, _ = build(make_tree(tmp_path / "tree"), arch, file=file)
+    assert done.returncode == 2
+    assert message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--keep", "results"], "--keep: needs --same-as"),
+        (["--keep", "gone", "--same-as", "results/toy.json"], "gone: no such folder"),
+    ],
+)
+def test_nothing_is_kept_without_an_equal_build_or_a_record(built, words, message):
+    root, *_ = built
+    done, _ = build(root, "90", *words)
     assert done.returncode == 2
     assert message in done.stderr and len(done.stderr.splitlines()) == 1
