@@ -6,6 +6,7 @@ device functions and constants that it calls or names, directly or not. Comments
 and the breaking of lines do not count.
 """
 
+import argparse
 import ast
 import copy
 import sys
@@ -83,5 +84,10 @@ def rows(root: Path) -> dict[str, tuple[int, ...]]:
 
 
 if __name__ == "__main__":
-    for name, counts in rows(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT).items():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("root", nargs="?", type=Path, default=ROOT, help="a tree of this project")
+    given = parser.parse_args().root
+    if not (given / FAMILY).is_file():
+        parser.error(f"{given / FAMILY}: no such file; name the folder of a tree")
+    for name, counts in rows(given).items():
         print(name, *counts)

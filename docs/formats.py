@@ -7,6 +7,7 @@ of a JSON file; `<!-- end -->` ends either. The declarations are `harness/result
 `harness/results/schemas/`. `--check` writes nothing and exits with 1 if the page is not current.
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -107,11 +108,14 @@ def shown(page: str) -> set[tuple[str, str]]:
 
 
 def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if not current")
+    options = parser.parse_args(words)
     old = PAGE.read_text(encoding="utf-8")
     new = written(old)
     if old == new:
         return 0
-    if "--check" in words:
+    if options.check:
         print("docs/formats.md is not current: run python docs/formats.py", file=sys.stderr)
         return 1
     draft = PAGE.with_suffix(".part")

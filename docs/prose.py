@@ -9,6 +9,7 @@ sentence has at most 30 words and does not open with one of `OPENERS`, unless it
 read. Exit code 1 if a file has a fault.
 """
 
+import argparse
 import ast
 import io
 import re
@@ -187,5 +188,10 @@ def check(paths, root=ROOT):
 
 
 if __name__ == "__main__":
-    everything = [*pages(), *sections(), *sources()]
-    sys.exit(check([Path(name).resolve() for name in sys.argv[1:]] or everything))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    given = [path.resolve() for path in parser.parse_args().files]
+    for path in given:
+        if not (path.is_file() and path.is_relative_to(ROOT)):
+            parser.error(f"{path}: no file of this project")
+    sys.exit(check(given or [*pages(), *sections(), *sources()]))

@@ -5,6 +5,7 @@ is hollow if a room names a module of another only in a string, to start or load
 Exit code 1 with `--check`: the picture is not that of the tree.
 """
 
+import argparse
 import ast
 import sys
 import tomllib
@@ -96,8 +97,11 @@ def picture() -> str:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if not current")
+    options = parser.parse_args()
     text = picture()
-    if "--check" in sys.argv[1:]:
+    if options.check:
         if PICTURE.read_text(encoding="utf-8") == text:
             return 0
         print(f"{PICTURE}: not the imports of this tree; run python docs/rooms.py", file=sys.stderr)

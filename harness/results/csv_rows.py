@@ -11,7 +11,7 @@ from harness.results.columns import Table
 def read(path: Path, table: Table, remedy: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file with the columns of `table`.
 
-    Raises UserError that ends in `remedy` if the file is missing, cut, no text, or has other columns.
+    UserError that ends in `remedy` if the file is missing, cut, no text, or of other columns.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:

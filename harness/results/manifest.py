@@ -24,7 +24,7 @@ def write(
 ) -> None:
     """Lists the files of these ops and kernel files, and others by name, as they lie there.
 
-    What is listed beside these stays as it is, unless the list begins `anew`.
+    Other entries stay as they are, unless the list begins `anew`.
     """
     path = recorded / NAME
     there = path.exists() and not anew

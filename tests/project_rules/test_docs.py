@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -357,3 +358,19 @@ def test_names_of_tests_begin_with_their_subject():
         for path in (ROOT / "tests").rglob("test_*.py")
     }
     assert not {path: names for path, names in found.items() if names}
+
+
+@pytest.mark.parametrize(
+    ("script", "word", "message"),
+    [
+        ("formats", "--chek", "unrecognized arguments: --chek"),
+        ("rooms", "--chek", "unrecognized arguments: --chek"),
+        ("prose", "gone.md", "gone.md: no file of this project"),
+        ("closure", "gone", "gone/kernels/softmax.py: no such file"),
+    ],
+)
+def test_a_mistaken_word_of_a_script_is_named(script, word, message):
+    call = [sys.executable, str(ROOT / f"docs/{script}.py"), word]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
