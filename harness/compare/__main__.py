@@ -99,7 +99,7 @@ def _fell(row: Mapping) -> bool:
 
 def _basis(old: Run, new: Run, on_times: bool) -> str:
     if not on_times:
-        return "The GPUs differ: ratios (a baseline's time over ours) and % of the speed of light."
+        return "Several GPU models: ratios (a baseline's time over ours), % of the speed of light."
     control = changes.control(old, new)
     if not control:
         return "One GPU model: times of ours; no baseline is the same in both, nothing is decided."

@@ -51,7 +51,8 @@ def main() -> None:
     options = parser.parse_args()
     one, two = Run.read(options.one), Run.read(options.two)
     if not changes.same_gpu(one, two):
-        raise UserError(f"{options.two}: its GPU is of another model than that of {options.one}")
+        models = ", ".join(sorted(one.gpus(one.sidecars) | two.gpus(two.sidecars)))
+        raise UserError(f"{options.two}: not of one GPU model with {options.one}: {models}")
     found = rows(one, two)
     if not found:
         raise UserError(

@@ -215,5 +215,5 @@ def test_wall_times_that_do_not_compare_are_not_compared(one, two, monkeypatch, 
 
 def test_runs_that_share_nothing_are_refused(one, tmp_path, monkeypatch, capsys):
     synthetic.write_raw(tmp_path, OPS[0], rows(OPS[0], 2), gpu="Another GPU")
-    with pytest.raises(UserError, match="is of another model"):
+    with pytest.raises(UserError, match="not of one GPU model"):
         run(monkeypatch, capsys, one, tmp_path)
