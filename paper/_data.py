@@ -40,7 +40,10 @@ class PaperError(Exception):
 
 
 def run(main: Callable[[argparse.Namespace], None], description: str) -> None:
-    """Runs a script that makes `--out` from `--run`; a PaperError ends it with exit code 2."""
+    """Runs a script that makes `--out` from `--run`.
+
+    A PaperError, or a file that the system does not give, ends it with a line and exit code 2.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--out", type=Path, required=True, help="file to write")
@@ -48,6 +51,10 @@ def run(main: Callable[[argparse.Namespace], None], description: str) -> None:
         main(parser.parse_args())
     except PaperError as error:
         print(f"tilewright: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"tilewright: {where}{error.strerror or error}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -61,6 +61,14 @@ def test_a_readme_without_markers_is_refused_and_left(replayed, tmp_path):
     assert "lacks the lines" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_a_readme_that_is_gone_is_named(replayed, tmp_path):
+    gone = tmp_path / "gone.md"
+    command = [sys.executable, ROOT / "paper/readme.py", "--run", replayed, "--out", gone]
+    done = subprocess.run(command, capture_output=True, text=True)
+    told = f"tilewright: {gone}: No such file or directory\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 def test_every_kernel_file_of_the_package_stands_in_the_readme():
     text = (ROOT / "README.md").read_text()
     package = (ROOT / "src/tilewright/__init__.py").read_text()
