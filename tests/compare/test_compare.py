@@ -209,7 +209,9 @@ def with_networks(study, folder, seed, factor=1.0, **where):
     """Return a study with whole networks, of which no two times agree. factor: of ours there."""
     rng = np.random.default_rng(seed)
     for op, cases in networks_run.CASES.items():
-        rows = [other(row, OURS, factor) for case in cases for row in networks_run._rows(op, *case)]
+        rows = [
+            other(row, OURS, factor) for case in cases for row in networks_run.raw_rows(op, *case)
+        ]
         wild = {key: math.exp(rng.normal(0, 0.3)) for key in {(r["impl"], r["case"]) for r in rows}}
         rows = [other(row, [row["impl"]], wild[row["impl"], row["case"]]) for row in rows]
         write(folder, rows, op, **where)

@@ -32,7 +32,7 @@ GAINS = {"attention": 1.5, "rotary": 12.0, "swiglu": 2.0}
 def write_run(folder: Path) -> Path:
     """Write raw rows of the ops of a network, and the files of a dissected step, into a run."""
     for op, cases in CASES.items():
-        synthetic.write_raw(folder, op, [row for case in cases for row in _rows(op, *case)])
+        synthetic.write_raw(folder, op, [row for case in cases for row in raw_rows(op, *case)])
         for impl in set(STACKS) - {"ours_twin"}:
             synthetic._report(folder, op, impl, "gpu")
     for name, rows in DISSECTED.items():
@@ -40,7 +40,7 @@ def write_run(folder: Path) -> Path:
     return folder
 
 
-def _rows(op, case, us, flops):
+def raw_rows(op, case, us, flops):
     common = dict.fromkeys(synthetic.HEADER.split(","), "") | {
         "op": op, "family": "model", "case": case, "dtype": "bfloat16", "pass": "forward",
         "impl_version": "1", "bytes_read": 8 * 10**9, "bytes_written": 10**6, "flops": int(flops),
